@@ -1,0 +1,1 @@
+"""Experiments as small Python files: one per method, variants by name."""

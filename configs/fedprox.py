@@ -1,0 +1,25 @@
+"""FedProx over clients of different architectures."""
+
+from configs import common
+
+
+def _architecture(config):
+  """Averages inside each architecture only."""
+  config.algorithm.aggregation = 'architecture'
+
+
+VARIANTS = dict(architecture=_architecture)
+
+
+def get_config(arg=''):
+  """FedProx on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedprox.py[:variant,...]`.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('fedprox', arg, VARIANTS)

@@ -1,0 +1,1 @@
+"""Results tables for `python -m launch.sweep`."""

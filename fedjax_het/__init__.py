@@ -1,0 +1,60 @@
+"""Federated learning with clients of different models, in JAX and Flax."""
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.federated import FederatedData, federate
+from fedjax_het.data.partition import PARTITIONS, partition
+from fedjax_het.data.sources import DATASETS, load
+from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.mapping import map_clients
+from fedjax_het.engine.projection import (
+    gradient_divergence_projection,
+    project_gradient,
+)
+from fedjax_het.engine.rounds import State, init_state, make_round
+from fedjax_het.engine.types import (
+    FederatedAlgorithm,
+    Federation,
+    Group,
+    LocalTraining,
+    Maybe,
+    Received,
+    Uplink,
+    Visit,
+)
+from fedjax_het.experiment import run
+from fedjax_het.experiment.config import default_config
+from fedjax_het.models import MODELS, Block, BlockModel, Variables, create
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'ALGORITHMS',
+    'DATASETS',
+    'MODELS',
+    'PARTITIONS',
+    'Block',
+    'BlockModel',
+    'FederatedAlgorithm',
+    'FederatedData',
+    'Federation',
+    'Group',
+    'LocalTraining',
+    'Maybe',
+    'Received',
+    'State',
+    'Uplink',
+    'Variables',
+    'Visit',
+    'create',
+    'default_config',
+    'federate',
+    'gradient_divergence_projection',
+    'init_state',
+    'load',
+    'make_evaluate',
+    'make_round',
+    'map_clients',
+    'partition',
+    'project_gradient',
+    'run',
+]

@@ -1,0 +1,130 @@
+"""FedIN's store of feature pairs: the latest of every client."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.types import Federation, Maybe
+
+
+class Pairs(NamedTuple):
+  """Inputs and outputs of the intermediate layers, s_in and s_out.
+
+  Attributes:
+    s_in: [..., *input shape of the intermediate layers] float32.
+    s_out: [..., *their output shape] float32.
+  """
+
+  s_in: jax.Array
+  s_out: jax.Array
+
+
+class PairStore(NamedTuple):
+  """The latest pairs of N clients, P each.
+
+  Attributes:
+    pairs: `Pairs` [N, P, ...].
+    filled: [N, P] bool, pairs that a client has really sent.
+  """
+
+  pairs: Pairs
+  filled: jax.Array
+
+
+def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
+  """The shapes of s_in and s_out, which all groups must share.
+
+  Args:
+    federation: The federation.
+
+  Returns:
+    Per-example shapes of s_in and s_out.
+
+  Raises:
+    ValueError: Naming two groups that differ.
+  """
+  seen = {}
+  for group in federation.groups:
+    first, last = group.model.cut
+    shapes = group.model.shapes
+    seen[group.name] = (shapes[first - 1], shapes[last - 1])
+  (first_name, expected), *others = seen.items()
+  for name, shapes in others:
+    if shapes != expected:
+      raise ValueError(
+          f'Features must agree, but (s_in, s_out) is {shapes} in group '
+          f'{name!r} and {expected} in group {first_name!r}; choose models '
+          'with one extractor and classifier.'
+      )
+  return expected
+
+
+def empty_store(num_clients: int, num_pairs: int, shapes) -> PairStore:
+  """A store that has seen nobody.
+
+  Args:
+    num_clients: N.
+    num_pairs: P.
+    shapes: Per-example shapes of s_in and s_out.
+
+  Returns:
+    The store, all entries unfilled.
+  """
+  leading = (num_clients, num_pairs)
+  return PairStore(
+      Pairs(*(jnp.zeros((*leading, *shape)) for shape in shapes)),
+      jnp.zeros(leading, bool),
+  )
+
+
+def store_pairs(store: PairStore, client_id, uploaded: Maybe) -> PairStore:
+  """Replaces the pairs of the clients that have sent some.
+
+  Args:
+    store: The store.
+    client_id: [slots] int32; ids outside 0..N-1 are ignored.
+    uploaded: `Maybe` of `Pairs` [slots, P, ...] with its mask [slots, P].
+
+  Returns:
+    The new store.
+  """
+  return jax.tree.map(
+      lambda old, new: old.at[client_id].set(new, mode='drop'),
+      store,
+      PairStore(uploaded.value, uploaded.present),
+  )
+
+
+def draw_pairs(store: PairStore, client_id, num_pairs: int, key) -> Maybe:
+  """Draws pairs for one client, uniformly without replacement.
+
+  Pairs of other clients come first; the client's own fill up only where
+  there are too few.
+
+  Args:
+    store: The store.
+    client_id: [] int32, the receiver.
+    num_pairs: M, how many to draw.
+    key: A random key.
+
+  Returns:
+    `Maybe` of `Pairs` [M, ...]; its mask [M] is False where the store had
+    nothing left to give.
+  """
+  num_clients, size = store.filled.shape
+  filled = store.filled.reshape(-1)
+  owner = jnp.repeat(jnp.arange(num_clients), size)
+  score = jax.random.uniform(key, filled.shape)
+  # Larger is earlier: others in (1, 2], own in (0, 1], unfilled below.
+  score = jnp.where(owner == client_id, 1.0 - score, 2.0 - score)
+  count = min(num_pairs, filled.size)
+  _, chosen = jax.lax.top_k(jnp.where(filled, score, -1.0), count)
+  chosen = jnp.concatenate(
+      [chosen, jnp.zeros(num_pairs - count, chosen.dtype)]
+  )
+  present = filled[chosen] & (jnp.arange(num_pairs) < count)
+  pairs = jax.tree.map(
+      lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[chosen], store.pairs
+  )
+  return Maybe(pairs, present)

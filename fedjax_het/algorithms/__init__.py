@@ -1,0 +1,23 @@
+"""The federated algorithms: `ALGORITHMS` maps a name to its constructor.
+
+A constructor is called as `ALGORITHMS[name](federation, **options)` and
+returns a `FederatedAlgorithm`; its keyword-only parameters are its options.
+Adding a method takes a module in this folder and a line here.
+"""
+
+from collections.abc import Callable
+
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedin import fedin
+from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.private import private
+from fedjax_het.engine.types import FederatedAlgorithm
+
+ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
+    'private': private,
+    'fedavg': fedavg,
+    'fedprox': fedprox,
+    'fedin': fedin,
+}
+
+__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']

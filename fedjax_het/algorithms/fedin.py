@@ -1,0 +1,418 @@
+"""FedIN: federated intermediate-layers learning.
+
+A client network is an extractor e, intermediate layers in, and a classifier c;
+e and c have one architecture for everybody, in differs. Besides its weights a
+client uploads pairs (s_in, s_out) = (input, output of in). One round:
+
+  1. The server sends the shared weights and pairs S of other clients.
+  2. For each minibatch the client takes
+       G_loc = grad of CE + (mu/2) ||w - w_start||^2        (all layers)
+       G_in  = grad of mean (f(s_in; w_in) - s_out)^2       (in only)
+     and steps with G_loc on e and c, and on in with the combination
+       exact:  Z = G_in if <G_in, G_loc> >= 0, else G_in - (b/a) G_loc
+       fixed:  Z = G_in + (lam/2) G_loc
+  3. It uploads weights and pairs; the server averages and stores.
+
+Without pairs (the first round) the step is local training alone. The two
+papers' settings are options: the defaults are those of the later version
+('v2'); `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
+pairs are those of the first ('v1').
+
+References:
+  Chan, Jiang, Deng, Ngai, `FedIN: Federated Intermediate Layers Learning for
+  Model Heterogeneity <https://arxiv.org/abs/2304.00759>`_ (v1, Algorithm 1,
+  Eq. 4-16), and the later journal version of the same title (v2, Eq. 3-21).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.pairs import (
+    Pairs,
+    PairStore,
+    check_pair_shapes,
+    draw_pairs,
+    empty_store,
+    store_pairs,
+)
+from fedjax_het.engine.local import (
+    cross_entropy,
+    masked_mean,
+    proximal_gradient,
+    shuffled_positions,
+    train_epochs,
+)
+from fedjax_het.engine.projection import project_gradient
+from fedjax_het.engine.types import (
+    FederatedAlgorithm,
+    Federation,
+    Maybe,
+    Uplink,
+)
+from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.privacy import add_feature_noise, clip_features
+
+
+class Server(NamedTuple):
+  """FedIN's server: the shared weights and the latest pairs per client."""
+
+  weights: Variables
+  store: PairStore
+
+
+class Downlink(NamedTuple):
+  """What a client receives; `pairs` is a `Maybe` of `Pairs`."""
+
+  weights: Variables
+  pairs: Maybe
+
+
+class Features(NamedTuple):
+  """How a client protects the features it produces.
+
+  Attributes:
+    clip: Largest L2 norm of one example's feature, None for no clipping.
+    noise: Standard deviation of the Gaussian noise in units of the feature's
+      own (v2 takes 0.8), 0 for none.
+  """
+
+  clip: float | None = None
+  noise: float = 0.0
+
+  def __call__(self, key, feature):
+    """Clips and noises [B, ...] features."""
+    if self.clip is not None:
+      feature = clip_features(feature, self.clip)
+    if self.noise:
+      feature = add_feature_noise(key, feature, self.noise)
+    return feature
+
+
+_PLAIN = Features()
+
+
+def forward(model: BlockModel, variables, x, mask, key, protect=_PLAIN):
+  """A training forward pass that shows the features (v2 Eq. 4-6).
+
+  Args:
+    model: The client's architecture.
+    variables: Its variables.
+    x: [B, ...] inputs.
+    mask: [B] bool or None.
+    key: A random key, for dropout and noise.
+    protect: Applied to s_in and s_out on their way.
+
+  Returns:
+    Logits [B, C], `Pairs` (s_in, s_out), and the updated running statistics.
+  """
+  keys = jax.random.split(key, 5)
+  first, last = model.cut
+  s_in, stats = model.apply(
+      variables, x, stop=first, train=True, mask=mask, key=keys[0]
+  )
+  s_in = protect(keys[1], s_in)
+  s_out, stats = model.apply(
+      Variables(variables.params, stats),
+      s_in,
+      start=first,
+      stop=last,
+      train=True,
+      mask=mask,
+      key=keys[2],
+  )
+  s_out = protect(keys[3], s_out)
+  logits, stats = model.apply(
+      Variables(variables.params, stats),
+      s_out,
+      start=last,
+      train=True,
+      mask=mask,
+      key=keys[4],
+  )
+  return logits, Pairs(s_in, s_out), stats
+
+
+def in_loss(model: BlockModel, variables, pairs: Pairs, mask, key):
+  """L_IN: mean squared error of the intermediate layers on given pairs.
+
+  Norms use the batch statistics of the pairs; running statistics are not
+  moved.
+
+  Args:
+    model: The client's architecture.
+    variables: Variables with at least the intermediate layers.
+    pairs: `Pairs` [B, ...], constants.
+    mask: [B] bool, pairs that count.
+    key: A random key, for dropout.
+
+  Returns:
+    The mean over pairs and elements, 0 when no pair counts.
+  """
+  out, _ = model.apply(
+      variables,
+      pairs.s_in,
+      start=model.cut[0],
+      stop=model.cut[1],
+      train=True,
+      mask=mask,
+      key=key,
+  )
+  error = jnp.square(out - pairs.s_out)
+  return masked_mean(jnp.mean(error.reshape(len(mask), -1), axis=1), mask)
+
+
+def fedin(
+    federation: Federation,
+    *,
+    in_training: bool = True,
+    mu: float = 0.1,
+    rule: str = 'fixed',
+    lam: float = 1.0,
+    scope: str = 'leaf',
+    aggregation: str = 'layerwise',
+    weights: str = 'uniform',
+    num_pairs: int = 16,
+    capture: str = 'final',
+    noise: float = 0.0,
+    noise_at: str = 'forward',
+    clip: float | None = None,
+) -> FederatedAlgorithm:
+  """FedIN in both published versions, with their ablations.
+
+  Args:
+    federation: Groups and local training. Extractors and classifiers must
+      agree in shape where they are shared, features always.
+    in_training: False leaves the IN loss (and the pairs) out: 'w/o IN'.
+    mu: Proximal factor in the gradient (the paper prints mu/2 = 0.05); 0 is
+      'w/o Prox' and v1.
+    rule: 'fixed' or 'exact' combination of the gradients, see
+      `project_gradient`; 'sequential' is 'w/o Opt': a full step with G_loc,
+      then one on the intermediate layers alone with G_in.
+    lam: lambda of the fixed rule: 1 in v2, 2 in v1.
+    scope: 'leaf' or 'tree', the extent of the inner products of 'exact'.
+    aggregation: 'layerwise' (v2 Eq. 19), 'architecture' (v2 Eq. 20), 'ends'
+      (v1: extractor and classifier), 'none' (v1's 'w/o aggregation').
+    weights: 'uniform', or 'data' for weights by number of examples (Eq. 21).
+    num_pairs: Pairs that a client uploads and receives; at most one batch, or
+      whole batches, which local steps take in turn.
+    capture: 'final' computes the pairs of one draw of examples with the
+      trained weights (v2); 'training' keeps the last ones of the training
+      forward passes (v1).
+    noise: Feature noise in units of the features' standard deviation; v2's
+      '+Noise' is 0.8.
+    noise_at: 'forward' puts clipping and noise into the client's own forward
+      passes (v2), 'upload' on the uploaded pairs only.
+    clip: Largest L2 norm of an example's feature, before noise.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: If an option is out of range, or shapes that must agree differ.
+  """
+  local = federation.local
+  _check(mu, rule, num_pairs, capture, noise_at, noise, local.batch_size)
+  pair_shapes = check_pair_shapes(federation)
+  exchange = make_exchange(federation, aggregation, weights)
+  protect = Features(clip, noise)
+  in_forward = protect if noise_at == 'forward' else _PLAIN
+  at_upload = protect if noise_at == 'upload' else _PLAIN
+  batch_size = min(local.batch_size, num_pairs)
+  num_chunks = num_pairs // batch_size
+
+  def init(key):
+    store = empty_store(
+        federation.num_clients if in_training else 0, num_pairs, pair_shapes
+    )
+    return Server(exchange.init(key), store)
+
+  def downlink(server, group, visit):
+    sent = exchange.download(server.weights, group)
+    if not in_training:
+      return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
+    return Downlink(
+        sent, draw_pairs(server.store, visit.client_id, num_pairs, visit.key)
+    )
+
+  def make_step(group, tx, anchor, sent):
+    """One local step of the algorithm box, on (variables, optimiser, ...)."""
+    model = group.model
+
+    def local_loss(params, stats, batch, key):
+      logits, pairs, stats = forward(
+          model, Variables(params, stats), batch.x, batch.mask, key, in_forward
+      )
+      return cross_entropy(logits, batch.y, batch.mask), (stats, pairs)
+
+    def in_gradient(params, stats, step_num, key):
+      """G_in over the step's share of the pairs, and whether there is any."""
+      begin = (step_num % num_chunks) * batch_size
+      pairs, mask = jax.tree.map(
+          lambda a: jax.lax.dynamic_slice_in_dim(a, begin, batch_size),
+          tuple(sent.pairs),
+      )
+      names = model.intermediate
+      loss, grads = jax.value_and_grad(
+          lambda middle: in_loss(
+              model, Variables({**params, **middle}, stats), pairs, mask, key
+          )
+      )({name: params[name] for name in names})
+      return loss, grads, jnp.any(mask)
+
+    def step(carry, batch, step_num, key):
+      (params, stats), opt_state, in_opt_state, buffer = carry
+      key, in_key = jax.random.split(key)
+      (loss, (new_stats, pairs)), grads = jax.value_and_grad(
+          local_loss, has_aux=True
+      )(params, stats, batch, key)
+      grads = proximal_gradient(grads, params, anchor, mu)  # G_loc
+      metrics = {'train_loss': loss}
+      if in_training and rule != 'sequential':
+        metrics['in_loss'], g_in, some = in_gradient(
+            params, stats, step_num, in_key
+        )
+        g_loc = {name: grads[name] for name in g_in}
+        z = project_gradient(g_in, g_loc, rule=rule, lam=lam, scope=scope)
+        grads = {**grads, **_select(some, z, g_loc)}
+      updates, opt_state = tx.update(grads, opt_state, params)
+      params = optax.apply_updates(params, updates)
+      if in_training and rule == 'sequential':
+        metrics['in_loss'], g_in, some = in_gradient(
+            params, new_stats, step_num, in_key
+        )
+        middle = {name: params[name] for name in g_in}
+        updates, moved = tx.update(g_in, in_opt_state, middle)
+        stepped = optax.apply_updates(middle, updates)
+        params = {**params, **_select(some, stepped, middle)}
+        in_opt_state = _select(some, moved, in_opt_state)
+      if buffer is not None:
+        buffer = _write(buffer, pairs, batch.mask, step_num)
+      carry = (Variables(params, new_stats), opt_state, in_opt_state, buffer)
+      return carry, metrics
+
+    return step
+
+  def client_update(group, client, sent, data, visit):
+    model = group.model
+    start = exchange.assemble(group, client, sent.weights)
+    # The training key is that of the baselines: same batches, same draws.
+    pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 1))
+    tx = local.optimizer(local.learning_rate(visit.round_num))
+    in_opt_state = buffer = None
+    if in_training and rule == 'sequential':
+      in_opt_state = tx.init({n: start.params[n] for n in model.intermediate})
+    if in_training and capture == 'training':
+      buffer = _empty_buffer(num_chunks, batch_size, pair_shapes)
+    (end, _, _, buffer), metrics, num_steps = train_epochs(
+        make_step(group, tx, start.params, sent),
+        (start, tx.init(start.params), in_opt_state, buffer),
+        data,
+        visit.key,
+        epochs=local.epochs,
+        batch_size=local.batch_size,
+        drop_last=local.drop_last,
+    )
+    own, delta = exchange.upload(group, start, end, data.size, num_steps)
+    if not in_training:
+      return own, Uplink(delta), metrics
+    if buffer is None:
+      buffer = _final_pairs(
+          model, end, data, pair_key, num_chunks, batch_size, in_forward
+      )
+    (s_in, s_out), mask = jax.tree.map(
+        lambda a: a.reshape(num_pairs, *a.shape[2:]), buffer
+    )
+    in_key, out_key = jax.random.split(noise_key)
+    pairs = Pairs(at_upload(in_key, s_in), at_upload(out_key, s_out))
+    return own, Uplink(delta, Maybe(pairs, mask)), metrics
+
+  def server_update(server, received, key):
+    del key
+    store = server.store
+    if in_training:
+      for group in federation.groups:
+        store = store_pairs(
+            store, received[group.name].client_id, received[group.name].kept
+        )
+    return Server(exchange.collect(server.weights, received), store)
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=lambda group, client_id, key: exchange.init_client(
+          group, key
+      ),
+      downlink=downlink,
+      client_update=client_update,
+      server_update=server_update,
+      client_model=lambda server, client, group: exchange.assemble(
+          group, client, exchange.download(server.weights, group)
+      ),
+      personal=exchange.personal,
+  )
+
+
+def _select(condition, new, old):
+  return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def _empty_buffer(num_chunks, batch_size, pair_shapes):
+  pairs = Pairs(
+      *(jnp.zeros((num_chunks, batch_size, *s)) for s in pair_shapes)
+  )
+  return pairs, jnp.zeros((num_chunks, batch_size), bool)
+
+
+def _write(buffer, pairs, mask, step_num):
+  """Puts the pairs of one training batch in the place of the oldest."""
+  if mask is None:
+    mask = jnp.ones(len(pairs.s_in), bool)
+  place = step_num % buffer[1].shape[0]
+  size = buffer[1].shape[1]
+  return jax.tree.map(
+      lambda all_, one: all_.at[place].set(jax.lax.stop_gradient(one[:size])),
+      buffer,
+      (pairs, mask),
+  )
+
+
+def _final_pairs(model, end, data, key, num_chunks, batch_size, protect):
+  """Pairs of one random draw of examples under the trained weights."""
+  order_key, key = jax.random.split(key)
+  order = shuffled_positions(order_key, data)
+  place = jnp.arange(num_chunks * batch_size).reshape(num_chunks, batch_size)
+
+  def one(arg):
+    place, key = arg
+    mask = place < data.size
+    batch = data.batch(order[jnp.minimum(place, len(order) - 1)], mask)
+    _, pairs, _ = forward(model, end, batch.x, mask, key, protect)
+    return pairs, mask
+
+  return jax.lax.map(one, (place, jax.random.split(key, num_chunks)))
+
+
+def _check(
+    mu, rule, num_pairs, capture, noise_at, noise, batch_size: int
+) -> None:
+  """Refuses options that are out of range, in one line."""
+
+  def one_of(name, value, known):
+    if value not in known:
+      raise ValueError(f'{name} must be one of {known}, got {value!r}.')
+
+  one_of('rule', rule, ('fixed', 'exact', 'sequential'))
+  one_of('capture', capture, ('final', 'training'))
+  one_of('noise_at', noise_at, ('forward', 'upload'))
+  if mu < 0:
+    raise ValueError(f'mu must not be negative, got {mu}.')
+  if noise < 0:
+    raise ValueError(f'noise must not be negative, got {noise}.')
+  if num_pairs < 1 or (num_pairs > batch_size and num_pairs % batch_size):
+    raise ValueError(
+        f'num_pairs must be between 1 and the batch size {batch_size}, or a '
+        f'multiple of it, got {num_pairs}.'
+    )

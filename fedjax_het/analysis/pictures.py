@@ -1,0 +1,344 @@
+"""Pictures of partitions and of training curves (needs the extra `plots`).
+
+Colours are those of Okabe and Ito, told apart by colour-blind readers; a
+second cue (marker or dashes) repeats what a colour says. Figures are built
+without pyplot, so nothing depends on a display or on global state.
+"""
+
+import os
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+
+# Without yellow, which is faint on white; black last.
+_COLOURS = (
+    '#0072B2',
+    '#D55E00',
+    '#009E73',
+    '#CC79A7',
+    '#56B4E9',
+    '#E69F00',
+    '#000000',
+)
+_MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
+_DASHES = ('-', '--', '-.', ':')
+_GREY = '#6b6b6b'
+_SUFFIXES = ('.png', '.pdf', '.svg')
+_STYLE = {
+    'axes.axisbelow': True,
+    'axes.edgecolor': _GREY,
+    'axes.spines.right': False,
+    'axes.spines.top': False,
+    'axes.titlesize': 11,
+    'axes.titleweight': 'bold',
+    'font.size': 9,
+    'grid.color': '#e4e4e4',
+    'grid.linewidth': 0.6,
+    'legend.frameon': False,
+    'svg.hashsalt': 'fedjax_het',
+    'xtick.color': _GREY,
+    'xtick.labelcolor': 'black',
+    'ytick.color': _GREY,
+    'ytick.labelcolor': 'black',
+}
+
+
+def draw_partition(labels, parts, path, group_of=None, *, title=None):
+  """Draws who holds how much of what: clients x classes, area ~ examples.
+
+  A bubble chart in the manner of FedIN's Fig. 3, with the size of each client
+  as a bar above.
+
+  Args:
+    labels: [n] integers >= 0, the class of each example.
+    parts: One array of example indices per client.
+    path: Where to write; .png, .pdf or .svg.
+    group_of: The group of each client (any printable values), which colours
+      the bubbles; None for one colour.
+    title: Text above, or None.
+
+  Returns:
+    The path, a pathlib.Path. The file appears complete or not at all.
+
+  Raises:
+    ImportError: If matplotlib is not installed.
+    FileNotFoundError: If the folder does not exist.
+    ValueError: If `group_of` does not name one group per client, there is no
+      client, or the suffix is unknown.
+  """
+  path = _check_path(path)
+  matplotlib = _import_matplotlib()
+  labels = np.asarray(labels)
+  if not len(parts):
+    raise ValueError('There is no client to draw: parts is empty.')
+  groups = ['clients'] * len(parts) if group_of is None else list(group_of)
+  if len(groups) != len(parts):
+    raise ValueError(
+        f'group_of names {len(groups)} clients, but there are {len(parts)}.'
+    )
+  num_classes = int(labels.max()) + 1
+  counts = np.stack(
+      [np.bincount(labels[part], minlength=num_classes) for part in parts]
+  )
+  with matplotlib.rc_context(_STYLE):
+    figure = _partition_figure(counts, groups, group_of is not None, title)
+    return _save(figure, path)
+
+
+def draw_curves(
+    series, path, ylabel, title=None, *, xlabel='Round', percent=False
+):
+  """Draws one curve per label, with a band where there are several runs.
+
+  Args:
+    series: {label: (rounds, values)}. Rounds are [R]; values are [R], or
+      [S, R] for S runs, drawn as their mean and a band of one standard
+      deviation (population, over runs) to each side. NaN leaves a gap.
+    path: Where to write; .png, .pdf or .svg.
+    ylabel: Name of the values.
+    title: Text above, or None.
+    xlabel: Name of the rounds.
+    percent: Whether to print values in [0, 1] as percentages.
+
+  Returns:
+    The path, a pathlib.Path. The file appears complete or not at all.
+
+  Raises:
+    ImportError: If matplotlib is not installed.
+    FileNotFoundError: If the folder does not exist.
+    ValueError: If there is no series, rounds and values of one differ in
+      length, or the suffix is unknown.
+  """
+  path = _check_path(path)
+  matplotlib = _import_matplotlib()
+  if not series:
+    raise ValueError('There is no curve to draw: series is empty.')
+  curves = {label: _as_curve(label, *pair) for label, pair in series.items()}
+  with matplotlib.rc_context(_STYLE):
+    figure = matplotlib.figure.Figure(figsize=(7.2, 4.2), layout='constrained')
+    axes = figure.add_subplot()
+    for i, (label, (rounds, values)) in enumerate(curves.items()):
+      _draw_curve(axes, i, label, rounds, values)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(True)
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    if percent:
+      axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    if title is not None:
+      axes.set_title(title, loc='left')
+    if len(curves) > 1:
+      figure.legend(loc='outside right upper', handlelength=2.8)
+    return _save(figure, path)
+
+
+def _as_curve(label, rounds, values):
+  rounds, values = np.asarray(rounds), np.atleast_2d(np.asarray(values, float))
+  if values.ndim != 2 or rounds.shape != values.shape[1:]:
+    raise ValueError(
+        f'Curve {label!r}: rounds of shape {rounds.shape} do not fit values of '
+        f'shape {values.shape}.'
+    )
+  return rounds, values
+
+
+def _draw_curve(axes, i, label, rounds, values):
+  colour = _COLOURS[i % len(_COLOURS)]
+  mean, spread = values.mean(axis=0), values.std(axis=0)
+  axes.plot(
+      rounds,
+      mean,
+      color=colour,
+      linestyle=_DASHES[i % len(_DASHES)],
+      linewidth=1.8,
+      marker=_MARKERS[i % len(_MARKERS)],
+      markersize=4,
+      # A handful of markers: enough to tell curves apart in grey.
+      markevery=max(1, len(rounds) // 8),
+      label=str(label),
+  )
+  if len(values) > 1:
+    axes.fill_between(
+        rounds,
+        mean - spread,
+        mean + spread,
+        color=colour,
+        alpha=0.18,
+        linewidth=0,
+    )
+
+
+def _partition_figure(counts, groups, has_groups, title):
+  """Bars of client sizes above bubbles of [N, C] counts."""
+  matplotlib = _import_matplotlib()
+  num_clients, num_classes = counts.shape
+  # Inches of a cell: large for ten clients, small for a hundred.
+  width = min(np.clip(5.0 / num_clients, 0.13, 0.5), 20.0 / num_clients)
+  height = np.clip(4.0 / num_classes, 0.1, 0.24 if num_clients > 40 else 0.36)
+  figure = matplotlib.figure.Figure(
+      figsize=(
+          max(width * num_clients, 2.0) + 2.2,
+          max(height * num_classes, 1.2) + 1.9,
+      ),
+      layout='constrained',
+  )
+  top, bubbles = figure.subplots(
+      2,
+      1,
+      sharex=True,
+      height_ratios=[0.9, max(height * num_classes, 1.2)],
+  )
+  # All but the largest twentieth of the bubbles keep clear of each other, so
+  # that a few large counts do not shrink the rest to dots; 72 points an inch.
+  usual = np.quantile(counts[counts > 0], 0.95)
+  unit = (72 * 0.98 * min(width, height)) ** 2 / usual
+  names = sorted(set(groups), key=_natural_key)
+  for i, name in enumerate(names):
+    members = np.array([group == name for group in groups])
+    _draw_group(top, bubbles, counts, members, unit, i, name)
+  _label_axes(top, bubbles, num_clients, num_classes)
+  figure.align_ylabels()
+  if title is not None:
+    top.set_title(title, loc='left')
+  _add_legends(figure, bubbles, counts.max(), unit, has_groups)
+  return figure
+
+
+def _draw_group(top, bubbles, counts, members, unit, i, name):
+  colour = _COLOURS[i % len(_COLOURS)]
+  # Shapes change only when colours run out: areas compare best in one shape.
+  marker = _MARKERS[i // len(_COLOURS) % len(_MARKERS)]
+  clients = np.flatnonzero(members)
+  top.bar(clients, counts[clients].sum(axis=1), width=0.8, color=colour)
+  rows, classes = np.nonzero(counts[clients])
+  held = counts[clients[rows], classes]
+  order = np.argsort(-held, kind='stable')  # Small bubbles on top.
+  bubbles.scatter(
+      clients[rows][order],
+      classes[order],
+      s=np.maximum(unit * held[order], 0.7),  # A single example is a dot.
+      color=colour,
+      marker=marker,
+      linewidth=0,
+      alpha=0.85,
+      clip_on=False,
+      label=str(name),
+  )
+
+
+def _label_axes(top, bubbles, num_clients, num_classes):
+  matplotlib = _import_matplotlib()
+  top.set_ylabel('Examples')
+  top.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, integer=True))
+  top.grid(True, axis='y')
+  top.tick_params(bottom=False)
+  bubbles.set(
+      xlabel='Client',
+      ylabel='Class',
+      xlim=(-0.7, num_clients - 0.3),
+      ylim=(-0.7, num_classes - 0.3),
+  )
+  bubbles.grid(True)
+  for axis, count in (
+      (bubbles.xaxis, num_clients),
+      (bubbles.yaxis, num_classes),
+  ):
+    steps = [step for step in (1, 2, 5, 10, 20, 50) if count / step <= 20]
+    step = steps[0] if steps else count // 10
+    axis.set_major_locator(
+        matplotlib.ticker.FixedLocator(range(0, count, step))
+    )
+
+
+def _add_legends(figure, bubbles, largest, unit, has_groups):
+  """A scale of bubble areas and, where there are any, the groups."""
+  matplotlib = _import_matplotlib()
+  sizes = sorted({_round_down(largest * share) for share in (1, 0.4, 0.1)})
+  scale = [
+      matplotlib.lines.Line2D(
+          [],
+          [],
+          linestyle='',
+          marker='o',
+          color=_GREY,
+          markeredgewidth=0,
+          markersize=(unit * size) ** 0.5,
+          label=f'{size:,}',
+      )
+      for size in sizes
+  ]
+  figure.legend(
+      handles=scale,
+      title='Examples',
+      loc='outside right upper',
+      labelspacing=max(0.5, (unit * sizes[-1]) ** 0.5 / 9 - 0.7),
+  )
+  if has_groups:
+    handles, _ = bubbles.get_legend_handles_labels()
+    proxies = [
+        matplotlib.lines.Line2D(
+            [],
+            [],
+            linestyle='',
+            marker=_MARKERS[i // len(_COLOURS) % len(_MARKERS)],
+            color=_COLOURS[i % len(_COLOURS)],
+            markersize=7,
+            label=handle.get_label(),
+        )
+        for i, handle in enumerate(handles)
+    ]
+    figure.legend(handles=proxies, title='Group', loc='outside right lower')
+
+
+def _natural_key(name):
+  """Sorts 'cnn2' before 'cnn10', so that colours do not hang on clients."""
+  pieces = re.split(r'(\d+)', str(name))
+  return [(int(p), '') if p.isdigit() else (-1, p) for p in pieces]
+
+
+def _round_down(value):
+  """The largest of 1, 2, 5 times a power of ten that is at most `value`."""
+  power = 10 ** int(np.floor(np.log10(max(value, 1))))
+  return next(m * power for m in (5, 2, 1) if m * power <= max(value, 1))
+
+
+def _import_matplotlib():
+  try:
+    import matplotlib
+    import matplotlib.figure
+    import matplotlib.lines
+    import matplotlib.ticker
+  except ImportError as error:
+    raise ImportError(
+        'Pictures need matplotlib: install the extra "plots", for instance by '
+        "pip install 'fedjax_het[plots]'."
+    ) from error
+  return matplotlib
+
+
+def _check_path(path):
+  path = pathlib.Path(path)
+  if path.suffix not in _SUFFIXES:
+    raise ValueError(
+        f'Cannot draw to {str(path)!r}: the name must end in one of '
+        f'{", ".join(_SUFFIXES)}.'
+    )
+  if not path.parent.is_dir():
+    raise FileNotFoundError(f'No such folder to draw into: {path.parent}')
+  return path
+
+
+def _save(figure, path):
+  """Writes beside `path` and renames, so that no half picture is ever seen."""
+  handle, name = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
+  try:
+    with os.fdopen(handle, 'wb') as file:
+      figure.savefig(file, format=path.suffix[1:], dpi=150)
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+  except BaseException:
+    os.unlink(name)
+    raise
+  return path

@@ -1,0 +1,1 @@
+"""Data sets, partitions, and the federated data on the device."""

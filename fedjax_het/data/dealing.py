@@ -1,0 +1,317 @@
+"""The draws, cuts and checks that the partition forms share."""
+
+import bisect
+import itertools
+import math
+import numbers
+
+import numpy as np
+
+NOBODY = -1  # Owner of examples that a form leaves out.
+
+
+def prepare(labels, num_clients, seed):
+  """Checks what every form takes.
+
+  Args:
+    labels: [n] integers.
+    num_clients: Number of clients, 1 to n.
+    seed: Integer >= 0.
+
+  Returns:
+    The labels renumbered to 0..C-1 over the classes that occur, the number C
+    of these, and a generator.
+
+  Raises:
+    ValueError: If one of them is not what it should be.
+  """
+  labels = np.asarray(labels)
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise ValueError(
+        'labels must be a vector of integers, but have shape '
+        f'{labels.shape} and dtype {labels.dtype}.'
+    )
+  check_count('num_clients', num_clients)
+  if num_clients > len(labels):
+    raise ValueError(
+        f'num_clients={num_clients} is more than the {len(labels)} examples; '
+        'every client needs at least one.'
+    )
+  classes, y = np.unique(labels, return_inverse=True)
+  return y, len(classes), generator(seed)
+
+
+def generator(seed, *stream):
+  """A numpy generator of a seed (an integer >= 0) and a stream's number."""
+  check_count('seed', seed, at_least=0)
+  # A spawn key, for [seed, 0] and plain `seed` would be one stream.
+  return np.random.default_rng(
+      np.random.SeedSequence(int(seed), spawn_key=stream)
+  )
+
+
+def check_count(name, value, at_least=1):
+  """Raises ValueError unless `value` is an integer >= `at_least`."""
+  is_integer = isinstance(value, numbers.Integral)
+  if not is_integer or isinstance(value, bool) or value < at_least:
+    raise ValueError(
+        f'{name} must be an integer >= {at_least}, but is {value!r}.'
+    )
+
+
+def check_real(name, value, *, above_zero):
+  """Raises ValueError unless `value` is finite and > 0 (or >= 0)."""
+  is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not (
+      is_real
+      and math.isfinite(value)
+      and (value > 0 if above_zero else value >= 0)
+  ):
+    sign = '>' if above_zero else '>='
+    raise ValueError(
+        f'{name} must be a finite number {sign} 0, but is {value!r}.'
+    )
+
+
+def check_labels_per_client(labels_per_client, num_classes):
+  """Raises ValueError unless it is an integer from 1 to the classes' number."""
+  check_count('labels_per_client', labels_per_client)
+  if labels_per_client > num_classes:
+    raise ValueError(
+        f'labels_per_client={labels_per_client} is more than the '
+        f'{num_classes} classes of the data.'
+    )
+
+
+def check_cards(num_clients, labels_per_client, num_classes):
+  """Checks that every class finds an owner; returns the number of cards."""
+  check_labels_per_client(labels_per_client, num_classes)
+  num_cards = num_clients * labels_per_client
+  if num_cards < num_classes:
+    raise ValueError(
+        f'{num_clients} clients of labels_per_client={labels_per_client} own '
+        f'at most {num_cards} of the {num_classes} classes; raise one of the '
+        'two so that every class has an owner.'
+    )
+  return num_cards
+
+
+def log_dirichlet(rng, alpha, shape):
+  """Logarithms of Dirichlet(alpha) draws, up to a constant per row.
+
+  Through log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, which does
+  not underflow for small alpha. Dropping entries of a row and normalising the
+  rest is the Dirichlet distribution over the rest.
+
+  Args:
+    rng: Generator.
+    alpha: Concentration > 0.
+    shape: Shape of the result; the last axis is the simplex.
+
+  Returns:
+    float64 array of `shape`, finite.
+  """
+  # 1 - U is in (0, 1], so that the logarithm is finite.
+  boost = np.log1p(-rng.random(shape)) / max(alpha, 1e-200)
+  return np.log(rng.standard_gamma(alpha + 1, shape)) + boost
+
+
+def softmax(logits):
+  """exp(logits) normalised over the last axis; -inf gives exactly zero."""
+  weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def apportion(shares, total):
+  """Cuts 0..total at floor(cumsum(shares) total); returns the [N] counts."""
+  edges = np.cumsum(shares)
+  edges = np.floor(edges / edges[-1] * total).astype(np.int64)
+  return np.diff(edges, prepend=0)
+
+
+def draw_until(draw, min_size, max_tries, num_examples, num_clients, what):
+  """Repeats a draw until the smallest client is large enough.
+
+  Args:
+    draw: () -> [N, C] counts.
+    min_size: Examples that every client must hold.
+    max_tries: Draws allowed.
+    num_examples: n.
+    num_clients: N.
+    what: Name of the draw, for messages.
+
+  Returns:
+    The first counts that suffice.
+
+  Raises:
+    ValueError: If `min_size` cannot be, or was not, reached.
+  """
+  check_count('min_size', min_size)
+  check_count('max_tries', max_tries)
+  if min_size * num_clients > num_examples:
+    raise ValueError(
+        f'min_size={min_size} for {num_clients} clients needs '
+        f'{min_size * num_clients} examples, but there are {num_examples}; '
+        f'min_size can be at most {num_examples // num_clients}.'
+    )
+  best = 0
+  for _ in range(max_tries):
+    counts = draw()
+    smallest = counts.sum(axis=1).min()
+    if smallest >= min_size:
+      return counts
+    best = max(best, smallest)
+  raise ValueError(
+      f'{what} over {num_clients} clients: no draw of {max_tries} gave every '
+      f'client min_size={min_size} of the {num_examples} examples (best: '
+      f'{best}); raise alpha, or lower min_size or num_clients.'
+  )
+
+
+def take(rng, y, counts):
+  """Hands out counts[k, c] random examples of class c to client k."""
+  clients = np.arange(len(counts))
+  pieces = [
+      rng.permutation(np.flatnonzero(y == c)) for c in range(counts.shape[1])
+  ]
+  owners = [np.repeat(clients, column) for column in counts.T]
+  return collect(
+      rng, np.concatenate(pieces), np.concatenate(owners), len(counts)
+  )
+
+
+def deal_cards(rng, y, cards, owner, num_clients, share_alpha=None):
+  """Divides each class among the cards that name it.
+
+  Args:
+    rng: Generator.
+    y: [n] classes 0..C-1.
+    cards: [M] the class of each card.
+    owner: [M] client of each card, or NOBODY to leave its share out.
+    num_clients: Number of clients.
+    share_alpha: None for shares equal up to one example, else Dirichlet.
+
+  Returns:
+    One int32 array per client.
+  """
+  pieces, owners = [], []
+  for c in range(y.max() + 1):
+    # In random order, so that no client always gets the larger share.
+    holders = rng.permutation(np.asarray(owner)[cards == c])
+    if not len(holders):
+      continue
+    members = rng.permutation(np.flatnonzero(y == c))
+    counts = even_sizes(len(members), len(holders))
+    if share_alpha is not None:
+      shares = softmax(log_dirichlet(rng, share_alpha, len(holders)))
+      counts = apportion(shares, len(members))
+    pieces.append(members)
+    owners.append(np.repeat(holders, counts))
+  return collect(
+      rng, np.concatenate(pieces), np.concatenate(owners), num_clients
+  )
+
+
+def collect(rng, examples, owners, num_clients):
+  """Gathers the examples of each client, in random order.
+
+  Args:
+    rng: Generator.
+    examples: [M] distinct example indices.
+    owners: [M] client of each, or NOBODY.
+    num_clients: Number of clients.
+
+  Returns:
+    One int32 array per client.
+
+  Raises:
+    ValueError: If a client holds nothing.
+  """
+  order = rng.permutation(len(examples))
+  order = order[np.argsort(owners[order], kind='stable')]
+  edges = np.searchsorted(owners[order], np.arange(num_clients + 1))
+  examples = examples[order].astype(np.int32)
+  parts = [examples[i:j] for i, j in itertools.pairwise(edges)]
+  empty = [client for client, part in enumerate(parts) if not len(part)]
+  if empty:
+    raise ValueError(
+        f'{len(empty)} of {num_clients} clients would get no example (the '
+        f'first is client {empty[0]}); use fewer clients or shares that are '
+        'less uneven.'
+    )
+  return parts
+
+
+def even_sizes(total, num_clients):
+  """[N] sizes that sum to total and differ by at most one, larger first."""
+  return total // num_clients + (np.arange(num_clients) < total % num_clients)
+
+
+def lognormal_sizes(rng, total, num_clients, sigma):
+  """[N] sizes >= 1 that sum to total, lognormal around total / N.
+
+  Every client gets one example, the rest is in proportion to exp(sigma Z),
+  rounded down; the remainder goes to the first client at least as large.
+  """
+  weights = softmax(sigma * rng.standard_normal(num_clients))
+  sizes = 1 + np.floor(weights * (total - num_clients)).astype(np.int64)
+  remainder = total - sizes.sum()
+  sizes[np.argmax(sizes >= remainder)] += remainder
+  return sizes
+
+
+def deal_by_prior(rng, y, sizes, log_priors):
+  """Fills clients of given sizes by draws from their class priors.
+
+  Repeats: a random client with open demand draws a class from its prior,
+  restricted to the classes with examples left (uniform over these if it has
+  no mass there), and takes an unused example of the class.
+
+  Args:
+    rng: Generator.
+    y: [n] classes 0..C-1.
+    sizes: [N] demands; their sum must not exceed n.
+    log_priors: [N, C] logarithms of class weights, of any common factor a row;
+      -inf for a class that the client does not want.
+
+  Returns:
+    One int32 array of the demanded size per client.
+  """
+  left = np.bincount(y, minlength=log_priors.shape[1]).tolist()
+  demand = [int(size) for size in sizes]
+  waiting = [client for client, size in enumerate(demand) if size]
+  clients, classes = [], []
+  edges = _restricted_edges(log_priors, left)
+  # Plain lists and bisection: n sequential draws, about a microsecond each.
+  for pick, point in rng.random((sum(demand), 2)).tolist():
+    place = int(pick * len(waiting))
+    client = waiting[place]
+    c = bisect.bisect_right(edges[client], point)
+    clients.append(client)
+    classes.append(c)
+    left[c] -= 1
+    demand[client] -= 1
+    if not left[c] and any(left):
+      edges = _restricted_edges(log_priors, left)
+    if not demand[client]:
+      waiting[place] = waiting[-1]
+      waiting.pop()
+  examples, classes = np.empty(len(clients), np.int64), np.array(classes)
+  for c in range(len(left)):
+    draws = np.flatnonzero(classes == c)
+    members = rng.permutation(np.flatnonzero(y == c))
+    examples[draws] = members[: len(draws)]
+  return collect(rng, examples, np.array(clients), len(demand))
+
+
+def _restricted_edges(log_priors, left):
+  """Cumulative priors over the classes with examples left, one list a client.
+
+  The edge of the last such class is made exactly 1, above any draw.
+  """
+  alive = np.asarray(left) > 0
+  logits = np.where(alive, log_priors, -np.inf)
+  hopeless = np.isneginf(logits).all(axis=1, keepdims=True)
+  logits = np.where(hopeless & alive, 0.0, logits)
+  edges = np.cumsum(softmax(logits), axis=1)
+  return (edges / edges[:, -1:]).tolist()

@@ -1,0 +1,245 @@
+"""Readers for the files in which image data sets are published.
+
+Each reader checks what the format itself promises (magic number, sizes of the
+header, whole records, label range) and refuses a broken file in one line that
+names it. Whether a file is the official one is `check_digest`'s business.
+"""
+
+from collections.abc import Sequence
+import gzip
+import hashlib
+import importlib.util
+import pathlib
+from typing import NamedTuple
+import zlib
+
+import numpy as np
+
+_IDX_UBYTE = 0x08  # The IDX type code of unsigned bytes.
+
+
+class Splits(NamedTuple):
+  """Images and labels of the official train and test splits.
+
+  Attributes:
+    train_images: [N, H, W, C] uint8.
+    train_labels: [N] int32.
+    test_images: [M, H, W, C] uint8.
+    test_labels: [M] int32.
+  """
+
+  train_images: np.ndarray
+  train_labels: np.ndarray
+  test_images: np.ndarray
+  test_labels: np.ndarray
+
+
+def check_digest(path: pathlib.Path, expected: str) -> None:
+  """Refuses a file that is not byte for byte the published one.
+
+  Args:
+    path: The file.
+    expected: 'md5:<hex>', 'sha1:<hex>' or 'sha256:<hex>'.
+
+  Raises:
+    ValueError: If the digest differs; the line gives both and the file's size.
+  """
+  algorithm, _, digest = expected.partition(':')
+  with open(path, 'rb') as f:
+    got = hashlib.file_digest(
+        f, lambda: hashlib.new(algorithm, usedforsecurity=False)
+    ).hexdigest()
+  if got != digest:
+    raise ValueError(
+        f'{path}: {algorithm} is {got} ({path.stat().st_size:,} bytes), but'
+        f' the official file has {digest}: truncated, changed or another file;'
+        ' fetch it again, or pass verify=False to use it as it is.'
+    )
+
+
+def read_idx(path: pathlib.Path) -> np.ndarray:
+  """Reads an IDX file of unsigned bytes, gzipped if it is named `*.gz`.
+
+  The format of MNIST: two zero bytes, a type code, the number of dimensions,
+  each dimension as a big-endian uint32, then the values row by row.
+
+  Args:
+    path: The file.
+
+  Returns:
+    uint8 array of the header's shape.
+
+  Raises:
+    ValueError: If the gzip stream is broken, the magic number is not that of
+      unsigned bytes, or the size is not what the header says.
+
+  References:
+    LeCun, Cortes, Burges, `The MNIST database of handwritten digits
+    <http://yann.lecun.com/exdb/mnist>`_.
+  """
+  data = path.read_bytes()
+  if path.suffix == '.gz':
+    try:
+      data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as e:
+      raise ValueError(
+          f'{path}: expected a whole gzip file, got {len(data):,} bytes that do'
+          f' not unpack ({e}).'
+      ) from e
+  if len(data) < 4 or data[:2] != b'\0\0' or data[2] != _IDX_UBYTE:
+    raise ValueError(
+        f'{path}: expected an IDX file of unsigned bytes (magic 0x000008..),'
+        f' got magic 0x{data[:4].hex()}.'
+    )
+  num_dims = data[3]
+  header = 4 + 4 * num_dims
+  if len(data) < header:
+    raise ValueError(
+        f'{path}: expected an IDX header of {header} bytes for'
+        f' {num_dims} dimensions, got {len(data)} bytes in all.'
+    )
+  shape = tuple(int(n) for n in np.frombuffer(data, '>u4', num_dims, 4))
+  size = 1
+  for n in shape:
+    size *= n
+  if len(data) - header != size:
+    raise ValueError(
+        f'{path}: the header says {shape}, which is {size:,} bytes, but'
+        f' {len(data) - header:,} follow it.'
+    )
+  return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()
+
+
+def read_cifar_binary(
+    path: pathlib.Path, num_label_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Reads a file of the binary version of CIFAR-10 or CIFAR-100.
+
+  A record is its label bytes, then 1,024 red, green and blue values each, row
+  by row. Any whole number of records is accepted.
+
+  Args:
+    path: The file.
+    num_label_bytes: 1 for CIFAR-10; 2 for CIFAR-100 (coarse, then fine).
+
+  Returns:
+    Images, [N, 32, 32, 3] uint8, and labels, [N, num_label_bytes] uint8.
+
+  Raises:
+    ValueError: If the file is empty or does not end with a whole record.
+
+  References:
+    Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
+    <https://www.cs.toronto.edu/~kriz/cifar.html>`_, 2009.
+  """
+  record = num_label_bytes + 3 * 32 * 32
+  data = np.fromfile(path, np.uint8)
+  if data.size == 0 or data.size % record:
+    raise ValueError(
+        f'{path}: expected a whole number of {record}-byte records, got'
+        f' {data.size:,} bytes ({data.size // record} records and'
+        f' {data.size % record} bytes).'
+    )
+  data = data.reshape(-1, record)
+  images = data[:, num_label_bytes:].reshape(-1, 3, 32, 32)
+  images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+  return images, data[:, :num_label_bytes].copy()
+
+
+def read_svhn_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+  """Reads a cropped-digits file (`train_32x32.mat`) of SVHN.
+
+  Args:
+    path: A MATLAB file with `X`, [32, 32, 3, N] uint8, and `y`, [N, 1], whose
+      classes are 1..10, 10 being the digit zero.
+
+  Returns:
+    Images, [N, 32, 32, 3] uint8, and labels, [N] int32, 0 for the digit zero.
+
+  Raises:
+    ValueError: If MATLAB data cannot be read from the file, or the variables
+      are missing or have other shapes, types or classes.
+
+  References:
+    Netzer et al., `Reading Digits in Natural Images with Unsupervised Feature
+    Learning <http://ufldl.stanford.edu/housenumbers>`_, 2011.
+  """
+  import scipy.io  # pylint: disable=g-import-not-at-top
+
+  try:
+    data = scipy.io.loadmat(path, variable_names=['X', 'y'])
+  except Exception as e:  # A broken file raises a type per broken part.
+    raise ValueError(
+        f'{path}: expected a whole MATLAB file, but reading it fails'
+        f' ({type(e).__name__}: {" ".join(str(e).split())}).'
+    ) from e
+  if 'X' not in data or 'y' not in data:
+    raise ValueError(f'{path}: expected the variables X and y.')
+  images, labels = data['X'], data['y'].reshape(-1)
+  if images.shape != (32, 32, 3, labels.size) or images.dtype != np.uint8:
+    raise ValueError(
+        f'{path}: expected X of shape (32, 32, 3, {labels.size}) and type'
+        f' uint8, got {images.shape} {images.dtype}.'
+    )
+  if labels.size and (labels.min() < 1 or labels.max() > 10):
+    raise ValueError(
+        f'{path}: expected classes 1..10, got {labels.min()}..{labels.max()}.'
+    )
+  images = np.ascontiguousarray(images.transpose(3, 0, 1, 2))
+  return images, (labels % 10).astype(np.int32)
+
+
+def read_image_folders(
+    folder: pathlib.Path,
+    class_names: Sequence[str],
+    image_size: tuple[int, int],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Reads PNG images from one folder per class.
+
+  Args:
+    folder: Holds exactly the folders `class_names`.
+    class_names: The label of an image is the position of its folder here.
+    image_size: (height, width) that every image must have.
+
+  Returns:
+    Images, [N, H, W, 3] uint8 (grey images become RGB), and labels, [N] int32;
+    by class, then by file name.
+
+  Raises:
+    ImportError: If Pillow is not installed.
+    ValueError: If the class folders are others, one is empty, or an image is
+      broken or of another size.
+  """
+  if importlib.util.find_spec('PIL') is None:
+    raise ImportError(
+        f'{folder}: reading images needs Pillow; run `pip install pillow`.'
+    )
+  from PIL import Image  # pylint: disable=g-import-not-at-top
+
+  found = {p.name for p in folder.iterdir() if p.is_dir()}
+  if found != set(class_names):
+    raise ValueError(
+        f'{folder}: expected one folder per class; missing'
+        f' {sorted(set(class_names) - found)}, unknown'
+        f' {sorted(found - set(class_names))}.'
+    )
+  paths, labels = [], []
+  for label, name in enumerate(class_names):
+    files = sorted((folder / name).glob('*.png'))
+    if not files:
+      raise ValueError(f'{folder / name}: expected *.png images, found none.')
+    paths.extend(files)
+    labels.extend([label] * len(files))
+  height, width = image_size
+  images = np.empty((len(paths), height, width, 3), np.uint8)
+  for i, path in enumerate(paths):
+    try:
+      with Image.open(path) as image:
+        if image.size != (width, height):
+          raise ValueError(
+              f'expected {width} x {height} pixels, got {image.size}'
+          )
+        images[i] = np.asarray(image.convert('RGB'))
+    except (OSError, SyntaxError, ValueError) as e:
+      raise ValueError(f'{path}: not a readable image ({e}).') from e
+  return images, np.array(labels, np.int32)

@@ -1,0 +1,1 @@
+"""Runs any algorithm: local loops, client mapping, rounds, evaluation."""

@@ -1,0 +1,197 @@
+"""A client's local training: loops over its minibatches, losses, prox term."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+def cross_entropy(logits, labels, mask=None):
+  """Mean softmax cross-entropy of a batch.
+
+  Args:
+    logits: [B, C].
+    labels: [B] int32.
+    mask: [B] bool, examples that count; None for all.
+
+  Returns:
+    A float32 scalar in nats, 0 when no example counts.
+  """
+  losses = optax.softmax_cross_entropy_with_integer_labels(
+      logits.astype(jnp.float32), labels
+  )
+  return masked_mean(losses, mask)
+
+
+def masked_mean(values, mask=None):
+  """Mean of [B] `values` where [B] `mask` is True; 0 if it nowhere is."""
+  if mask is None:
+    return jnp.mean(values)
+  total = jnp.sum(jnp.where(mask, values, 0.0))
+  return total / jnp.maximum(jnp.sum(mask), 1)
+
+
+def steps_per_epoch(size, batch_size: int, drop_last: bool):
+  """Number of minibatches in one pass over `size` examples ([] int32)."""
+  return size // batch_size if drop_last else -(-size // batch_size)
+
+
+def shuffled_positions(key, data: ClientData) -> jax.Array:
+  """[M] int32: the client's positions in random order, padding last.
+
+  The order does not depend on how far the table is padded.
+  """
+  places = jnp.arange(data.index.shape[0])
+  score = jax.random.uniform(key, places.shape)
+  return jnp.argsort(jnp.where(places < data.size, score, 2.0)).astype(
+      jnp.int32
+  )
+
+
+def train_epochs(
+    step_fn: Callable[..., tuple[Any, dict[str, jax.Array]]],
+    carry: Any,
+    data: ClientData,
+    key: jax.Array,
+    *,
+    epochs: int,
+    batch_size: int,
+    drop_last: bool = False,
+) -> tuple[Any, dict[str, jax.Array], jax.Array]:
+  """Runs a step over a client's shuffled minibatches.
+
+  The number of steps follows from the client's own size. Batched over
+  clients, those that have finished keep every part of their carry untouched.
+
+  Args:
+    step_fn: `(carry, batch, step, key) -> (carry, metrics)`; `step` is []
+      int32, `metrics` maps names to float scalars. When `drop_last` is false
+      `batch.mask` marks the padding of the last batch, else it is None.
+    carry: Whatever the steps change.
+    data: The client's examples.
+    key: A random key.
+    epochs: Passes over the data.
+    batch_size: Examples a step, B.
+    drop_last: Whether to leave out the last partial batch.
+
+  Returns:
+    The carry, the mean of the metrics over the steps (0 without any) and the
+    number of steps, [] int32.
+  """
+  order_key, step_key = jax.random.split(key)
+  order_keys = jax.vmap(jax.random.fold_in, (None, 0))(
+      order_key, jnp.arange(epochs)
+  )
+  orders = jax.vmap(shuffled_positions, (0, None))(order_keys, data)
+  per_epoch = steps_per_epoch(data.size, batch_size, drop_last)
+  num_steps = epochs * per_epoch
+
+  step_fn = jax.jit(step_fn)  # Traced once, for its shapes and for the loop.
+
+  def batch_of(step, key):
+    epoch, begin = step // per_epoch, (step % per_epoch) * batch_size
+    place = begin + jnp.arange(batch_size)
+    mask = None if drop_last else place < data.size
+    last = orders.shape[1] - 1
+    return data.batch(orders[epoch, jnp.minimum(place, last)], mask, key)
+
+  def body(step, state):
+    carry, totals = state
+    augment_key, key = jax.random.split(jax.random.fold_in(step_key, step))
+    carry, metrics = step_fn(carry, batch_of(step, augment_key), step, key)
+    return carry, jax.tree.map(jnp.add, totals, metrics)
+
+  def first_metrics(carry):
+    step = jnp.int32(0)
+    return step_fn(carry, batch_of(step, step_key), step, step_key)[1]
+
+  shapes = jax.eval_shape(first_metrics, carry)
+  totals = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  carry, totals = jax.lax.fori_loop(0, num_steps, body, (carry, totals))
+  means = jax.tree.map(lambda t: t / jnp.maximum(num_steps, 1), totals)
+  return carry, means, num_steps
+
+
+def proximal_gradient(grads, params, anchor, mu: float):
+  """Adds FedProx's leash: the gradient of (mu/2) ||params - anchor||^2.
+
+  It is exactly zero at the anchor, and compiled out when `mu` is 0.
+
+  Args:
+    grads: Gradient tree of the task loss.
+    params: The trainable leaves, same tree.
+    anchor: The leaves that the client received, same tree.
+    mu: Strength, the factor in the gradient (the papers print mu/2).
+
+  Returns:
+    grads + mu (params - anchor).
+
+  References:
+    Li et al., `Federated Optimization in Heterogeneous Networks
+    <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Algorithm 2.
+  """
+  if mu == 0:
+    return grads
+  return jax.tree.map(lambda g, w, a: g + mu * (w - a), grads, params, anchor)
+
+
+def train_model(
+    model: BlockModel,
+    local: LocalTraining,
+    start: Variables,
+    data: ClientData,
+    visit: Visit,
+    *,
+    grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
+) -> tuple[Variables, dict[str, jax.Array], jax.Array]:
+  """Trains a model on a client's data by cross-entropy, with a fresh optimiser.
+
+  Args:
+    model: The architecture.
+    local: Epochs, batch size, optimiser and learning rate.
+    start: Variables at the beginning.
+    data: The client's examples.
+    visit: The client's turn.
+    grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
+
+  Returns:
+    Variables at the end, {'train_loss': mean over steps}, number of steps.
+  """
+  tx = local.optimizer(local.learning_rate(visit.round_num))
+
+  def loss_fn(params, stats, batch, key):
+    logits, stats = model.apply(
+        Variables(params, stats),
+        batch.x,
+        train=True,
+        mask=batch.mask,
+        key=key,
+    )
+    return cross_entropy(logits, batch.y, batch.mask), stats
+
+  def step(carry, batch, step_num, key):
+    del step_num
+    (params, stats), opt_state = carry
+    (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+        params, stats, batch, key
+    )
+    updates, opt_state = tx.update(grad_hook(grads, params), opt_state, params)
+    params = optax.apply_updates(params, updates)
+    return (Variables(params, stats), opt_state), {'train_loss': loss}
+
+  (end, _), metrics, num_steps = train_epochs(
+      step,
+      (start, tx.init(start.params)),
+      data,
+      visit.key,
+      epochs=local.epochs,
+      batch_size=local.batch_size,
+      drop_last=local.drop_last,
+  )
+  return end, metrics, num_steps

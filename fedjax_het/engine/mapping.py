@@ -1,0 +1,248 @@
+"""Runs a function written for one client over many: the backends.
+
+Every backend has one contract, `mapped(shared, args, num_valid)`, and all
+agree up to the rounding of sums. How clients are mapped is a choice made
+outside the algorithm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.models.conv import conv_lowering
+
+BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
+# The backends that can be traced into a larger compiled program.
+TRACEABLE = ('map', 'vmap', 'shard_map')
+
+
+def resolve_backend(backend: str) -> str:
+  """Picks the backend for 'auto' and refuses unknown names.
+
+  On a CPU one client after another inside one program ('map') is fastest:
+  batching over kernels turns convolutions into slow grouped ones. On other
+  platforms 'vmap' fills the device; that choice has not been measured.
+
+  Args:
+    backend: One of `BACKENDS`.
+
+  Returns:
+    One of `BACKENDS` other than 'auto'.
+
+  Raises:
+    ValueError: If the name is unknown.
+  """
+  if backend not in BACKENDS:
+    raise ValueError(
+        f'Unknown backend {backend!r}; known are {", ".join(BACKENDS)}.'
+    )
+  if backend != 'auto':
+    return backend
+  return 'map' if jax.default_backend() == 'cpu' else 'vmap'
+
+
+def client_mesh(devices=None) -> jax.sharding.Mesh:
+  """A one-axis mesh ('client') over `devices`, by default all of them."""
+  devices = jax.devices() if devices is None else devices
+  return jax.make_mesh(
+      (len(devices),),
+      ('client',),
+      axis_types=(jax.sharding.AxisType.Auto,),
+      devices=devices,
+  )
+
+
+def map_clients(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    backend: str = 'auto',
+    *,
+    chunk: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+  """Maps `fn` over clients, adding up one of its results.
+
+  Args:
+    fn: `(shared, arg) -> (summed, kept)` for one client.
+    backend: 'loop' calls a jitted `fn` client by client from Python; 'map'
+      does so inside one program, running only the valid clients; 'vmap'
+      batches a chunk of them; 'shard_map' and 'pmap' split them over the
+      devices of `mesh`, and each device runs 'map' or, given a chunk, 'vmap'.
+    chunk: Clients batched at once, which bounds memory; None means all of
+      them for 'vmap' and one for the device backends.
+    mesh: Mesh with an axis 'client' for the device backends; all devices by
+      default.
+
+  Returns:
+    `mapped(shared, args, num_valid) -> (summed, kept)`: leaves of `args` are
+    [K, ...], of which the first `num_valid` (int, maybe traced) are real.
+    `summed` is added over those only, and `kept` is [K, ...] with zeros for
+    the others.
+
+  Raises:
+    ValueError: If the backend is unknown or the chunk is not positive.
+  """
+  backend = resolve_backend(backend)
+  if chunk is not None and chunk < 1:
+    raise ValueError(f'chunk must be at least 1, got {chunk}.')
+  if backend == 'loop':
+    return _python_loop(fn)
+  if backend == 'map':
+    return _device_loop(fn, None)
+  if backend == 'vmap':
+    return _device_loop(fn, chunk or np.inf)
+  return _across_devices(
+      _device_loop(fn, chunk), backend, client_mesh() if mesh is None else mesh
+  )
+
+
+def _zeros(shapes, leading=()):
+  return jax.tree.map(
+      lambda s: jnp.zeros((*leading, *s.shape), s.dtype), shapes
+  )
+
+
+def _shapes(fn, shared, args):
+  """Result shapes of `fn` for one client of `args`."""
+  one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), args)
+  return jax.eval_shape(fn, shared, one)
+
+
+def _python_loop(fn):
+  jitted = jax.jit(fn)
+
+  def mapped(shared, args, num_valid):
+    num = jax.tree.leaves(args)[0].shape[0]
+    sum_shape, kept_shape = _shapes(fn, shared, args)
+    summed, kept = _zeros(sum_shape), [_zeros(kept_shape)] * num
+    for i in range(int(num_valid)):
+      one, kept[i] = jitted(shared, jax.tree.map(lambda a: a[i], args))  # noqa: B023
+      summed = jax.tree.map(jnp.add, summed, one)
+    return summed, jax.tree.map(lambda *rows: jnp.stack(rows), *kept)
+
+  return mapped
+
+
+def _device_loop(fn, chunk):
+  """One client (chunk None) or one vmapped chunk after another."""
+
+  def mapped(shared, args, num_valid):
+    num = jax.tree.leaves(args)[0].shape[0]
+    sum_shape, kept_shape = _shapes(fn, shared, args)
+    if chunk is None:
+
+      def body(i, carry):
+        summed, kept = carry
+        one, row = fn(shared, jax.tree.map(lambda a: a[i], args))
+        kept = jax.tree.map(lambda a, r: a.at[i].set(r), kept, row)
+        return jax.tree.map(jnp.add, summed, one), kept
+
+      start = (_zeros(sum_shape), _zeros(kept_shape, (num,)))
+      return jax.lax.fori_loop(0, num_valid, body, start)
+
+    size = int(min(chunk, num))
+    batched = jax.vmap(fn, in_axes=(None, 0))
+
+    def run(begin):
+      # The last chunk is moved back to fit; what it repeats is masked out.
+      place = jnp.minimum(begin, num - size)
+      ids = place + jnp.arange(size)
+      fresh = (ids >= begin) & (ids < num_valid)
+      part = jax.tree.map(
+          lambda a: jax.lax.dynamic_slice_in_dim(a, place, size), args
+      )
+      with conv_lowering('gemm' if jax.default_backend() == 'cpu' else None):
+        many, rows = batched(shared, part)
+      summed = jax.tree.map(lambda a: jnp.sum(_where(fresh, a, 0), 0), many)
+      return place, fresh, summed, rows
+
+    def body(i, carry):
+      summed, kept = carry
+      place, fresh, one, rows = run(i * size)
+      kept = jax.tree.map(
+          lambda a, r: jax.lax.dynamic_update_slice_in_dim(
+              a,
+              _where(fresh, r, jax.lax.dynamic_slice_in_dim(a, place, size)),
+              place,
+              0,
+          ),
+          kept,
+          rows,
+      )
+      return jax.tree.map(jnp.add, summed, one), kept
+
+    start = (_zeros(sum_shape), _zeros(kept_shape, (num,)))
+    if size == num:
+      return body(0, start)
+    return jax.lax.fori_loop(0, -(-num_valid // size), body, start)
+
+  return mapped
+
+
+def _where(keep, new, old):
+  """Selects rows: `keep` is [K] bool, `new` is [K, ...]."""
+  keep = keep.reshape(keep.shape + (1,) * (new.ndim - 1))
+  return jnp.where(keep, new, jnp.asarray(old, new.dtype))
+
+
+def _across_devices(inner, backend, mesh):
+  """Deals the clients to the devices in turn, so that each has its share."""
+  num_devices = mesh.devices.size
+
+  def local(shared, args, num_valid):
+    # Device d holds the clients d, d + D, d + 2D, ...
+    device = jax.lax.axis_index('client')
+    mine = (num_valid - device + num_devices - 1) // num_devices
+    summed, kept = inner(shared, args, mine)
+    return jax.lax.psum(summed, 'client'), kept
+
+  if backend == 'shard_map':
+    spec = jax.P('client')
+
+    def run(shared, args, num_valid):
+      flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
+      summed, kept = jax.shard_map(
+          local,
+          mesh=mesh,
+          in_specs=(jax.P(), spec, jax.P()),
+          out_specs=(jax.P(), spec),
+          check_vma=False,
+      )(shared, flat, num_valid)
+      return summed, jax.tree.map(
+          lambda a: a.reshape(
+              num_devices, len(a) // num_devices, *a.shape[1:]
+          ),
+          kept,
+      )
+
+  else:
+    pmapped = jax.pmap(
+        local,
+        axis_name='client',
+        in_axes=(None, 0, None),
+        out_axes=(None, 0),
+        devices=list(mesh.devices.flat),
+    )
+
+    def run(shared, args, num_valid):
+      return pmapped(shared, args, jnp.asarray(num_valid))
+
+  def mapped(shared, args, num_valid):
+    num = jax.tree.leaves(args)[0].shape[0]
+    padding = -num % num_devices
+
+    def deal(a):
+      a = jnp.concatenate([a, jnp.repeat(a[-1:], padding, axis=0)])
+      share = len(a) // num_devices
+      return a.reshape(share, num_devices, *a.shape[1:]).swapaxes(0, 1)
+
+    def collect(a):
+      a = a.swapaxes(0, 1)
+      return a.reshape(num + padding, *a.shape[2:])[:num]
+
+    summed, kept = run(shared, jax.tree.map(deal, args), num_valid)
+    return summed, jax.tree.map(collect, kept)
+
+  return mapped

@@ -1,0 +1,176 @@
+"""The contract between an algorithm and the engine that runs it.
+
+An algorithm is a few pure functions written for ONE client and one server;
+the engine batches them over a cohort, in whatever way suits the hardware.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_het.models.blocks import BlockModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Clients of one architecture; everything in a group has one shape.
+
+  Attributes:
+    name: Name of the group, unique in the federation.
+    model: Their architecture.
+    client_ids: [K] int32, global and ascending.
+  """
+
+  name: str
+  model: BlockModel
+  client_ids: np.ndarray
+
+  @property
+  def num_clients(self) -> int:
+    """K."""
+    return len(self.client_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+  """How a client trains on its own data.
+
+  Attributes:
+    optimizer: Maps a learning rate (maybe traced) to an optax transformation.
+    learning_rate: Maps the round (int32, traced) to the learning rate.
+    epochs: Passes over the client's data in one visit.
+    batch_size: Examples a step.
+    drop_last: Whether the last partial batch of an epoch is left out instead
+      of being padded and masked.
+  """
+
+  optimizer: Callable[[Any], optax.GradientTransformation]
+  learning_rate: Callable[[Any], Any]
+  epochs: int
+  batch_size: int
+  drop_last: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+  """What is fixed for a run and known to every algorithm.
+
+  Attributes:
+    groups: The groups, whose client ids partition 0 .. num_clients - 1.
+    local: The clients' local training.
+    local_stats: Whether running norm statistics stay on the client instead of
+      being averaged (FedBN-like).
+  """
+
+  groups: tuple[Group, ...]
+  local: LocalTraining
+  local_stats: bool = False
+
+  def __post_init__(self):
+    names = [group.name for group in self.groups]
+    if len(set(names)) != len(names):
+      raise ValueError(f'Group names must differ, got {names}.')
+    ids = np.concatenate([group.client_ids for group in self.groups])
+    if not np.array_equal(np.sort(ids), np.arange(len(ids))):
+      raise ValueError(
+          f'The groups must hold each client of 0..{len(ids) - 1} once.'
+      )
+
+  @property
+  def num_clients(self) -> int:
+    """Number of clients in all groups."""
+    return sum(group.num_clients for group in self.groups)
+
+
+class Visit(NamedTuple):
+  """One client's turn.
+
+  Attributes:
+    client_id: [] int32, global.
+    round_num: [] int32, from 0.
+    key: A random key that follows from (seed, round, client id) alone.
+  """
+
+  client_id: jax.Array
+  round_num: jax.Array
+  key: jax.Array
+
+
+class Maybe(NamedTuple):
+  """A part of a downlink or uplink of which only some may really travel.
+
+  Attributes:
+    value: A pytree whose leaves begin with the axes of `present`.
+    present: Boolean array; entries that are False are not sent, and are not
+      counted as bytes.
+  """
+
+  value: Any
+  present: jax.Array
+
+
+class Uplink(NamedTuple):
+  """What one client returns.
+
+  Attributes:
+    summed: A pytree of which the server only needs the sum over clients, such
+      as weighted deltas and their weights. It is accumulated while clients
+      run, so memory does not grow with the cohort.
+    kept: A pytree that the server needs from each client apart, such as
+      features; None for nothing.
+  """
+
+  summed: Any
+  kept: Any = None
+
+
+class Received(NamedTuple):
+  """What the server has from one group after a round.
+
+  Attributes:
+    summed: Sum of `Uplink.summed` over the group's clients of the cohort.
+    kept: `Uplink.kept`, stacked on a leading axis of slots.
+    client_id: [slots] int32, ascending; padding slots hold num_clients, which
+      a scatter with `mode='drop'` ignores.
+  """
+
+  summed: Any
+  kept: Any
+  client_id: jax.Array
+
+
+def _predict(group, variables, x):
+  return group.model.apply(variables, x)[0]
+
+
+class FederatedAlgorithm(NamedTuple):
+  """A federated algorithm; every function is pure and traceable.
+
+  Attributes:
+    init: `(key) -> server`, the server's first state.
+    init_client: `(group, client_id, key) -> client`, what one client keeps
+      between its visits; () when nothing.
+    downlink: `(server, group, visit) -> downlink`, the pytree sent to one
+      client. Parts that do not depend on the client are never copied per
+      client: batching leaves them shared.
+    client_update: `(group, client, downlink, data, visit) ->
+      (client, uplink, metrics)`; `metrics` maps names to scalars.
+    server_update: `(server, {group name: Received}, key) -> server`.
+    client_model: `(server, client, group) -> variables` to evaluate.
+    personal: Whether `client_model` depends on the client; if not, one model
+      per group is evaluated.
+    predict: `(group, variables, x) -> logits [B, C]`.
+  """
+
+  init: Callable[..., Any]
+  init_client: Callable[..., Any]
+  downlink: Callable[..., Any]
+  client_update: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]]
+  server_update: Callable[..., Any]
+  client_model: Callable[..., Any]
+  personal: bool = False
+  predict: Callable[..., jax.Array] = _predict

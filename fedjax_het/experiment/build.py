@@ -1,0 +1,223 @@
+"""From a config to all that a run needs; every refusal happens here."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.federated import (
+  FederatedData,
+  Normalise,
+  crop_flip_cutout,
+  federate,
+)
+from fedjax_het.data.partition import partition
+from fedjax_het.data.sources import Dataset, load
+from fedjax_het.data.splits import assign_groups
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Group,
+  LocalTraining,
+)
+from fedjax_het.experiment.config import check, group_spec
+from fedjax_het.experiment.tensorboard import check_installed
+from fedjax_het.models import create
+
+
+class Experiment(NamedTuple):
+  """All that a run needs.
+
+  Attributes:
+    config: The config, frozen.
+    dataset: The data set on the host, resized if the config says so.
+    parts: The training examples of each client.
+    federation: Groups and local training.
+    algorithm: The method.
+    data: The federated data on the device.
+    preprocess: Maps uint8 test images to model inputs.
+    cohort_size: Clients a round.
+  """
+
+  config: ml_collections.FrozenConfigDict
+  dataset: Dataset
+  parts: list[np.ndarray]
+  federation: Federation
+  algorithm: FederatedAlgorithm
+  data: FederatedData
+  preprocess: Callable[..., jax.Array]
+  cohort_size: int
+
+
+def build(config: ml_collections.ConfigDict) -> Experiment:
+  """Turns a config into an experiment.
+
+  Args:
+    config: See `default_config`.
+
+  Returns:
+    The experiment.
+
+  Raises:
+    ValueError: If anything in the config, or in how it fits the data, is
+      wrong; in one line that names the entry.
+    FileNotFoundError: If the data set's files are not there.
+  """
+  check(config)
+  if config.tensorboard:
+    check_installed()
+  groups = {name: group_spec(config, name) for name in config.groups}
+  num_clients = sum(clients for _, clients, _ in groups.values())
+  dataset = _resize(load(config.dataset, config.data_dir), config.image_size)
+  if num_clients > len(dataset.train_labels):
+    raise ValueError(
+        f'groups hold {num_clients} clients, more than the '
+        f'{len(dataset.train_labels)} training examples of {config.dataset}.'
+    )
+  with _naming('partition'):
+    parts = partition(
+        dataset.train_labels, num_clients, **config.partition.to_dict()
+    )
+  _check_batch_size(config, parts)
+  group_of = np.array(
+      assign_groups(
+          {name: clients for name, (_, clients, _) in groups.items()},
+          config.group_seed,
+      )
+  )
+  made = []
+  for name, (model, _, options) in groups.items():
+    shape = dataset.train_images.shape[1:]
+    with _naming(f'groups.{name}'):
+      net = create(model, shape, dataset.num_classes, **options)
+    members = np.flatnonzero(group_of == name).astype(np.int32)
+    made.append(Group(name, net, members))
+  federation = Federation(
+      tuple(made), local_training(config), config.local_stats
+  )
+  options = config.algorithm.to_dict()
+  with _naming('algorithm'):
+    algorithm = ALGORITHMS[options.pop('name')](federation, **options)
+  augment = _AUGMENT[config.local.augment]
+  normalise = Normalise(dataset.mean, dataset.std, augment)
+  return Experiment(
+      ml_collections.FrozenConfigDict(config),
+      dataset,
+      parts,
+      federation,
+      algorithm,
+      federate(dataset.train_images, dataset.train_labels, parts, normalise),
+      normalise,
+      config.cohort_size or num_clients,
+  )
+
+
+@contextlib.contextmanager
+def _naming(section: str) -> Iterator[None]:
+  """Says in which section of the config a ValueError has its cause."""
+  try:
+    yield
+  except ValueError as e:
+    raise ValueError(f'{section}: {e}') from e
+
+
+def _check_batch_size(config, parts) -> None:
+  sizes = [len(part) for part in parts]
+  smallest = int(np.argmin(sizes))
+  if config.local.batch_size > sizes[smallest]:
+    raise ValueError(
+        f'local.batch_size={config.local.batch_size} is larger than client '
+        f'{smallest}, which has {sizes[smallest]} examples; set '
+        f'local.batch_size to at most {sizes[smallest]}, or '
+        'partition.min_size (where the partition has one) to at least '
+        f'{config.local.batch_size}.'
+    )
+
+
+def _resize(dataset: Dataset, size: int | None) -> Dataset:
+  """Resizes all images bilinearly to `size` x `size`, rounded to uint8."""
+  if size is None or dataset.train_images.shape[1:3] == (size, size):
+    return dataset
+
+  @jax.jit
+  def resize(images):
+    shape = (len(images), size, size, images.shape[3])
+    return jnp.round(
+        jax.image.resize(images.astype(jnp.float32), shape, 'linear')
+    ).astype(jnp.uint8)
+
+  def all_of(images):
+    batches = [images[i : i + 1000] for i in range(0, len(images), 1000)]
+    return np.concatenate([np.asarray(resize(batch)) for batch in batches])
+
+  return dataset._replace(
+      train_images=all_of(dataset.train_images),
+      test_images=all_of(dataset.test_images),
+  )
+
+
+_AUGMENT: dict[str, Callable[..., jax.Array] | None] = {
+    'none': None,
+    'crop_flip': crop_flip_cutout,
+    'crop_flip_cutout': functools.partial(crop_flip_cutout, cutout=16),
+}
+
+
+def local_training(config) -> LocalTraining:
+  """The clients' local training as the config's `local` describes it."""
+  local = config.local
+
+  def optimizer(learning_rate: Any) -> optax.GradientTransformation:
+    steps = []
+    if local.clip_norm is not None:
+      steps.append(optax.clip_by_global_norm(local.clip_norm))
+    if local.weight_decay and local.optimizer != 'adamw':
+      steps.append(optax.add_decayed_weights(local.weight_decay))
+    steps.append(_OPTIMIZERS[local.optimizer](local, learning_rate))
+    return optax.chain(*steps) if len(steps) > 1 else steps[0]
+
+  return LocalTraining(
+      optimizer,
+      _SCHEDULES[local.schedule](local, config.num_rounds),
+      local.epochs,
+      local.batch_size,
+      local.drop_last,
+  )
+
+
+_OPTIMIZERS = {
+    'adam': lambda local, rate: optax.adam(rate),
+    'adamw': lambda local, rate: optax.adamw(
+        rate, weight_decay=local.weight_decay
+    ),
+    'sgd': lambda local, rate: optax.sgd(
+        rate, local.momentum or None, local.nesterov
+    ),
+}
+
+
+def _constant(local, num_rounds):
+  del num_rounds
+  return lambda round_num: local.learning_rate
+
+
+def _step(local, num_rounds):
+  del num_rounds
+  drops = jnp.asarray(sorted(local.lr_rounds), jnp.int32)
+  return lambda round_num: local.learning_rate * local.lr_factor ** jnp.sum(
+      round_num + 1 >= drops
+  ).astype(jnp.float32)
+
+
+def _cosine(local, num_rounds):
+  return optax.cosine_decay_schedule(local.learning_rate, num_rounds)
+
+
+_SCHEDULES = {'constant': _constant, 'step': _step, 'cosine': _cosine}

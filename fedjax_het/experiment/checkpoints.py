@@ -1,0 +1,227 @@
+"""Checkpoints of a run's state that are verified when they are read."""
+
+from collections.abc import Iterator
+import contextlib
+import errno
+import logging
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+import zlib
+
+from absl import logging as absl_logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+  """A checkpoint that was read and verified.
+
+  Attributes:
+    step: Rounds done.
+    state: The state, on the device.
+    notes: What was stored beside it.
+  """
+
+  step: int
+  state: Any
+  notes: dict[str, Any]
+
+
+def _leaves(tree) -> dict[str, Any]:
+  """{path: leaf}; leaves without any number are left out."""
+  return {
+      jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+      if 0 not in leaf.shape
+  }
+
+
+def _checksum(array: np.ndarray) -> int:
+  """CRC-32 of an array's bytes."""
+  return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+class Checkpoints:
+  """The last few states of a run, each written all or nothing.
+
+  Writing is synchronous: the state is donated to the next round, so a copy
+  would have to be taken anyway, and an error must stop the run at once.
+
+  Attributes:
+    folder: Where they lie, one folder per checkpoint named by its step.
+  """
+
+  def __init__(self, folder: pathlib.Path, keep: int = 3):
+    """Opens a folder of checkpoints, which may not exist yet.
+
+    Args:
+      folder: The folder.
+      keep: How many of the latest are kept.
+    """
+    self.folder = folder.absolute()
+    self._keep = keep
+    self._manager = self._open()
+
+  def _open(self) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=self._keep,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,
+    )
+    with _quiet():
+      return ocp.CheckpointManager(self.folder, options=options)
+
+  def close(self) -> None:
+    """Releases what the manager holds."""
+    with _quiet():
+      self._manager.close()
+
+  def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
+    """Writes a checkpoint; the earlier ones are touched after that only.
+
+    Args:
+      step: Rounds done.
+      state: A pytree of arrays.
+      notes: Anything that JSON can hold.
+
+    Raises:
+      OSError: If it could not be written; the earlier ones are intact.
+    """
+    arrays = {name: np.asarray(leaf) for name, leaf in _leaves(state).items()}
+    sums = {name: _checksum(array) for name, array in arrays.items()}
+    try:
+      with _quiet():
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays),
+                notes=ocp.args.JsonSave(dict(notes, step=step, checksums=sums)),
+            ),
+            force=True,
+        )
+    except Exception as e:  # Many kinds, by what failed in which library.
+      for rest in self.folder.glob('*orbax-checkpoint-tmp*'):
+        shutil.rmtree(rest, ignore_errors=True)
+      full = 'No space left' in str(e) or getattr(e, 'errno', 0) == errno.ENOSPC
+      reason = 'No space left on device' if full else _one_line(e)
+      raise OSError(
+          errno.ENOSPC if full else errno.EIO,
+          f'{reason} while writing the checkpoint of round {step} to '
+          f'{self.folder}',
+      ) from e
+
+  def restore(self, like: Any) -> Restored | None:
+    """Reads the latest checkpoint that is whole.
+
+    Later ones that are not are warned of and set aside, as damaged-<step>.
+
+    Args:
+      like: A pytree of the shapes and dtypes to expect.
+
+    Returns:
+      The checkpoint; None if there is no folder of one.
+
+    Raises:
+      ValueError: If there are checkpoints and none can be read.
+    """
+    steps = sorted(
+        int(path.name)
+        for path in self.folder.glob('*')
+        if path.name.isdigit() and path.is_dir()
+    )
+    bad: dict[int, str] = {}
+    for step in reversed(steps):
+      try:
+        with _quiet():
+          state, notes = self._read(step, like)
+      except Exception as e:  # Any damage: missing, cut or changed files.
+        bad[step] = _one_line(e)
+        continue
+      for worse, reason in bad.items():
+        _log.warning(
+            'The checkpoint of round %d in %s is damaged (%s); going back to '
+            'that of round %d.', worse, self.folder, reason, step,
+        )  # fmt: skip
+        self._set_aside(worse)
+      if bad:
+        self._manager.reload()
+      return Restored(step, state, notes)
+    if bad:
+      step, reason = next(iter(bad.items()))
+      raise ValueError(
+          f'None of the checkpoints in {self.folder} (rounds '
+          f'{", ".join(map(str, steps))}) can be read; that of round {step}: '
+          f'{reason}. Restore one of them or choose another workdir.'
+      )
+    return None
+
+  def _set_aside(self, step: int) -> None:
+    """Renames a checkpoint, so that the step can be written again."""
+    path, count = self.folder / f'damaged-{step}', 1
+    while path.exists():
+      count += 1
+      path = self.folder / f'damaged-{step}-{count}'
+    (self.folder / str(step)).rename(path)
+
+  def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    wanted = _leaves(like)
+    # Zeros that take no memory say what to read, and that numpy is wanted.
+    target = {
+        name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        for name, leaf in wanted.items()
+    }
+    restored = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(target),
+            notes=ocp.args.JsonRestore(),
+        ),
+    )
+    arrays, notes = restored.state, restored.notes
+    sums = notes.pop('checksums')
+    for name, leaf in wanted.items():
+      array = arrays[name]
+      if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+        raise ValueError(
+            f'{name} is {array.dtype}{array.shape}, expected '
+            f'{leaf.dtype}{leaf.shape}'
+        )
+      if _checksum(array) != sums.get(name):
+        raise ValueError(f'the checksum of {name} does not match')
+    if notes.pop('step') != step:
+      raise ValueError('its folder has been renamed')
+    return _fill(like, arrays), notes
+
+
+def _fill(like: Any, arrays: dict[str, np.ndarray]) -> Any:
+  """`like` with the leaves replaced by copies on the device."""
+
+  def one(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if name not in arrays:
+      return jnp.zeros(leaf.shape, leaf.dtype)
+    return jnp.array(arrays[name], copy=True)
+
+  return jax.tree_util.tree_map_with_path(one, like)
+
+
+def _one_line(error: Exception) -> str:
+  """The beginning of an error's text on one line."""
+  text = ' '.join(str(error).split()) or type(error).__name__
+  return text if len(text) <= 160 else text[:157] + '...'
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps orbax's own reports out of the log; its errors we raise."""
+  level = absl_logging.get_verbosity()
+  absl_logging.set_verbosity(absl_logging.FATAL)
+  try:
+    yield
+  finally:
+    absl_logging.set_verbosity(level)

@@ -1,0 +1,293 @@
+"""What an experiment's config holds, its defaults, and what is refused."""
+
+from collections.abc import Mapping
+import re
+from typing import Any, NamedTuple
+
+import ml_collections
+from ml_collections import config_dict
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.partition import PARTITIONS
+from fedjax_het.data.sources import DATASETS
+from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.experiment import options as opt
+from fedjax_het.models import MODELS
+
+
+class Field(NamedTuple):
+  """One plain entry of a config.
+
+  Attributes:
+    default: Its default.
+    kind: Its type, maybe a union with None.
+    low: Smallest value allowed.
+    above: A value that it must exceed.
+    choices: All values allowed.
+  """
+
+  default: Any
+  kind: Any
+  low: float | None = None
+  above: float | None = None
+  choices: tuple[str, ...] = ()
+
+
+AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
+SCHEDULES = ('constant', 'step', 'cosine')
+OPTIMIZERS = ('adam', 'adamw', 'sgd')
+
+# How clients train; learning rates follow the round, optimisers start anew in
+# every visit.
+LOCAL = dict(
+    epochs=Field(2, int, low=1),
+    batch_size=Field(16, int, low=1),
+    optimizer=Field('adam', str, choices=OPTIMIZERS),
+    learning_rate=Field(1e-3, float, above=0),
+    # 'step' multiplies the rate by lr_factor from each of lr_rounds on, rounds
+    # counted from 1; 'cosine' falls to zero over num_rounds.
+    schedule=Field('constant', str, choices=SCHEDULES),
+    lr_rounds=Field((), tuple),
+    lr_factor=Field(0.1, float, above=0),
+    # For 'sgd' only.
+    momentum=Field(0.0, float, low=0),
+    nesterov=Field(False, bool),
+    # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
+    weight_decay=Field(0.0, float, low=0),
+    # Largest global norm of a gradient; None for no clipping.
+    clip_norm=Field(None, float | None, above=0),
+    # Leave out the last partial batch instead of masking its padding.
+    drop_last=Field(False, bool),
+    augment=Field('none', str, choices=AUGMENTATIONS),
+)
+FIELDS = dict(
+    # Seeds of training, and of who takes part; the partition has its own.
+    seed=Field(0, int, low=0),
+    sampling_seed=Field(0, int, low=0),
+    dataset=Field('digits', str, choices=tuple(DATASETS)),
+    data_dir=Field(None, str | None),
+    # Images are resized to this height and width; None leaves them.
+    image_size=Field(None, int | None, low=1),
+    # None deals clients to groups in order, a seed at random.
+    group_seed=Field(None, int | None, low=0),
+    # Whether running norm statistics stay on the client (FedBN).
+    local_stats=Field(False, bool),
+    # Clients a round; None for all.
+    cohort_size=Field(None, int | None, low=1),
+    num_rounds=Field(20, int, low=1),
+    eval_every=Field(1, int, low=1),
+    eval_batch_size=Field(500, int, low=1),
+    # How many personal models of a group are evaluated; None for all.
+    eval_clients_per_group=Field(None, int | None, low=1),
+    # Mean accuracy whose first round is reported; None for none.
+    target_accuracy=Field(None, float | None, above=0),
+    checkpoint_every=Field(5, int, low=1),
+    keep_checkpoints=Field(3, int, low=2),
+    backend=Field('auto', str, choices=BACKENDS),
+    chunk=Field(None, int | None, low=1),
+    # What to do about a client whose update holds NaN or infinity.
+    nonfinite=Field('raise', str, choices=('raise', 'drop')),
+    tensorboard=Field(False, bool),
+    compilation_cache=Field(True, bool),
+)
+SECTIONS = ('partition', 'groups', 'model', 'algorithm', 'local')
+# Names that would be mistaken for another key of a metrics line.
+_RESERVED = ('worst', 'mean')
+
+
+def _plain(field: Field) -> Any:
+  """A ConfigDict value: None needs a placeholder that keeps the type."""
+  if field.default is None:
+    return config_dict.placeholder(_not_none(field.kind))
+  return field.default
+
+
+def _not_none(kind: Any) -> type:
+  kinds = getattr(kind, '__args__', (kind,))
+  return next(k for k in kinds if k is not type(None))
+
+
+def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
+  """The `algorithm` section: a method and all of its options.
+
+  Args:
+    name: A key of `ALGORITHMS`.
+    **options: Those that differ from the method's defaults.
+
+  Returns:
+    The section, in which each option can be overridden.
+
+  Raises:
+    ValueError: If the name or an option is unknown.
+  """
+  opt.check_name('algorithm', name, ALGORITHMS)
+  known = opt.keyword_options(ALGORITHMS[name])
+  opt.check_options('algorithm', options, known, f'algorithm {name!r}')
+  values = {k: _plain(Field(d, kind)) for k, (kind, d) in known.items()}
+  section = ml_collections.ConfigDict(dict(name=name, **values))
+  section.update(options)
+  return section
+
+
+def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
+  """The default experiment: a method on the embedded digits, 10 clients.
+
+  Args:
+    algorithm: A key of `ALGORITHMS`.
+
+  Returns:
+    A locked config. `groups` maps each group's name to its number of clients,
+    the name being the model, or to a section of `model`, `clients` and model
+    options; `model` holds the options of all models that have them;
+    `partition` holds a form's name, its own seed and its options.
+  """
+  config = {name: _plain(field) for name, field in FIELDS.items()}
+  config['local'] = {name: _plain(field) for name, field in LOCAL.items()}
+  config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
+  config['groups'] = dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)
+  config['model'] = dict(width=1.0, norm='batch')
+  config['algorithm'] = algorithm_config(algorithm)
+  return ml_collections.ConfigDict(config).lock()
+
+
+def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:
+  """One group as (model, number of clients, options of the model).
+
+  Args:
+    config: The config.
+    name: A key of `config.groups`.
+
+  Returns:
+    The model's options are those of `config.model` that it has, and the
+    group's own.
+  """
+  entry = config.groups[name]
+  entry = dict(entry) if isinstance(entry, Mapping) or hasattr(
+      entry, 'to_dict'
+  ) else dict(clients=entry)
+  model, clients = entry.pop('model', name), entry.pop('clients', None)
+  if model not in MODELS:
+    return model, clients, entry
+  known = opt.keyword_options(MODELS[model])
+  common = {k: v for k, v in config.model.items() if k in known}
+  return model, clients, {**common, **entry}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses a config that cannot be run, before any data is read.
+
+  Args:
+    config: The config.
+
+  Raises:
+    ValueError: In one line that names the entry, its value and what is right.
+  """
+  _check_keys(config, (*FIELDS, *SECTIONS), '')
+  for name, field in FIELDS.items():
+    _check_field(name, config[name], field)
+  for name in SECTIONS:
+    if not hasattr(config[name], 'items'):
+      raise ValueError(f'{name} must be a section, got {config[name]!r}.')
+  _check_keys(config.local, LOCAL, 'local.')
+  for name, field in LOCAL.items():
+    _check_field(f'local.{name}', config.local[name], field)
+  _check_local(config.local)
+  _check_section(config.algorithm, 'algorithm', ALGORITHMS)
+  _check_section(config.partition, 'partition', PARTITIONS)
+  _check_field(
+      'partition.seed', config.partition.get('seed'), Field(0, int, low=0)
+  )
+  _check_groups(config)
+  if config.target_accuracy is not None and config.target_accuracy > 1:
+    raise ValueError(
+        'target_accuracy must be a share of at most 1, got '
+        f'{config.target_accuracy}; for percent divide by 100.'
+    )
+  total = sum(group_spec(config, name)[1] for name in config.groups)
+  if config.cohort_size is not None and config.cohort_size > total:
+    raise ValueError(
+        f'cohort_size={config.cohort_size} is larger than the population of '
+        f'{total} clients; it must be between 1 and {total}.'
+    )
+
+
+def _check_keys(section, known, prefix: str) -> None:
+  for name in section:
+    if name not in known:
+      raise ValueError(
+          f'Unknown config key {prefix}{name}{opt.did_you_mean(name, known)}; '
+          f'known are {", ".join(known)}.'
+      )
+  for name in known:
+    if name not in section:
+      raise ValueError(
+          f'The config lacks {prefix}{name}; begin with default_config().'
+      )
+
+
+def _check_field(name: str, value: Any, field: Field) -> None:
+  opt.check_type(name, value, field.kind)
+  if value is None:
+    return
+  if field.choices:
+    opt.check_name(name, value, field.choices)
+  if field.low is not None and value < field.low:
+    raise ValueError(f'{name} must be at least {field.low}, got {value}.')
+  if field.above is not None and value <= field.above:
+    raise ValueError(f'{name} must be above {field.above}, got {value}.')
+
+
+def _check_local(local) -> None:
+  """What entries of `local` demand of each other."""
+  for item in local.lr_rounds:
+    _check_field('local.lr_rounds', item, Field(1, int, low=1))
+  if bool(local.lr_rounds) != (local.schedule == 'step'):
+    raise ValueError(
+        f'local.lr_rounds={tuple(local.lr_rounds)} does not fit '
+        f'local.schedule={local.schedule!r}; step needs rounds, the others '
+        'none.'
+    )
+  if local.optimizer != 'sgd' and (local.momentum or local.nesterov):
+    raise ValueError(
+        'local.momentum and local.nesterov are for the optimizer sgd, got '
+        f'{local.optimizer!r}.'
+    )
+  if local.momentum >= 1:
+    raise ValueError(f'local.momentum must be below 1, got {local.momentum}.')
+  if local.nesterov and not local.momentum:
+    raise ValueError('local.nesterov needs local.momentum above 0.')
+
+
+def _check_section(section, where: str, table) -> None:
+  """A section of a name out of `table` and the options of that entry."""
+  name = section.get('name')
+  opt.check_name(where, name, table)
+  given = {k: v for k, v in section.items() if k != 'name'}
+  known = opt.keyword_options(table[name])
+  opt.check_options(where, given, known, f'{where} {name!r}')
+
+
+def _check_groups(config) -> None:
+  """Names, models, client counts and model options."""
+  if not config.groups:
+    raise ValueError('groups is empty; name at least one model.')
+  used = set()
+  for name in config.groups:
+    if not re.fullmatch(r'[\w.-]+', name) or name in _RESERVED:
+      raise ValueError(
+          f'A group cannot be called {name!r}; use letters, digits and _.-, '
+          f'and not {" or ".join(_RESERVED)}.'
+      )
+    model, clients, given = group_spec(config, name)
+    opt.check_name(f'model of groups.{name}', model, MODELS)
+    _check_field(f'groups.{name}', clients, Field(1, int, low=1))
+    known = opt.keyword_options(MODELS[model])
+    opt.check_options(f'groups.{name}', given, known, f'model {model!r}')
+    used |= set(known)
+  for name in config.model:
+    if name not in used:
+      raise ValueError(
+          f'model.{name}: none of the models has an option {name!r}'
+          f'{opt.did_you_mean(name, used)}; they take '
+          f'{", ".join(sorted(used))}.'
+      )

@@ -1,0 +1,96 @@
+"""What is known of a run before its first round: sizes, bytes, versions."""
+
+import math
+from typing import Any
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.experiment.build import Experiment
+
+
+def _count(tree) -> int:
+  """Numbers in a tree of arrays or shapes."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(tree) -> int:
+  return sum(
+      math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+      for leaf in jax.tree.leaves(tree)
+  )
+
+
+def fingerprint(experiment: Experiment) -> int:
+  """A CRC-32 of the data and of who holds what, to recognise them by."""
+  crc = 0
+  data = experiment.dataset
+  arrays = (
+      data.train_images,
+      data.train_labels,
+      data.test_images,
+      data.test_labels,
+      *experiment.parts,
+  )
+  for array in arrays:
+    crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view('u1'), crc)
+  return crc
+
+
+def versions() -> dict[str, str]:
+  """What the last bits of a result may hang on."""
+  device = jax.devices()[0]
+  return dict(
+      jax=jax.__version__, platform=device.platform, device=device.device_kind
+  )
+
+
+def measure(experiment: Experiment) -> dict[str, Any]:
+  """Facts that the report needs and JSON can hold; nothing is computed.
+
+  Args:
+    experiment: The experiment.
+
+  Returns:
+    `groups`: {name: model, clients, parameters, statistics (running ones of
+    norms), client_bytes (what one client keeps between its visits)};
+    `server_bytes`; `cohort_size`; `partition` [clients][classes] counts;
+    `group_of` [clients]; `test_examples`; `versions`.
+  """
+  federation, algorithm = experiment.federation, experiment.algorithm
+  key = jax.random.key(0)
+  groups = {}
+  group_of = [''] * federation.num_clients
+  for group in federation.groups:
+    variables = group.model.abstract_variables
+    client = jax.eval_shape(
+        lambda key, group=group: algorithm.init_client(
+            group, jnp.int32(0), key
+        ),
+        key,
+    )
+    groups[group.name] = dict(
+        model=group.model.name,
+        clients=group.num_clients,
+        parameters=_count(variables.params),
+        statistics=_count(variables.stats),
+        client_bytes=_bytes(client),
+    )
+    for client_id in group.client_ids:
+      group_of[client_id] = group.name
+  labels = experiment.dataset.train_labels
+  num_classes = experiment.dataset.num_classes
+  return dict(
+      groups=groups,
+      group_of=group_of,
+      server_bytes=_bytes(jax.eval_shape(algorithm.init, key)),
+      cohort_size=experiment.cohort_size,
+      partition=[
+          np.bincount(labels[part], minlength=num_classes).tolist()
+          for part in experiment.parts
+      ],
+      test_examples=len(experiment.dataset.test_labels),
+      versions=versions(),
+  )

@@ -1,0 +1,129 @@
+"""Options by name: what a constructor accepts, and one clear line if not."""
+
+from collections.abc import Callable, Iterable, Mapping
+import difflib
+import inspect
+import math
+import types
+import typing
+from typing import Any
+
+_WORDS = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a finite number',
+    str: 'a string',
+    tuple: 'a tuple',
+    type(None): 'None',
+}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  """' (did you mean 'x'?)' for the nearest known name, or ''."""
+  close = difflib.get_close_matches(str(name), [*known], n=1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
+
+
+def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+  """Refuses a name that is not known.
+
+  Args:
+    what: What is named, such as 'algorithm'.
+    name: The name.
+    known: All names.
+
+  Raises:
+    ValueError: With the nearest and all known names.
+  """
+  known = [*known]
+  if name not in known:
+    raise ValueError(
+        f'Unknown {what} {name!r}{did_you_mean(name, known)}; known are '
+        f'{", ".join(known)}.'
+    )
+
+
+def _accepts(kind: Any, value: Any) -> bool:
+  """Whether `value` is of `kind`; a bool is no number, an int is a float."""
+  if kind is Any:
+    return True
+  if isinstance(kind, types.UnionType) or typing.get_origin(kind) is (
+      typing.Union
+  ):
+    return any(_accepts(one, value) for one in typing.get_args(kind))
+  if kind is float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+  if kind is int:
+    return isinstance(value, int) and not isinstance(value, bool)
+  return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+  kinds = typing.get_args(kind) or (kind,)
+  return ' or '.join(_WORDS.get(k, getattr(k, '__name__', str(k))) for k in kinds)
+
+
+def check_type(where: str, value: Any, kind: Any) -> None:
+  """Refuses a value of the wrong type, such as a bool for an integer.
+
+  Args:
+    where: The option's full name, for the message.
+    value: Its value.
+    kind: A type, a union of types, or Any.
+
+  Raises:
+    ValueError: Naming the value and what is expected.
+  """
+  if not _accepts(kind, value):
+    raise ValueError(f'{where} must be {_describe(kind)}, got {value!r}.')
+
+
+def keyword_options(fn: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+  """The keyword-only parameters of a constructor.
+
+  Args:
+    fn: A function or a `functools.partial` of one; what the partial fixes is
+      not an option.
+
+  Returns:
+    {name: (type, default)}. Without an annotation the type is that of the
+    default; a default of None then means Any.
+  """
+  hints = typing.get_type_hints(getattr(fn, 'func', fn))
+  fixed = getattr(fn, 'keywords', {})
+  options = {}
+  for name, parameter in inspect.signature(fn).parameters.items():
+    if parameter.kind != parameter.KEYWORD_ONLY or name in fixed:
+      continue
+    default = parameter.default
+    plain = Any if default in (None, parameter.empty) else type(default)
+    options[name] = (hints.get(name, plain), default)
+  return options
+
+
+def check_options(
+    where: str,
+    options: Mapping[str, Any],
+    known: Mapping[str, tuple[Any, Any]],
+    whose: str,
+) -> None:
+  """Refuses options that a constructor does not have, or of a wrong type.
+
+  Args:
+    where: Prefix of the options' names, such as 'algorithm'.
+    options: The options given.
+    known: What `keyword_options` returns.
+    whose: Who would take them, such as "algorithm 'fedin'".
+
+  Raises:
+    ValueError: Naming the option and what is known.
+  """
+  for name, value in options.items():
+    if name not in known:
+      takes = f'it takes {", ".join(known)}' if known else 'it takes none'
+      raise ValueError(
+          f'{where}.{name}: {whose} has no option {name!r}'
+          f'{did_you_mean(name, known)}; {takes}.'
+      )
+    check_type(f'{where}.{name}', value, known[name][0])

@@ -1,0 +1,359 @@
+"""report.md of a workdir, and the comparison of several."""
+
+from collections.abc import Mapping, Sequence
+import json
+import logging
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import config as config_lib
+from fedjax_het.experiment import metrics, paper_targets, tables
+from fedjax_het.experiment.workdir import read_config, write_atomically
+
+_log = logging.getLogger(__name__)
+
+
+def read_run(
+    folder: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, Any], list[metrics.Row]]:
+  """Reads what a workdir holds.
+
+  Args:
+    folder: The workdir.
+
+  Returns:
+    Its config and facts as nested dicts, and its rows.
+
+  Raises:
+    FileNotFoundError: If it is no workdir, or its run has not begun.
+    ValueError: If a file is damaged.
+  """
+  config = read_config(folder)
+  try:
+    facts = json.loads((folder / 'facts.json').read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise FileNotFoundError(
+        f'{folder} has no facts.json: its run has not begun to train.'
+    ) from None
+  rows = metrics.read_rows(folder / 'metrics.jsonl')
+  if not any(row['split'] == 'test' for row in rows):
+    raise FileNotFoundError(f'{folder} holds no evaluation yet.')
+  return config, facts, rows
+
+
+def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+  """A run's setting in one sentence, to stand beside a paper's.
+
+  Args:
+    config: Its config as nested dicts.
+    facts: Its facts.
+
+  Returns:
+    The sentence, with every option of the method that is not its default.
+  """
+  local, groups = config['local'], facts['groups']
+  models = ', '.join(f'{g["clients"]} {name}' for name, g in groups.items())
+  section = dict(config['algorithm'])
+  name = section.pop('name')
+  defaults = config_lib.default_config(name).algorithm.to_dict()
+  options = {k: v for k, v in section.items() if v != defaults.get(k)}
+  optimizer = f'{local["optimizer"]} {local["learning_rate"]:g}'
+  if local['schedule'] != 'constant':
+    optimizer += f' ({local["schedule"]})'
+  parts = [
+      f'{sum(g["clients"] for g in groups.values())} clients ({models})',
+      f'{facts["cohort_size"]} sampled',
+      f'{config["num_rounds"]} rounds',
+      f'{local["epochs"]} local epochs',
+      f'batch {local["batch_size"]}',
+      optimizer,
+      'models ' + _options(config['model']),
+      'split ' + _named(config['partition']),
+      f'{name} {_options(options)}'.strip(),
+      f'seed {config["seed"]}, sampling seed {config["sampling_seed"]}',
+  ]
+  if config['image_size'] is not None:
+    parts.append(f'images resized to {config["image_size"]}')
+  return ', '.join(parts)
+
+
+def _options(options: Mapping[str, Any]) -> str:
+  return ' '.join(f'{k}={v}' for k, v in sorted(options.items()))
+
+
+def _named(section: Mapping[str, Any]) -> str:
+  rest = {k: v for k, v in section.items() if k != 'name'}
+  return f'{section["name"]} {_options(rest)}'
+
+
+def write_report(folder: pathlib.Path) -> pathlib.Path:
+  """Writes report.md and its pictures from the other files of a workdir.
+
+  Without matplotlib (extra `plots`) the report has no pictures, and says so.
+
+  Args:
+    folder: The workdir.
+
+  Returns:
+    The path of report.md.
+
+  Raises:
+    FileNotFoundError: If the workdir holds no evaluated run.
+    ValueError: If a file is damaged.
+    OSError: If it cannot be written.
+  """
+  config, facts, rows = read_run(folder)
+  summary = metrics.summarise(rows, config['target_accuracy'])
+  title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
+  drawn = _draw(folder, config, facts, rows)
+  if summary.rounds == config['num_rounds']:
+    state = f'All {summary.rounds} rounds are done.'
+  else:
+    state = f'{summary.rounds} of {config["num_rounds"]} rounds are done.'
+  sections = [
+      f'# {title}',
+      f'{state} Setting: {setting(config, facts)}. The whole config is in '
+      f'`config.json`.\n\n{_versions(facts)}',
+      '## Accuracy',
+      f'On all {facts["test_examples"]:,} test examples. {_models(summary)} '
+      'The best round is the one with the highest mean test accuracy; being '
+      'chosen on the test set it flatters.',
+      tables.as_markdown(tables.results(summary, facts)),
+      '\n'.join(
+          f'- {line}'
+          for line in tables.totals(summary, config['target_accuracy'])
+      ),
+      *([f'![Accuracy by round]({drawn["curves"]})'] if drawn else []),
+      *_paper(config, facts, summary),
+      '## Who holds what',
+      *(
+          [f'![Clients and classes]({drawn["partition"]})']
+          if drawn
+          else [_NO_PICTURES]
+      ),
+      '## Communication',
+      _COMMUNICATION,
+      tables.as_markdown(tables.communication(rows, facts)),
+      '## Memory',
+      _MEMORY,
+      tables.as_markdown(tables.memory(facts)),
+      *_program(facts),
+  ]
+  path = folder / 'report.md'
+  write_atomically(path, '\n\n'.join(sections) + '\n')
+  return path
+
+
+_NO_PICTURES = (
+    'No pictures: they need the extra `plots` (`pip install '
+    "'fedjax_het[plots]'`); `python -m launch.report` then adds them."
+)
+_COMMUNICATION = (
+    'Bytes counted from the arrays that travelled, parts left empty not '
+    'included. Per client and round: the mean over all visits.'
+)
+_MEMORY = (
+    'A count of state, 4 bytes a number; not the activations and optimiser '
+    'state that training needs on top. MB are 10^6 bytes.'
+)
+
+
+def _models(summary: metrics.Summary) -> str:
+  counts = [v for k, v in summary.last.items() if k.startswith('models/')]
+  if max(counts) == 1:
+    return "A group's clients share one model, so the worst is that model."
+  return 'A group is the mean over the models of its clients.'
+
+
+def _versions(facts: Mapping[str, Any]) -> str:
+  versions = facts['versions']
+  return (
+      f'Run with jax {versions["jax"]} on {versions["platform"]} '
+      f'({versions["device"]}).'
+  )
+
+
+def _program(facts: Mapping[str, Any]) -> list[str]:
+  """What XLA says of the round program, where it was asked."""
+  program = facts.get('program_memory')
+  if not program:
+    return []
+  amounts = ', '.join(
+      f'{name} {tables.megabytes(value)}' for name, value in program.items()
+  )
+  return [
+      'What XLA planned for the compiled round program, in which all clients '
+      f'run: {amounts}. Arguments hold the data set and all state; temporary '
+      'holds activations, gradients and optimiser state.'
+  ]
+
+
+def _paper(config, facts, summary: metrics.Summary) -> list[str]:
+  """Printed accuracies with both settings beside them."""
+  targets = paper_targets.find(config)
+  if not targets:
+    return []
+  table = [['source', 'method', 'accuracy', 'first round', 'setting']]
+  for target in targets:
+    spread = '' if target.spread is None else f' ± {target.spread:g}'
+    reached = '-'
+    if target.reached is not None:
+      reached = f'{target.reached} (at {target.level:g} %)'
+    table.append([
+        target.source,
+        target.method,
+        f'{target.accuracy:g}{spread} %',
+        reached,
+        target.setting,
+    ])
+  reached = '-'
+  if config['target_accuracy'] is not None:
+    reached = (
+        f'{summary.reached or "not"} '
+        f'(at {100 * config["target_accuracy"]:g} %)'
+    )
+  table.append([
+      '**this run**',
+      config['algorithm']['name'],
+      f'last {percent_of(summary.last)}, best {percent_of(summary.best)}',
+      reached,
+      setting(config, facts),
+  ])
+  return [
+      '## Beside the paper',
+      'The settings differ; read them before the numbers.',
+      tables.as_markdown(table),
+  ]
+
+
+def percent_of(row: metrics.Row | None) -> str:
+  """The mean accuracy of an evaluation, or '-'."""
+  return '-' if row is None else tables.percent(row['accuracy'])
+
+
+def _draw(folder, config, facts, rows) -> dict[str, str]:
+  """Draws the pictures; {} without matplotlib."""
+  counts = np.array(facts['partition'])
+  # Labels and parts with these counts, whichever examples they were.
+  num_clients, num_classes = counts.shape
+  labels = np.repeat(
+      np.tile(np.arange(num_classes), num_clients), counts.reshape(-1)
+  )
+  ends = np.cumsum(counts.sum(axis=1))[:-1]
+  parts = np.split(np.arange(len(labels)), ends)
+  try:
+    pictures.draw_partition(
+        labels,
+        parts,
+        folder / 'partition.png',
+        facts['group_of'],
+        title=f'{config["dataset"]}, {_named(config["partition"])}',
+    )
+    pictures.draw_curves(
+        _curves(rows, facts),
+        folder / 'curves.png',
+        'Test accuracy',
+        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        percent=True,
+    )
+  except ImportError:
+    _log.info(_NO_PICTURES)
+    return {}
+  return dict(partition='partition.png', curves='curves.png')
+
+
+def _curves(rows, facts) -> dict[str, tuple[list[int], list[float]]]:
+  """Accuracy by round: the mean over groups and each group."""
+  tests = [row for row in rows if row['split'] == 'test']
+  rounds = [row['round'] for row in tests]
+  names = {'mean over groups': 'accuracy'}
+  names.update({name: f'accuracy/{name}' for name in facts['groups']})
+  return {
+      label: (rounds, [_or_nan(row[key]) for row in tests])
+      for label, key in names.items()
+  }
+
+
+def _or_nan(value: float | None) -> float:
+  return float('nan') if value is None else value
+
+
+def compare(folders: Sequence[pathlib.Path]) -> str:
+  """A table with a line for each of several workdirs.
+
+  Args:
+    folders: The workdirs.
+
+  Returns:
+    The table as Markdown.
+
+  Raises:
+    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    ValueError: If a file is damaged.
+  """
+  table = [[
+      'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
+      'best (round)', 'target in round', 'up', 'down', 'a round',
+  ]]  # fmt: skip
+  for folder in folders:
+    config, _, rows = read_run(folder)
+    summary = metrics.summarise(rows, config['target_accuracy'])
+    best = summary.best
+    table.append([
+        str(folder),
+        config['algorithm']['name'],
+        config['dataset'],
+        _named(config['partition']),
+        str(config['seed']),
+        str(summary.rounds),
+        percent_of(summary.last),
+        tables.percent(summary.last['accuracy/worst']),
+        percent_of(best) + (f' ({best["round"]})' if best else ''),
+        '-' if summary.reached is None else str(summary.reached),
+        tables.megabytes(summary.bytes_up),
+        tables.megabytes(summary.bytes_down),
+        tables.seconds(summary.round_seconds),
+    ])
+  return tables.as_markdown(table)
+
+
+def write_comparison(
+    folders: Sequence[pathlib.Path], out: pathlib.Path
+) -> str:
+  """Writes comparison.md and, with matplotlib, comparison.png.
+
+  Args:
+    folders: The workdirs.
+    out: A folder, created if it is not there.
+
+  Returns:
+    The table as Markdown.
+
+  Raises:
+    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    ValueError: If a file is damaged.
+    OSError: If nothing can be written there.
+  """
+  table = compare(folders)
+  curves = {}
+  for folder in folders:
+    _, _, rows = read_run(folder)
+    tests = [row for row in rows if row['split'] == 'test']
+    curves[str(folder)] = (
+        [row['round'] for row in tests],
+        [_or_nan(row['accuracy']) for row in tests],
+    )
+  out.mkdir(parents=True, exist_ok=True)
+  try:
+    pictures.draw_curves(
+        curves, out / 'comparison.png', 'Mean test accuracy', percent=True
+    )
+    picture = '![Mean test accuracy by round](comparison.png)'
+  except ImportError:
+    picture = _NO_PICTURES
+  text = f'# Comparison\n\n{table}\n\n{picture}\n'
+  write_atomically(out / 'comparison.md', text)
+  return table

@@ -1,0 +1,324 @@
+"""Runs an experiment in a workdir, from its beginning or from where it was."""
+
+from collections.abc import Callable
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.rounds import (
+  GroupReport,
+  State,
+  init_state,
+  make_round,
+)
+from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment import metrics
+from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.experiment.cache import enable_compilation_cache
+from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.report import write_report
+from fedjax_het.experiment.tensorboard import Board
+from fedjax_het.experiment.workdir import (
+  lock,
+  settle_config,
+  write_atomically,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Result(NamedTuple):
+  """What a run has come to.
+
+  Attributes:
+    workdir: Where it lies.
+    rows: The lines of metrics.jsonl.
+    facts: What facts.json holds.
+    summary: What the rows add up to.
+    state: The state after the last round.
+    finished: False if `stop` ended it before its last round.
+  """
+
+  workdir: pathlib.Path
+  rows: list[metrics.Row]
+  facts: dict[str, Any]
+  summary: metrics.Summary
+  state: State
+  finished: bool
+
+
+class _Programs(NamedTuple):
+  """The compiled functions of a run."""
+
+  run_round: Callable[..., tuple[State, dict[str, GroupReport]]]
+  evaluate: Callable[[State], Any]
+  memory: dict[str, int]
+
+
+def run(
+    config,
+    workdir: str | os.PathLike,
+    *,
+    observe: Callable[[metrics.Row], None] = lambda row: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+  """Trains and evaluates as the config says, and writes a report.
+
+  A workdir that holds a run of this config resumes it: the lines of
+  metrics.jsonl are then, bit for bit but for `seconds`, those of a run that
+  was never interrupted. Lines of rounds after the last whole checkpoint are
+  removed and computed again. A finished run only renews its report.
+
+  Args:
+    config: See `default_config`.
+    workdir: A folder, created if it is not there.
+    observe: Called with each new line of metrics.jsonl.
+    stop: Asked after every round; True ends the run with a checkpoint.
+
+  Returns:
+    The result.
+
+  Raises:
+    ValueError: If the config is wrong, or the workdir holds another run, is in
+      use, or is damaged beyond repair.
+    FileNotFoundError: If the data are not there.
+    FloatingPointError: If a client's update is not finite and
+      `config.nonfinite` is 'raise'; the last checkpoint is from before that.
+    OSError: If the disk is full; the run can be resumed when it is not.
+  """
+  experiment = build(config)
+  config = experiment.config
+  if config.compilation_cache and enable_compilation_cache() is None:
+    _log.warning('The cache folder cannot be written; programs are not kept.')
+  folder = pathlib.Path(workdir)
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(lock(folder))
+    settle_config(folder, config)
+    _log.info('Workdir: %s', folder)
+    checkpoints = Checkpoints(folder / 'checkpoints', config.keep_checkpoints)
+    stack.callback(checkpoints.close)
+    state, rows, notes = _begin(experiment, folder, checkpoints)
+    facts = facts_lib.measure(experiment)
+    finished = True
+    if int(state.round_num) < config.num_rounds or not rows:
+      programs = _compile(experiment, state)
+      facts['program_memory'] = programs.memory
+      write_atomically(folder / 'facts.json', json.dumps(facts))
+      writer = _Writer(folder, rows, observe, config.tensorboard)
+      stack.callback(writer.close)
+      state, finished = _train(
+          experiment, programs, state, checkpoints, notes, writer, stop
+      )
+    else:
+      facts = _read_facts(folder, facts)
+    write_report(folder)
+  summary = metrics.summarise(rows, config.target_accuracy)
+  return Result(folder, rows, facts, summary, state, finished)
+
+
+def _read_facts(folder: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
+  """The facts that a finished run has stored, or those just measured."""
+  path = folder / 'facts.json'
+  if not path.exists():
+    write_atomically(path, json.dumps(facts))
+  return json.loads(path.read_text(encoding='utf-8'))
+
+
+def _keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The keys of initial values, of training, and of sampling."""
+  init_key, train_key = jax.random.split(jax.random.key(config.seed))
+  return init_key, train_key, jax.random.key(config.sampling_seed)
+
+
+def _begin(
+    experiment: Experiment, folder: pathlib.Path, checkpoints: Checkpoints
+) -> tuple[State, list[metrics.Row], dict[str, Any]]:
+  """The state to go on from, the rows before it, and a checkpoint's notes."""
+  path = folder / 'metrics.jsonl'
+  notes = dict(
+      data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
+  )
+
+  def init():
+    return init_state(
+        experiment.algorithm, experiment.federation, _keys(experiment.config)[0]
+    )
+
+  restored = checkpoints.restore(jax.eval_shape(init))
+  if restored is None:
+    # The first checkpoint is written before the first line: without one,
+    # lines mean that checkpoints were taken away.
+    if path.exists() and path.stat().st_size:
+      raise ValueError(
+          f'{path} holds the metrics of a run whose checkpoints are gone; '
+          'restore them, or choose another workdir.'
+      )
+    state = init()
+    checkpoints.save(0, state, notes)
+    return state, [], notes
+  if restored.notes['data'] != notes['data']:
+    raise ValueError(
+        f'The data or their partition are not those with which the run in '
+        f'{folder} was begun; check data_dir, or choose another workdir.'
+    )
+  if restored.notes['versions'] != notes['versions']:
+    _log.warning(
+        'The run was begun with %s and goes on with %s: last bits may differ.',
+        restored.notes['versions'], notes['versions'],
+    )  # fmt: skip
+  if restored.step > experiment.config.num_rounds:
+    raise ValueError(
+        f'The workdir {folder} has done {restored.step} rounds, more than '
+        f'num_rounds={experiment.config.num_rounds}.'
+    )
+  rows = metrics.cut_rows(path, restored.step)
+  if restored.step < experiment.config.num_rounds:
+    _log.info('Resuming %s after round %d.', folder, restored.step)
+  return restored.state, rows, notes
+
+
+def _compile(experiment: Experiment, state: State) -> _Programs:
+  """Builds the round and evaluation programs; compiles the former."""
+  config = experiment.config
+  run_round = make_round(
+      experiment.algorithm,
+      experiment.federation,
+      cohort_size=experiment.cohort_size,
+      backend=config.backend,
+      chunk=config.chunk,
+  )
+  evaluate = make_evaluate(
+      experiment.algorithm,
+      experiment.federation,
+      experiment.dataset.test_images,
+      experiment.dataset.test_labels,
+      experiment.preprocess,
+      batch_size=min(
+          config.eval_batch_size, len(experiment.dataset.test_labels)
+      ),
+      clients_per_group=config.eval_clients_per_group,
+  )
+  _, key, sampling_key = _keys(config)
+  memory = {}
+  # The backends of several devices change where the state lies in the first
+  # round, which a program compiled ahead of time would refuse.
+  if hasattr(run_round, 'lower') and config.backend != 'shard_map':
+    _log.info('Compiling the round program ...')
+    begin = time.perf_counter()
+    run_round = run_round.lower(
+        state, experiment.data, key, sampling_key
+    ).compile()
+    seconds = time.perf_counter() - begin
+    _log.info('Compiled in %.1f s.', seconds)
+    memory = _program_memory(run_round)
+
+  def one_round(state):
+    return run_round(state, experiment.data, key, sampling_key)
+
+  return _Programs(one_round, evaluate, memory)
+
+
+def _program_memory(compiled) -> dict[str, int]:
+  """Bytes that XLA planned for a compiled program, where it says so."""
+  try:
+    stats = compiled.memory_analysis()
+    return dict(
+        arguments=int(stats.argument_size_in_bytes),
+        outputs=int(stats.output_size_in_bytes),
+        reused=int(stats.alias_size_in_bytes),
+        temporary=int(stats.temp_size_in_bytes),
+    )
+  except (AttributeError, NotImplementedError, TypeError):
+    return {}
+
+
+class _Writer:
+  """Takes the lines of a run to all who want them."""
+
+  def __init__(self, folder, rows, observe, tensorboard):
+    self.rows = rows
+    self._observe = observe
+    self._file = metrics.MetricsFile(folder / 'metrics.jsonl')
+    self._board = None
+    if tensorboard:
+      done = rows[-1]['round'] if rows else -1
+      self._board = Board(folder / 'tensorboard', done + 1)
+    self.sync, self.close = self._file.sync, self._close
+
+  def __call__(self, row: metrics.Row) -> None:
+    self._file.append(row)
+    self.rows.append(row)
+    if self._board is not None:
+      self._board.write(row)
+    self._observe(row)
+
+  def _close(self) -> None:
+    self._file.close()
+    if self._board is not None:
+      self._board.close()
+
+
+def _train(
+    experiment: Experiment,
+    programs: _Programs,
+    state: State,
+    checkpoints: Checkpoints,
+    notes: dict[str, Any],
+    write: _Writer,
+    stop: Callable[[], bool],
+) -> tuple[State, bool]:
+  """The loop over rounds; returns the state and whether all were done."""
+  config = experiment.config
+
+  def test(round_num, state):
+    begin = time.perf_counter()
+    scores = jax.device_get(programs.evaluate(state))
+    write(metrics.test_row(round_num, scores, time.perf_counter() - begin))
+
+  done = int(state.round_num)
+  if not write.rows:
+    test(0, state)
+  while done < config.num_rounds:
+    begin = time.perf_counter()
+    state, reports = programs.run_round(state)
+    reports = jax.device_get(reports)
+    seconds = time.perf_counter() - begin
+    done += 1
+    _check_finite(experiment, reports, done)
+    write(metrics.train_row(done, reports, experiment.federation, seconds))
+    last = done == config.num_rounds
+    if last or done % config.eval_every == 0:
+      test(done, state)
+    stopping = not last and stop()
+    if last or stopping or done % config.checkpoint_every == 0:
+      write.sync()
+      checkpoints.save(done, state, notes)
+    if stopping:
+      return state, False
+  return state, True
+
+
+def _check_finite(
+    experiment: Experiment, reports: dict[str, GroupReport], done: int
+) -> None:
+  """Warns of clients whose update was not finite, or raises."""
+  for group, report in reports.items():
+    for client in np.asarray(report.client_id)[~np.asarray(report.finite)]:
+      message = (
+          f'Round {done}: the update of client {client} (group {group}) holds '
+          'NaN or infinity'
+      )
+      if experiment.config.nonfinite == 'raise':
+        raise FloatingPointError(
+            f'{message}. Lower local.learning_rate or set local.clip_norm, or '
+            "leave such clients out with nonfinite='drop'."
+        )
+      _log.warning('%s; it is left out.', message)

@@ -1,0 +1,216 @@
+"""Runs the cells of a results table, each once, and renders the table."""
+
+from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import pathlib
+import platform
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment import tables
+from fedjax_het.experiment.run import run
+from fedjax_het.experiment.workdir import write_atomically
+
+
+class Table(NamedTuple):
+  """A table of results: one row per method, some seeds each.
+
+  Attributes:
+    title: Its heading.
+    setting: What all cells share, in words.
+    rows: {label: config}.
+    paper: {label: what the paper reports, in its own setting}.
+    seeds: Seeds of training, partition and sampling, all three alike.
+  """
+
+  title: str
+  setting: str
+  rows: Mapping[str, Any]
+  paper: Mapping[str, str]
+  seeds: Sequence[int]
+
+
+def hardware() -> str:
+  """The device and the number of cores, in words."""
+  device = jax.devices()[0]
+  return (
+      f'{device.device_kind} ({jax.default_backend()}), '
+      f'{os.cpu_count()} cores, {platform.machine()}'
+  )
+
+
+def _slug(label: str, seed: int) -> str:
+  name = re.sub(r'[^a-z0-9]+', '_', label.lower()).strip('_')
+  return f'{name}-{seed}'
+
+
+def _with_seed(config, seed: int, overrides: Mapping[str, Any]):
+  """A copy of a row's config for one seed."""
+  config = config.copy_and_resolve_references()
+  config.seed = config.sampling_seed = config.partition.seed = seed
+  config.update_from_flattened_dict(dict(overrides))
+  return config
+
+
+def run_cells(
+    table: Table,
+    out: str | os.PathLike,
+    workdirs: str | os.PathLike,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+  """Runs every cell that has no result yet.
+
+  A cell that was interrupted goes on from its last checkpoint.
+
+  Args:
+    table: The table.
+    out: Folder of the results: one JSON file a cell under `cells/`.
+    workdirs: Folder of the runs' workdirs, which may be deleted afterwards.
+    overrides: {dotted key: value} set in every config, such as `data_dir`.
+    announce: Called with a line of text before and after each cell.
+
+  Returns:
+    The cells' results, in the order of rows and seeds.
+
+  Raises:
+    ValueError: As `run`.
+    OSError: As `run`.
+  """
+  cells = []
+  for seed in table.seeds:
+    for label, config in table.rows.items():
+      path = pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
+      if not path.exists():
+        announce(f'{label}, seed {seed}: running')
+        result = run(
+            _with_seed(config, seed, overrides or {}),
+            pathlib.Path(workdirs, _slug(label, seed)),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(_cell(label, seed, result), indent=1))
+      cell = json.loads(path.read_text(encoding='utf-8'))
+      announce(f'{label}, seed {seed}: {tables.percent(cell["last"])}')
+      cells.append(cell)
+  return cells
+
+
+def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
+  """The results that are there, in the order of rows and seeds.
+
+  Args:
+    table: The table.
+    out: Folder of the results.
+
+  Returns:
+    The cells.
+
+  Raises:
+    FileNotFoundError: If a row has no result at all.
+  """
+  cells = []
+  for label in table.rows:
+    paths = [
+        pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
+        for seed in table.seeds
+    ]
+    found = [path for path in paths if path.exists()]
+    if not found:
+      raise FileNotFoundError(f'No result of {label!r} under {out}/cells.')
+    cells += [json.loads(path.read_text(encoding='utf-8')) for path in found]
+  return cells
+
+
+def _cell(label: str, seed: int, result) -> dict[str, Any]:
+  """What is kept of a run; paths of the machine are left out."""
+  config = json.loads((result.workdir / 'config.json').read_text())
+  config.pop('data_dir', None)
+  tests = [row for row in result.rows if row['split'] == 'test']
+  summary = result.summary
+  return dict(
+      row=label,
+      seed=seed,
+      last=summary.last['accuracy'],
+      worst=summary.last['accuracy/worst'],
+      best=summary.best['accuracy'],
+      best_round=summary.best['round'],
+      reached=summary.reached,
+      bytes_up=summary.bytes_up,
+      bytes_down=summary.bytes_down,
+      round_seconds=summary.round_seconds,
+      rounds=[row['round'] for row in tests],
+      accuracy=[row['accuracy'] for row in tests],
+      hardware=hardware(),
+      versions=facts_lib.versions(),
+      config=config,
+  )
+
+
+def _spread(values: Sequence[float | None]) -> str:
+  """Mean and sample deviation of fractions, in percent."""
+  if None in values:
+    return 'not finite'
+  percent = 100 * np.asarray(values)
+  if len(percent) == 1:
+    return f'{percent[0]:.1f}'
+  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
+
+
+def render(
+    table: Table, cells: Sequence[Mapping[str, Any]], out: str | os.PathLike
+) -> str:
+  """Writes table.md and curves.png.
+
+  Args:
+    table: The table.
+    cells: Results of `run_cells`.
+    out: Folder of the results.
+
+  Returns:
+    The table as Markdown.
+  """
+  rows = [[
+      'method', 'last round', 'best round', 'worst model', 'target in round',
+      'seconds a round', 'paper',
+  ]]  # fmt: skip
+  curves = {}
+  for label in table.rows:
+    mine = [cell for cell in cells if cell['row'] == label]
+    reached = [str(cell['reached'] or '-') for cell in mine]
+    rows.append([
+        label,
+        _spread([cell['last'] for cell in mine]),
+        _spread([cell['best'] for cell in mine]),
+        _spread([cell['worst'] for cell in mine]),
+        ', '.join(reached),
+        f'{np.median([cell["round_seconds"] for cell in mine]):.1f}',
+        table.paper.get(label, '-'),
+    ])
+    curves[label] = (
+        mine[0]['rounds'],
+        np.array([cell['accuracy'] for cell in mine], float),
+    )
+  folder = pathlib.Path(out)
+  markdown = tables.as_markdown(rows)
+  where = sorted({cell['hardware'] for cell in cells})
+  write_atomically(
+      folder / 'table.md',
+      f'# {table.title}\n\n{table.setting}\n\n'
+      'Test accuracy in percent on the whole test set, mean over groups; mean '
+      f'± sample deviation over the seeds {", ".join(map(str, table.seeds))} '
+      '(of training, partition and sampling). The best round is chosen on the '
+      f'test set and flatters. Hardware: {"; ".join(where)}.\n\n{markdown}\n\n'
+      '![Accuracy by round](curves.png)\n',
+  )
+  pictures.draw_curves(
+      curves, folder / 'curves.png', 'Mean test accuracy', percent=True
+  )
+  return markdown
+

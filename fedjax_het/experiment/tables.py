@@ -1,0 +1,162 @@
+"""Tables and numbers as text, for terminals and for Markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_het.experiment.metrics import Summary
+
+Table = list[list[str]]  # The first row is the header.
+
+
+def as_text(table: Sequence[Sequence[str]]) -> str:
+  """Aligned columns, the first to the left and the others to the right."""
+  widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
+  def line(row):
+    cells = [row[0].ljust(widths[0])]
+    cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+    return '  '.join(cells).rstrip()
+
+  header, *body = table
+  rule = '  '.join('-' * w for w in widths)
+  return '\n'.join([line(header), rule, *map(line, body)])
+
+
+def as_markdown(table: Sequence[Sequence[str]]) -> str:
+  """A Markdown table, the first column to the left, others to the right."""
+  header, *body = table
+  rule = ['---', *['---:'] * (len(header) - 1)]
+  rows = [header, rule, *body]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
+
+
+def percent(value: float | None) -> str:
+  """0.9123 as 91.23 %."""
+  return 'not finite' if value is None else f'{100 * value:.2f} %'
+
+
+def megabytes(num_bytes: float) -> str:
+  """Bytes in units of 10^6, with enough digits for small ones."""
+  value = num_bytes / 1e6
+  return f'{value:,.2f} MB' if value >= 0.1 or not value else f'{value:.5f} MB'
+
+
+def seconds(value: float | None) -> str:
+  """A duration."""
+  return '-' if value is None else f'{value:.3g} s'
+
+
+def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
+  """Accuracy by group, last and best round, and the mean over groups.
+
+  Args:
+    summary: A run's summary, with at least one evaluation.
+    facts: Its facts.
+
+  Returns:
+    The table.
+  """
+  last, best = summary.last, summary.best or summary.last
+  table = [[
+      'group',
+      'clients',
+      'parameters',
+      f'last round ({last["round"]})',
+      'worst client',
+      f'best round ({best["round"]})',
+  ]]  # fmt: skip
+  for name, group in facts['groups'].items():
+    table.append([
+        name,
+        str(group['clients']),
+        f'{group["parameters"]:,}',
+        percent(last[f'accuracy/{name}']),
+        percent(last[f'accuracy/{name}/worst']),
+        percent(best[f'accuracy/{name}']),
+    ])
+  clients = [group['clients'] for group in facts['groups'].values()]
+  parameters = [group['parameters'] for group in facts['groups'].values()]
+  table.append([
+      'mean over groups',
+      str(sum(clients)),
+      f'{sum(parameters) // len(parameters):,}',
+      percent(last['accuracy']),
+      percent(last['accuracy/worst']),
+      percent(best['accuracy']),
+  ])
+  return table
+
+
+def totals(summary: Summary, target: float | None) -> list[str]:
+  """Lines on what all rounds took."""
+  lines = [
+      f'sent in {summary.rounds} rounds: {megabytes(summary.bytes_up)} up, '
+      f'{megabytes(summary.bytes_down)} down',
+      f'seconds per round: {seconds(summary.round_seconds)} (median, without '
+      'compilation)',
+  ]
+  if target is not None:
+    reached = 'not reached' if summary.reached is None else (
+        f'reached in round {summary.reached}'
+    )
+    lines.append(f'mean accuracy of {percent(target)}: {reached}')
+  if summary.dropped:
+    lines.append(
+        f'client updates left out because they were not finite: '
+        f'{summary.dropped}'
+    )
+  return lines
+
+
+def communication(rows, facts: Mapping[str, Any]) -> Table:
+  """Bytes that were sent, by group: in all, and the mean of a client's visit.
+
+  Args:
+    rows: The lines of metrics.jsonl.
+    facts: The run's facts.
+
+  Returns:
+    The table, with the sum over groups last.
+  """
+  train = [row for row in rows if row['split'] == 'train']
+  table = [[
+      'group',
+      'visits',
+      'up, client and round',
+      'down, client and round',
+      'up, all rounds',
+      'down, all rounds',
+  ]]  # fmt: skip
+  for label in (*facts['groups'], 'all'):
+    suffix = '' if label == 'all' else f'/{label}'
+    visits, up, down = (
+        sum(row[name + suffix] for row in train)
+        for name in ('clients', 'bytes_up', 'bytes_down')
+    )
+    each = [f'{b / visits:,.0f}' if visits else '-' for b in (up, down)]
+    numbers = [f'{visits:,}', *each, f'{up:,}', f'{down:,}']
+    table.append([label, *numbers])
+  return table
+
+
+def memory(facts: Mapping[str, Any]) -> Table:
+  """Numbers and megabytes of state by group, and the server's."""
+  table = [[
+      'group',
+      'parameters',
+      'norm statistics',
+      'model',
+      'kept by a client between visits',
+      'kept by all its clients',
+  ]]  # fmt: skip
+  for name, group in facts['groups'].items():
+    numbers = group['parameters'] + group['statistics']
+    table.append([
+        name,
+        f'{group["parameters"]:,}',
+        f'{group["statistics"]:,}',
+        megabytes(4 * numbers),
+        megabytes(group['client_bytes']),
+        megabytes(group['client_bytes'] * group['clients']),
+    ])
+  return [*table, ['server', '', '', '', '', megabytes(facts['server_bytes'])]]

@@ -1,0 +1,206 @@
+"""The folder of a run: its lock, its config, files written all or nothing."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+from typing import Any
+
+from fedjax_het.experiment import config as config_lib
+
+# Entries that may change between two starts of one run: they do not touch
+# what the rounds compute. `num_rounds` may too, with a schedule that does not
+# depend on it.
+FREE = (
+    'data_dir',
+    'eval_every',
+    'eval_batch_size',
+    'eval_clients_per_group',
+    'target_accuracy',
+    'checkpoint_every',
+    'keep_checkpoints',
+    'nonfinite',
+    'tensorboard',
+    'compilation_cache',
+)
+
+
+def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
+  """A path that does not exist yet, named after the experiment and the time.
+
+  Args:
+    config: The config.
+    parent: The folder in which it lies.
+
+  Returns:
+    Such as runs/fedin-digits-dirichlet-20260131-235959.
+  """
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  parts = (config.algorithm.name, config.dataset, config.partition.name, now)
+  name = '-'.join(parts)
+  path = pathlib.Path(parent) / name
+  suffix = 1
+  while path.exists():
+    suffix += 1
+    path = pathlib.Path(parent) / f'{name}-{suffix}'
+  return path
+
+
+def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
+  """Writes a file so that a kill leaves the old or the new one, whole.
+
+  Args:
+    path: The file.
+    contents: What it shall hold; text is encoded as UTF-8.
+
+  Raises:
+    OSError: If it cannot be written; the old file is then intact.
+  """
+  if isinstance(contents, str):
+    contents = contents.encode()
+  temporary = path.with_name(path.name + '.tmp')
+  try:
+    with open(temporary, 'wb') as file:
+      file.write(contents)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  except OSError as e:
+    with contextlib.suppress(OSError):
+      temporary.unlink(missing_ok=True)
+    raise OSError(e.errno, f'{e.strerror} while writing {path}') from e
+
+
+@contextlib.contextmanager
+def lock(folder: pathlib.Path) -> Iterator[None]:
+  """Creates the folder and holds it for this process alone.
+
+  The lock is released by the operating system when the process ends, however
+  it ends.
+
+  Args:
+    folder: The workdir.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    ValueError: If another process holds it, or it is no folder.
+  """
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError) as e:
+    raise ValueError(f'The workdir {folder} is a file, not a folder.') from e
+  with open(folder / '.lock', 'a+', encoding='utf-8') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+      file.seek(0)
+      raise ValueError(
+          f'The workdir {folder} is in use by process {file.read().strip()}; '
+          'wait for it or choose another one.'
+      ) from e
+    file.truncate(0)
+    file.write(f'{os.getpid()}\n')
+    file.flush()
+    yield
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+  """The config of the run that a workdir holds, as nested dicts.
+
+  Args:
+    folder: The workdir.
+
+  Returns:
+    The contents of config.json.
+
+  Raises:
+    FileNotFoundError: If there is none.
+    ValueError: If it is not valid JSON.
+  """
+  path = folder / 'config.json'
+  try:
+    return json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise FileNotFoundError(
+        f'{folder} is not a workdir: it has no config.json.'
+    ) from None
+  except json.JSONDecodeError as e:
+    raise ValueError(
+        f'{path} is damaged ({e}); restore it or choose another workdir.'
+    ) from e
+
+
+def settle_config(folder: pathlib.Path, config) -> None:
+  """Stores the config in a new workdir, or compares it with the one there.
+
+  Args:
+    folder: The workdir.
+    config: The config.
+
+  Raises:
+    ValueError: If the workdir holds a run of another config, or one whose
+      config is lost; in one line that names the first entries that differ.
+    OSError: If config.json cannot be written.
+  """
+  mine = json.loads(json.dumps(config.to_dict()))
+  if (folder / 'config.json').exists():
+    differences = _differences(mine, read_config(folder))
+    if differences:
+      more = len(differences) - 3
+      raise ValueError(
+          f'The workdir {folder} holds a run of another config: '
+          + '; '.join(differences[:3])
+          + (f'; and {more} more' if more > 0 else '')
+          + '. Choose another workdir, or the config of that run.'
+      )
+  else:
+    for name in ('metrics.jsonl', 'checkpoints'):
+      if (folder / name).exists():
+        raise ValueError(
+            f'The workdir {folder} holds {name} but no config.json, so its '
+            'run cannot be resumed; choose another workdir.'
+        )
+  text = json.dumps(mine, indent=2, sort_keys=True) + '\n'
+  write_atomically(folder / 'config.json', text)
+
+
+def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
+  """Sentences on the entries that differ and must not."""
+  free = FREE
+  if mine['local']['schedule'] != 'cosine':
+    free += ('num_rounds',)
+  new, was = _flat(mine), _flat(old)
+  defaults = {
+      name: value
+      for name, value in _flat(
+          config_lib.default_config(mine['algorithm']['name']).to_dict()
+      ).items()
+      if name.split('.')[0] in (*config_lib.FIELDS, 'local', 'algorithm')
+  }
+  sentences = []
+  for name in sorted({*new, *was}):
+    # An entry that a newer version added has had its default so far.
+    before = was.get(name, defaults.get(name))
+    if name not in free and new.get(name) != before:
+      there, here = (_show(d, name) for d in (was, new))
+      sentences.append(f'{name} is {there} there and {here} here')
+  return sentences
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for name, value in tree.items():
+    if isinstance(value, Mapping):
+      flat.update(_flat(value, f'{prefix}{name}.'))
+    else:
+      flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+  return flat
+
+
+def _show(flat: Mapping[str, Any], name: str) -> str:
+  return repr(flat[name]) if name in flat else 'absent'

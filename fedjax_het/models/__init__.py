@@ -1,0 +1,115 @@
+"""Models as ordered lists of named blocks, one file per family.
+
+`MODELS` maps a name to a constructor, called as
+`MODELS[name](input_shape, num_classes, **options)`; `create` does the same
+and checks its input. In every model the block before the classifier ends in
+a vector (a global mean, flattening, the class token), so that s_out is [B, D].
+"""
+
+from collections.abc import Callable
+import difflib
+import functools
+import inspect
+
+from fedjax_het.models.blocks import Block, BlockModel, Variables
+from fedjax_het.models.fedhe_cnn import fedhe_cnn
+from fedjax_het.models.fedin_v1 import fedin_v1
+from fedjax_het.models.mlp import mlp
+from fedjax_het.models.preresnet import preresnet20
+from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
+from fedjax_het.models.simple_cnn import simple_cnn
+from fedjax_het.models.vit import vit
+
+_with = functools.partial
+
+MODELS: dict[str, Callable[..., BlockModel]] = {
+    **{f'resnet{n}': _with(resnet, depth=n) for n in (10, 14, 18, 22, 26)},
+    **{f'fedin_{v}': _with(fedin_v1, variant=v) for v in 'abcde'},
+    **{
+        f'vit_s{n}': _with(vit, depth=n, variant='s') for n in range(8, 13)
+    },
+    'vit_t16': _with(vit, depth=12, variant='t'),
+    **{f'fedhe_cnn{i}': _with(fedhe_cnn, variant=i) for i in range(10)},
+    **{f'mini_resnet{n}': _with(mini_resnet, depth=n) for n in (6, 8, 10)},
+    'preresnet20': preresnet20,
+    'resnet14_mnist': resnet14_mnist,
+    'simple_cnn': simple_cnn,
+    'mlp': mlp,
+}
+
+
+def model_options(name: str) -> dict[str, object]:
+  """Options that a model accepts, with their defaults.
+
+  Args:
+    name: A key of `MODELS`.
+
+  Returns:
+    {option: default}.
+
+  Raises:
+    ValueError: For an unknown name.
+  """
+  if name not in MODELS:
+    raise ValueError(
+        f'Unknown model {name!r}{_hint(str(name), MODELS)}; known are '
+        f'{", ".join(MODELS)}.'
+    )
+  constructor = MODELS[name]
+  fixed = getattr(constructor, 'keywords', {})
+  return {
+      key: parameter.default
+      for key, parameter in inspect.signature(constructor).parameters.items()
+      if parameter.kind == parameter.KEYWORD_ONLY and key not in fixed
+  }
+
+
+def create(name: str, input_shape, num_classes: int, **options) -> BlockModel:
+  """Builds a model by name.
+
+  Args:
+    name: A key of `MODELS`.
+    input_shape: (height, width, channels) of one example.
+    num_classes: C.
+    **options: What `model_options(name)` lists, such as `width` or `norm`.
+
+  Returns:
+    A `BlockModel`.
+
+  Raises:
+    ValueError: For an unknown name, option or option value, or an impossible
+      input shape or number of classes.
+  """
+  known = model_options(name)
+  for option in options:
+    if option not in known:
+      raise ValueError(
+          f'Model {name!r} has no option {option!r}{_hint(option, known)}; it '
+          f'accepts {", ".join(known)}.'
+      )
+  shape = tuple(input_shape)
+  if len(shape) != 3 or any(int(n) != n or n < 1 for n in shape):
+    raise ValueError(
+        'input_shape must be (height, width, channels), three positive '
+        f'integers, got {input_shape!r}.'
+    )
+  if int(num_classes) != num_classes or num_classes < 1:
+    raise ValueError(
+        f'num_classes must be a positive integer, got {num_classes!r}.'
+    )
+  return MODELS[name](shape, num_classes, **options)
+
+
+def _hint(word, known):
+  close = difflib.get_close_matches(word, known, n=1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
+
+
+__all__ = [
+    'MODELS',
+    'Block',
+    'BlockModel',
+    'Variables',
+    'create',
+    'model_options',
+]

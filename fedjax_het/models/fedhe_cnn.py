@@ -1,0 +1,152 @@
+"""The ten CNNs that FedHe took from FedMD, two or three convolutions each.
+
+Batch norm is Keras' (momentum 0.99, epsilon 1e-3). In FedHe nothing of the
+model is exchanged, so its statistics stay on the client. The paper prints 198
+filters for the last layer of model 9; its tables of communicated parameters
+(324,672 on MNIST, 326,976 on CIFAR-10) follow from 192, as in FedMD, with 20
+outputs (FedMD's public and private labels) and the running statistics counted.
+
+References:
+  Chan and Ngai, `FedHe: Heterogeneous Models and Communication-Efficient
+  Federated Learning <https://arxiv.org/abs/2110.09910>`_, 2021.
+  Li and Wang, `FedMD <https://arxiv.org/abs/1910.03581>`_, 2019.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models import layers
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.norm import check_policy, norm_layer
+
+# (filters of each convolution, dropout rate).
+VARIANTS = (
+    ((128, 256), 0.2),
+    ((128, 384), 0.2),
+    ((128, 512), 0.2),
+    ((256, 256), 0.3),
+    ((256, 512), 0.4),
+    ((64, 128, 256), 0.2),
+    ((64, 128, 192), 0.2),
+    ((128, 192, 256), 0.2),
+    ((128, 128, 128), 0.3),
+    ((128, 128, 192), 0.3),
+)
+
+
+def _pool_same(x):
+  """Average of 2x2 with stride 1; beyond the border only what is there."""
+  for axis in (1, 2):
+    last = jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)
+    follower = jax.lax.slice_in_dim(x, 1, None, axis=axis)
+    x = (x + jnp.concatenate([follower, last], axis)) / 2
+  return x
+
+
+def _pool_valid(x):
+  """Average of 2x2 with stride 2; an odd last row or column is dropped."""
+  batch, height, width, channels = x.shape
+  x = x[:, : height // 2 * 2, : width // 2 * 2]
+  x = x.reshape((batch, height // 2, 2, width // 2, 2, channels))
+  return jnp.mean(x, axis=(2, 4))
+
+
+_POOLS = {'same': _pool_same, 'valid': _pool_valid, None: lambda x: x}
+
+
+class Unit(nn.Module):
+  """Convolution, norm, ReLU, dropout and, maybe, a 2x2 average pool.
+
+  Attributes:
+    features: Output channels.
+    kernel: Height and width of the kernel.
+    stride: Of the convolution.
+    padding: Zeros on each side.
+    pool: 'same' (stride 1), 'valid' (stride 2) or None.
+    dropout: Probability of dropping a number in training.
+    norm: Norm policy.
+  """
+
+  features: int
+  kernel: int
+  stride: int
+  padding: int
+  pool: str | None
+  dropout: float
+  norm: str
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, H', W', features]."""
+    x = layers.conv_layer(
+        self.features,
+        self.kernel,
+        'conv',
+        stride=self.stride,
+        padding=self.padding,
+        use_bias=True,
+        kernel_init=layers.lecun_normal,
+    )(x)
+    norm = norm_layer(self.norm, 'norm', momentum=0.99, epsilon=1e-3)
+    x = jax.nn.relu(norm(x, train, mask))
+    x = nn.Dropout(self.dropout, deterministic=not train)(x)
+    return _POOLS[self.pool](x)
+
+
+def fedhe_cnn(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    variant: int,
+    dropout: float | None = None,
+    width: float = 1.0,
+    norm: str = 'batch',
+) -> BlockModel:
+  """Model 0 to 9 of FedHe.
+
+  Args:
+    input_shape: (height, width, channels) of one example; at least 3x3 for
+      two convolutions, 12x12 for three.
+    num_classes: C.
+    variant: 0 to 9.
+    dropout: None means the model's own rate. Training needs a key unless it
+      is 0.
+    width: Multiplies the filters, rounded down, at least 1.
+    norm: Norm policy.
+
+  Returns:
+    A `BlockModel`: `unit1`, `unit2`, (`unit3`,) `flatten`, `head`.
+
+  Raises:
+    ValueError: For an unknown variant or norm, a dropout outside [0, 1), a
+      width that is not positive, or images that are too small.
+  """
+  layers.check_choice('variant', variant, range(len(VARIANTS)))
+  check_policy(norm)
+  filters, rate = VARIANTS[variant]
+  rate = rate if dropout is None else dropout
+  if not 0 <= rate < 1:
+    raise ValueError(f'dropout={dropout} must lie in [0, 1).')
+  smallest = 3 if len(filters) == 2 else 12
+  if min(input_shape[:2]) < smallest:
+    raise ValueError(
+        f'Model fedhe_cnn{variant} needs images of at least '
+        f'{smallest}x{smallest}, got {input_shape[0]}x{input_shape[1]}.'
+    )
+  # (kernel, stride, padding, pool) of each unit.
+  shapes = [(3, 1, 1, 'same'), (3, 2, 0, None)]
+  if len(filters) == 3:
+    shapes.insert(1, (2, 2, 0, 'valid'))
+  blocks = []
+  for features, shape in zip(filters, shapes, strict=True):
+    features = layers.scale_channels(features, width)
+    unit = Unit(features, *shape, rate, norm)
+    blocks.append(Block(f'unit{len(blocks) + 1}', unit))
+  head = layers.Linear(
+      num_classes, use_bias=False, kernel_init=layers.lecun_normal
+  )
+  blocks += [Block('flatten', layers.Flatten()), Block('head', head)]
+  cut = (1, len(blocks) - 1)
+  name = f'fedhe_cnn{variant}'
+  return BlockModel(name, tuple(blocks), input_shape, num_classes, cut)

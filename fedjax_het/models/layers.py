@@ -1,0 +1,190 @@
+"""Small pieces that several model families share."""
+
+from collections.abc import Callable
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models.conv import conv
+
+
+def _draw(sample, key, shape, dtype):
+  # In one dimension: XLA's CPU backend needs three times as long to compile
+  # the generator of a four-dimensional array, half a second for each.
+  return sample(key, (math.prod(shape),), dtype).reshape(shape)
+
+
+def he_fan_out(key, shape, dtype=jnp.float32):
+  """He normal, PyTorch's `kaiming_normal_(mode='fan_out')`."""
+  fan_out = math.prod(shape) // shape[-2]
+  scale = math.sqrt(2 / fan_out)
+  return scale * _draw(jax.random.normal, key, shape, dtype)
+
+
+def he_fan_in(key, shape, dtype=jnp.float32):
+  """He normal, PyTorch's `kaiming_normal_()`."""
+  fan_in = math.prod(shape[:-1])
+  return math.sqrt(2 / fan_in) * _draw(jax.random.normal, key, shape, dtype)
+
+
+def truncated_normal(scale: float) -> Callable[..., jax.Array]:
+  """A normal of standard deviation `scale`, cut at two of them either way."""
+
+  def sample(key, shape, dtype):
+    return scale * jax.random.truncated_normal(key, -2, 2, shape, dtype)
+
+  def init(key, shape, dtype=jnp.float32):
+    return _draw(sample, key, shape, dtype)
+
+  return init
+
+
+def lecun_normal(key, shape, dtype=jnp.float32):
+  """Truncated normal of variance 1 / fan-in, Keras' `lecun_normal`."""
+  # A normal cut at +-2 has standard deviation 0.8796.
+  scale = 1 / math.sqrt(math.prod(shape[:-1])) / 0.87962566103423978
+  return truncated_normal(scale)(key, shape, dtype)
+
+
+def uniform_fan_in(fan_in: int) -> Callable[..., jax.Array]:
+  """Uniform on +-1 / sqrt(fan_in), PyTorch's default for weight and bias."""
+  bound = 1 / math.sqrt(fan_in)
+
+  def init(key, shape, dtype=jnp.float32):
+    return bound * (2 * _draw(jax.random.uniform, key, shape, dtype) - 1)
+
+  return init
+
+
+def scale_channels(channels: int, width: float) -> int:
+  """The floor of `channels * width`, at least 1.
+
+  The product is first rounded at 1e-6, so that a width such as 0.29, which
+  floating point stores a little too small, does not lose a channel.
+
+  Args:
+    channels: Of the model of width 1.
+    width: Any positive number.
+
+  Returns:
+    A positive int.
+
+  Raises:
+    ValueError: If the width is not a positive finite number.
+  """
+  if not (isinstance(width, (int, float)) and 0 < width < math.inf):
+    raise ValueError(f'The width must be a positive number, got {width!r}.')
+  return max(1, math.floor(round(channels * width, 6)))
+
+
+def check_choice(option: str, value, choices) -> None:
+  """Raises ValueError if an option's value is not one of the choices."""
+  if value not in choices:
+    raise ValueError(
+        f'The option {option}={value!r} must be one of {list(choices)}.'
+    )
+
+
+def conv_layer(
+    features: int,
+    kernel: int,
+    name: str,
+    *,
+    stride: int = 1,
+    padding: int | None = None,
+    use_bias: bool = False,
+    kernel_init=he_fan_out,
+    bias_init=nn.initializers.zeros,
+) -> nn.Conv:
+  """A square convolution with padding counted as in PyTorch.
+
+  Args:
+    features: Output channels.
+    kernel: Height and width of the kernel.
+    name: Of the submodule.
+    stride: In both directions.
+    padding: Zeros added on each side; None means kernel // 2. Note that
+      'SAME' would pad less before than after where the stride is 2.
+    use_bias: Whether there is a bias.
+    kernel_init: Initialiser of the kernel.
+    bias_init: Initialiser of the bias.
+
+  Returns:
+    A linen module, [B, H, W, I] -> [B, H', W', O].
+  """
+  pad = kernel // 2 if padding is None else padding
+  return nn.Conv(
+      features,
+      (kernel, kernel),
+      strides=(stride, stride),
+      padding=((pad, pad), (pad, pad)),
+      use_bias=use_bias,
+      kernel_init=kernel_init,
+      bias_init=bias_init,
+      conv_general_dilated=conv,
+      name=name,
+  )
+
+
+def subsample_and_pad(x: jax.Array, features: int, stride: int) -> jax.Array:
+  """The parameter-free shortcut ('A' of He et al., 2016).
+
+  Args:
+    x: [B, H, W, C].
+    features: Channels wanted, at least C; the new ones are zero, half of them
+      before and half after the old.
+    stride: Every stride-th row and column is kept.
+
+  Returns:
+    [B, ceil(H / stride), ceil(W / stride), features].
+  """
+  extra = features - x.shape[3]
+  pad = ((0, 0), (0, 0), (0, 0), (extra // 2, extra - extra // 2))
+  return jnp.pad(x[:, ::stride, ::stride], pad)
+
+
+class Linear(nn.Module):
+  """Linear layer [B, D] -> [B, features], initialised as PyTorch does.
+
+  Attributes:
+    features: Size of the output.
+    use_bias: Whether there is a bias.
+    kernel_init: None means uniform on +-1 / sqrt(D), for the bias too; the
+      bias starts at zero with any other initialiser.
+  """
+
+  features: int
+  use_bias: bool = True
+  kernel_init: Callable[..., jax.Array] | None = None
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """Returns x @ kernel + bias; `train` and `mask` change nothing."""
+    del train, mask
+    uniform = uniform_fan_in(x.shape[-1])
+    shape = (x.shape[-1], self.features)
+    y = x @ self.param('kernel', self.kernel_init or uniform, shape)
+    if self.use_bias:
+      bias_init = nn.initializers.zeros if self.kernel_init else uniform
+      y += self.param('bias', bias_init, (self.features,))[None]
+    return y
+
+
+class GlobalPool(nn.Module):
+  """Mean over all positions, [B, H, W, C] -> [B, C]."""
+
+  def __call__(self, x, train=False, mask=None):
+    """Returns the mean; `train` and `mask` change nothing."""
+    del train, mask
+    return jnp.mean(x, axis=(1, 2))
+
+
+class Flatten(nn.Module):
+  """All numbers of an example in a row, [B, ...] -> [B, D]."""
+
+  def __call__(self, x, train=False, mask=None):
+    """Returns the reshaped input; `train` and `mask` change nothing."""
+    del train, mask
+    return x.reshape((x.shape[0], -1))

@@ -1,0 +1,63 @@
+"""A multi-layer perceptron: nested by depth, compiled in a moment.
+
+Not from a paper of the project; for small images, examples and tests.
+"""
+
+import flax.linen as nn
+import jax
+
+from fedjax_het.models import layers
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.norm import check_policy, norm_layer
+
+
+class Layer(nn.Module):
+  """Flatten, linear, norm, ReLU."""
+
+  features: int
+  norm: str = 'none'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, ...] -> [B, features]."""
+    x = x.reshape((x.shape[0], -1))
+    x = layers.Linear(
+        self.features, kernel_init=layers.he_fan_in, name='linear'
+    )(x)
+    return jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+
+
+def mlp(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    depth: int = 2,
+    hidden: int = 64,
+    norm: str = 'none',
+) -> BlockModel:
+  """`depth` hidden layers of `hidden` ReLU units and a linear head.
+
+  Args:
+    input_shape: (height, width, channels) of one example.
+    num_classes: C.
+    depth: Hidden layers, at least 2: `stem`, `layer1`, `layer2`, ...
+    hidden: Units in each.
+    norm: Norm policy.
+
+  Returns:
+    A `BlockModel`; a net of less depth holds a subset of its leaves.
+
+  Raises:
+    ValueError: If depth or hidden are too small, or the norm is unknown.
+  """
+  check_policy(norm)
+  if depth < 2 or hidden < 1:
+    raise ValueError(
+        'An MLP needs depth of at least 2 and hidden of at least 1, got '
+        f'{depth} and {hidden}.'
+    )
+  names = ['stem', *(f'layer{i}' for i in range(1, depth))]
+  blocks = [Block(name, Layer(hidden, norm)) for name in names]
+  blocks.append(Block('head', layers.Linear(num_classes)))
+  name, cut = f'mlp{depth}', (1, depth)
+  return BlockModel(name, tuple(blocks), input_shape, num_classes, cut)

@@ -1,0 +1,149 @@
+"""PreResNet-20, the net of FeDepth: nine pre-activation blocks.
+
+  u = relu(norm(x));  out = conv(relu(norm(conv(u)))) + shortcut
+
+The shortcut is x, or acts on u where the shape changes. By default each batch
+is normalised by its own statistics, in training and test, as in FeDepth.
+
+References:
+  He et al., `Identity Mappings in Deep Residual Networks
+  <https://arxiv.org/abs/1603.05027>`_, 2016.
+  Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
+  <https://arxiv.org/abs/2303.04887>`_.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models import layers
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.resnet import SHORTCUTS
+
+
+class PreStem(nn.Module):
+  """A 3x3 convolution and, maybe, a norm; no ReLU."""
+
+  features: int
+  use_norm: bool = True
+  use_bias: bool = False
+  norm: str = 'batch_only'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, H, W, features]."""
+    use_bias = self.use_bias or (self.use_norm and self.norm == 'none')
+    x = layers.conv_layer(self.features, 3, 'conv', use_bias=use_bias)(x)
+    if self.use_norm:
+      x = norm_layer(self.norm, 'norm')(x, train, mask)
+    return x
+
+
+class PreactBlock(nn.Module):
+  """A pre-activation block of two 3x3 convolutions.
+
+  Attributes:
+    features: Output channels.
+    stride: Of the first convolution and the shortcut.
+    shortcut: Where the shape changes: 'A' subsamples and pads channels with
+      zeros, 'B' is a 1x1 convolution without norm.
+    norm: Norm policy.
+  """
+
+  features: int
+  stride: int = 1
+  shortcut: str = 'B'
+  norm: str = 'batch_only'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), features]."""
+    use_bias = self.norm == 'none'
+
+    def conv(y, kernel, stride, suffix):
+      return layers.conv_layer(
+          self.features,
+          kernel,
+          'conv' + suffix,
+          stride=stride,
+          use_bias=use_bias,
+      )(y)
+
+    u = jax.nn.relu(norm_layer(self.norm, 'norm1')(x, train, mask))
+    y = conv(u, 3, self.stride, '1')
+    y = jax.nn.relu(norm_layer(self.norm, 'norm2')(y, train, mask))
+    y = conv(y, 3, 1, '2')
+    if self.stride > 1 or x.shape[3] != self.features:
+      if self.shortcut == 'A':
+        x = layers.subsample_and_pad(u, self.features, self.stride)
+      else:
+        x = conv(u, 1, self.stride, '_shortcut')
+    return x + y
+
+
+class NormPool(nn.Module):
+  """mean(relu(norm(x))) over the positions, or the mean alone."""
+
+  use_norm: bool = True
+  norm: str = 'batch_only'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, C]."""
+    if self.use_norm:
+      x = jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+    return jnp.mean(x, axis=(1, 2))
+
+
+def preresnet20(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    shortcut: str = 'B',
+    stem_norm: bool = True,
+    stem_bias: bool = False,
+    final_norm: bool = True,
+    width: float = 1.0,
+    norm: str = 'batch_only',
+) -> BlockModel:
+  """PreResNet-20: 16, 32, 64 channels, three blocks each.
+
+  FeDepth's blocks B1 to B9 are `stage1_block0` to `stage3_block2`; its head
+  is the last two blocks, `pool` (norm, ReLU, mean) and `head` (linear).
+
+  Args:
+    input_shape: (height, width, channels) of one example.
+    num_classes: C.
+    shortcut: 'A' (zero padding) or 'B' (1x1 convolution, without norm).
+    stem_norm: Whether a norm follows the first convolution.
+    stem_bias: Whether the first convolution has a bias.
+    final_norm: Whether norm and ReLU precede the mean. With `stem_bias` and
+      without this it is the net of the width baselines' code.
+    width: Multiplies the channels, rounded down, at least 1.
+    norm: Norm policy.
+
+  Returns:
+    A `BlockModel`.
+
+  Raises:
+    ValueError: For an unknown shortcut or norm, or a width that is not
+      positive.
+  """
+  layers.check_choice('shortcut', shortcut, SHORTCUTS)
+  check_policy(norm)
+  channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
+  blocks = [Block('stem', PreStem(channels[0], stem_norm, stem_bias, norm))]
+  for stage, features in enumerate(channels, 1):
+    for b in range(3):
+      stride = 2 if stage > 1 and b == 0 else 1
+      module = PreactBlock(features, stride, shortcut, norm)
+      blocks.append(Block(f'stage{stage}_block{b}', module))
+  blocks += [
+      Block('pool', NormPool(final_norm, norm)),
+      Block('head', layers.Linear(num_classes)),
+  ]
+  cut = (1, len(blocks) - 1)
+  return BlockModel(
+      'preresnet20', tuple(blocks), input_shape, num_classes, cut
+  )

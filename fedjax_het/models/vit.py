@@ -1,0 +1,143 @@
+"""Vision transformers: ViT-S with 8 to 12 blocks (FedIN), ViT-T/16 (FeDepth).
+
+Pre-norm encoder, class token, learned positions, GELU, no dropout. The blocks
+are `embed`, `encoder00`, ..., `token` (final norm, then the class token alone)
+and `head`. For FedIN the extractor is `embed` and `encoder00`, so that s_in
+is all tokens [T, D], and s_out is the classifier's input, the class token [D].
+
+References:
+  Dosovitskiy et al., `An Image is Worth 16x16 Words
+  <https://arxiv.org/abs/2010.11929>`_, 2020.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models import layers
+from fedjax_het.models.blocks import Block, BlockModel
+
+_INIT = layers.truncated_normal(0.02)
+HEADS = {'s': 6, 't': 3}  # Attention heads of ViT-S and ViT-T.
+HEAD_DIM = 64  # Features of a head, in every size.
+
+
+def _dense(features, name):
+  return nn.Dense(features, kernel_init=_INIT, name=name)
+
+
+def _layer_norm(name):
+  return nn.LayerNorm(1e-6, use_fast_variance=False, name=name)
+
+
+class Embed(nn.Module):
+  """Patches as tokens behind a class token, plus learned positions.
+
+  The patch projection is the matrix of a convolution whose stride is its
+  kernel: `patch/kernel` is its HWIO kernel reshaped to [P * P * C, D].
+
+  Attributes:
+    dim: D.
+    patch: P, height and width of a patch.
+  """
+
+  dim: int
+  patch: int
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, 1 + (H / P) * (W / P), D]."""
+    del train, mask
+    batch, height, width, channels = x.shape
+    p, rows, cols = self.patch, height // self.patch, width // self.patch
+    x = x.reshape((batch, rows, p, cols, p, channels))
+    x = x.transpose((0, 1, 3, 2, 4, 5)).reshape((batch, rows * cols, -1))
+    x = _dense(self.dim, 'patch')(x)
+    token = self.param('token', nn.initializers.zeros, (1, 1, self.dim))
+    token = jnp.broadcast_to(token, (batch, 1, self.dim))
+    x = jnp.concatenate([token, x], axis=1)
+    return x + self.param('position', _INIT, (1, *x.shape[1:]))
+
+
+class EncoderBlock(nn.Module):
+  """x += attention(norm(x)); x += mlp(norm(x)).
+
+  Attributes:
+    heads: Attention heads; D must be a multiple. The MLP has 4 * D units.
+  """
+
+  heads: int
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, T, D] -> [B, T, D]."""
+    del train, mask
+    batch, tokens, dim = x.shape
+    qkv = _dense(3 * dim, 'qkv')(_layer_norm('norm1')(x))
+    qkv = qkv.reshape((batch, tokens, 3, self.heads, dim // self.heads))
+    y = jax.nn.dot_product_attention(*(qkv[:, :, i] for i in range(3)))
+    x += _dense(dim, 'out')(y.reshape(x.shape))
+    y = _dense(4 * dim, 'mlp1')(_layer_norm('norm2')(x))
+    return x + _dense(dim, 'mlp2')(jax.nn.gelu(y, approximate=False))
+
+
+class Token(nn.Module):
+  """The final norm of the class token."""
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, T, D] -> [B, D]."""
+    del train, mask
+    return _layer_norm('norm')(x[:, 0])
+
+
+def vit(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    depth: int,
+    variant: str,
+    patch: int | None = None,
+    width: float = 1.0,
+) -> BlockModel:
+  """ViT-S (6 heads, 384 features) or ViT-T (3 heads, 192 features).
+
+  Args:
+    input_shape: (height, width, channels) of one example.
+    num_classes: C.
+    depth: Number of encoder blocks.
+    variant: 's' or 't'.
+    patch: Height and width of a patch; None means 16 for images of at least
+      64 pixels and 4 below.
+    width: Multiplies the heads, rounded down, at least 1; each has 64
+      features.
+
+  Returns:
+    A `BlockModel`; a net of fewer blocks holds a subset of its leaves.
+
+  Raises:
+    ValueError: For an unknown variant, a depth or width that is not
+      positive, or a patch that does not divide the image.
+  """
+  layers.check_choice('variant', variant, HEADS)
+  if depth < 1:
+    raise ValueError(f'A ViT needs a depth of at least 1, got {depth}.')
+  height, width_pixels, _ = input_shape
+  if patch is None:
+    patch = 16 if min(height, width_pixels) >= 64 else 4
+  if patch < 1 or height % patch or width_pixels % patch:
+    raise ValueError(
+        f'patch={patch} must divide the height and width of the images, '
+        f'{height}x{width_pixels}.'
+    )
+  heads = layers.scale_channels(HEADS[variant], width)
+  blocks = [Block('embed', Embed(HEAD_DIM * heads, patch))]
+  blocks += [
+      Block(f'encoder{i:02d}', EncoderBlock(heads)) for i in range(depth)
+  ]
+  head = layers.Linear(num_classes, kernel_init=_INIT)
+  blocks += [Block('token', Token()), Block('head', head)]
+  cut = (2, len(blocks) - 1)
+  return BlockModel(
+      f'vit_{variant}{depth}', tuple(blocks), input_shape, num_classes, cut
+  )

@@ -1,0 +1,133 @@
+"""How much Gaussian noise differential privacy asks for.
+
+All of it is about ONE release of one clipped quantity. A federated run
+releases features in every round to every recipient, and neither function
+accounts for that composition: the guarantee of the whole run is weaker, and
+must be computed by an accountant before anything is claimed.
+"""
+
+import math
+
+from scipy import special
+
+
+def gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
+  """Standard deviation by the classical Gaussian mechanism.
+
+  sigma = sensitivity_factor C sqrt(2 ln(1.25 / delta)) / epsilon, as in the
+  appendix of FedIN's journal version. Its honest limits:
+
+  - The theorem holds for epsilon < 1 only. FedIN's C = 0.1, epsilon = 10,
+    delta = 1e-6 is outside: the formula gives 0.106, with which delta is in
+    truth 1.9e-6. Use `analytic_gaussian_sigma` there.
+  - The 0.127 printed for that example is what a logarithm of base 2 gives.
+  - Every released vector must have an L2 norm of at most C. Nothing in FedIN
+    enforces it: apply `clip_features` before adding the noise. FedIN's noise
+    of 0.8 standard deviations, without clipping, has no such guarantee.
+  - One release only; see the module's docstring on composition.
+
+  Args:
+    clip: C > 0, bound on the L2 norm of what is released.
+    epsilon: Privacy loss > 0.
+    delta: Probability in (0, 1).
+    sensitivity_factor: Sensitivity in units of C: 2 where neighbouring data
+      sets replace an example, 1 where they add or remove one.
+
+  Returns:
+    sigma, a float in the unit of `clip`.
+
+  Raises:
+    ValueError: If an argument is outside its range.
+
+  References:
+    Dwork and Roth, `The Algorithmic Foundations of Differential Privacy
+    <https://doi.org/10.1561/0400000042>`_, 2014, Theorem A.1.
+  """
+  _check_arguments(clip, epsilon, delta, sensitivity_factor)
+  sensitivity = sensitivity_factor * clip
+  return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def analytic_gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
+  """Least standard deviation that is (epsilon, delta) private, any epsilon.
+
+  Solves `gaussian_delta(sigma) = delta` by bisection: exact, where
+  `gaussian_sigma` is a bound (epsilon < 1) or void. The same limits on
+  clipping and composition hold.
+
+  Args:
+    clip: C > 0, bound on the L2 norm of what is released.
+    epsilon: Privacy loss > 0.
+    delta: Probability in (0, 1).
+    sensitivity_factor: Sensitivity in units of C.
+
+  Returns:
+    sigma, a float in the unit of `clip`, rounded up by less than 1e-12 of it.
+
+  Raises:
+    ValueError: If an argument is outside its range.
+
+  References:
+    Balle and Wang, `Improving the Gaussian Mechanism
+    <https://arxiv.org/abs/1805.06530>`_, ICML 2018, Theorem 8.
+  """
+  _check_arguments(clip, epsilon, delta, sensitivity_factor)
+  low = high = 1.0
+  while _delta_of_ratio(high, epsilon) > delta:
+    high *= 2
+  while _delta_of_ratio(low, epsilon) <= delta:
+    low /= 2
+  while high - low > 1e-13 * high:
+    middle = (low + high) / 2
+    if _delta_of_ratio(middle, epsilon) > delta:
+      low = middle
+    else:
+      high = middle
+  return high * sensitivity_factor * clip
+
+
+def gaussian_delta(sigma, clip, epsilon, sensitivity_factor=2.0):
+  """The exact delta of Gaussian noise at a privacy loss of epsilon.
+
+  With D the sensitivity, delta = Phi(D / (2 sigma) - epsilon sigma / D)
+  - e^epsilon Phi(-D / (2 sigma) - epsilon sigma / D).
+
+  Args:
+    sigma: Standard deviation > 0 of the noise.
+    clip: C > 0, bound on the L2 norm of what is released.
+    epsilon: Privacy loss > 0.
+    sensitivity_factor: Sensitivity in units of C.
+
+  Returns:
+    delta, a float in [0, 1].
+
+  Raises:
+    ValueError: If an argument is outside its range.
+
+  References:
+    Balle and Wang, `Improving the Gaussian Mechanism
+    <https://arxiv.org/abs/1805.06530>`_, ICML 2018, Theorem 8.
+  """
+  _check_positive('sigma', sigma)
+  _check_arguments(clip, epsilon, 0.5, sensitivity_factor)
+  return _delta_of_ratio(sigma / (sensitivity_factor * clip), epsilon)
+
+
+def _delta_of_ratio(ratio, epsilon):
+  """Delta for `ratio` = sigma / sensitivity, in logarithms for the tails."""
+  log_first = special.log_ndtr(0.5 / ratio - epsilon * ratio)
+  log_second = epsilon + special.log_ndtr(-0.5 / ratio - epsilon * ratio)
+  return math.exp(log_first) * -math.expm1(min(log_second - log_first, 0.0))
+
+
+def _check_arguments(clip, epsilon, delta, sensitivity_factor):
+  _check_positive('clip', clip)
+  _check_positive('epsilon', epsilon)
+  _check_positive('sensitivity_factor', sensitivity_factor)
+  if not 0 < delta < 1:
+    raise ValueError(f'delta must be in (0, 1), but is {delta!r}.')
+
+
+def _check_positive(name, value):
+  if not (value > 0 and math.isfinite(value)):
+    raise ValueError(f'{name} must be a finite number > 0, but is {value!r}.')

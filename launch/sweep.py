@@ -1,0 +1,111 @@
+"""Runs the cells of a results table, and renders it.
+
+  python -m launch.sweep --table=configs/tables/fashion_mnist.py \
+      --data_dir=DIR --out=results/fashion_mnist
+
+A table is a Python file with a function `get_table()`. Cells that have a
+result under `out` are not run again; one that was interrupted goes on. Without
+`data_dir` the data must not need one; `--render` only renders what is there.
+"""
+
+from collections.abc import Sequence
+import importlib.util
+import pathlib
+import sys
+from typing import NoReturn
+
+from absl import app, flags
+
+_TABLE = flags.DEFINE_string(
+    'table', 'configs/tables/fashion_mnist.py', 'File of the table.'
+)
+_OUT = flags.DEFINE_string('out', None, 'Folder of the results.')
+_WORKDIRS = flags.DEFINE_string(
+    'workdirs', None, 'Folder of the runs; runs/<table> by default.'
+)
+_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder of the data set.')
+_SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, instead of the table\'s.')
+_ROWS = flags.DEFINE_list('rows', None, 'Labels of rows, instead of all.')
+_SHOW = flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _fail(error, code: int = 2) -> NoReturn:
+  print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
+  sys.exit(code)
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """absl's flags parser with one line per error."""
+  try:
+    rest = flags.FLAGS(list(argv))
+  except flags.Error as e:
+    _fail(e)
+  if len(rest) > 1:
+    _fail(f'Unexpected argument {rest[1]!r}; options look like --out=DIR.')
+  return rest
+
+
+def load_table(name: str):
+  """The table that a Python file describes."""
+  paths = [pathlib.Path(name), _ROOT / name]
+  path = next((path for path in paths if path.is_file()), None)
+  if path is None:
+    known = sorted((_ROOT / 'configs' / 'tables').glob('*.py'))
+    names = ', '.join(f'configs/tables/{p.name}' for p in known)
+    raise FileNotFoundError(f'No table file {name!r}; there are {names}.')
+  if str(_ROOT) not in sys.path:
+    sys.path.append(str(_ROOT))
+  spec = importlib.util.spec_from_file_location('table_file', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_table()
+
+
+def choose(table, seeds, rows):
+  """The part of a table that the flags name."""
+  if seeds is not None:
+    try:
+      table = table._replace(seeds=tuple(map(int, seeds)))
+    except ValueError:
+      raise ValueError(f'seeds must be integers, got {seeds}.') from None
+  if rows is not None:
+    unknown = [row for row in rows if row not in table.rows]
+    if unknown:
+      raise ValueError(
+          f'Unknown row {unknown[0]!r}; known are {", ".join(table.rows)}.'
+      )
+    table = table._replace(rows={row: table.rows[row] for row in rows})
+  return table
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs and renders the table that the flags describe."""
+  del argv
+  from fedjax_het.experiment import sweep
+
+  name = pathlib.Path(_TABLE.value).stem
+  out = pathlib.Path(_OUT.value or f'results/{name}')
+  workdirs = pathlib.Path(_WORKDIRS.value or f'runs/{name}')
+  try:
+    table = choose(load_table(_TABLE.value), _SEEDS.value, _ROWS.value)
+    if _SHOW.value:
+      cells = sweep.read_cells(table, out)
+    else:
+      overrides = {'data_dir': _DATA_DIR.value} if _DATA_DIR.value else {}
+      cells = sweep.run_cells(
+          table, out, workdirs, overrides=overrides,
+          announce=lambda line: print(line, flush=True),
+      )  # fmt: skip
+    print(sweep.render(table, cells, out))
+  except (ValueError, FileNotFoundError) as e:
+    _fail(e)
+  except (FloatingPointError, OSError) as e:
+    _fail(e, 1)
+  except KeyboardInterrupt:
+    _fail('Interrupted; the same command goes on where it was.', 130)
+  print(f'\nTable: {out / "table.md"}')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,270 @@
+"""Runs one experiment, or goes on with one that was interrupted.
+
+  python -m launch.train
+  python -m launch.train --config=configs/fedin.py:quick --workdir=/tmp/quick
+  python -m launch.train --config=configs/fedavg.py:fashion_mnist,iid \
+      --config.data_dir=DIR --config.num_rounds=50
+
+Variants follow the config file after a colon; `--config.<key>=<value>` sets
+any entry. Without a workdir a new one is made under ./runs. The same command
+with the same workdir resumes. Exit codes: 0 all rounds are done, 1 the run
+failed (full disk, a client's NaN), 2 the command or config is wrong, 130
+interrupted.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import difflib
+import importlib.util
+import logging
+import pathlib
+import re
+import shlex
+import signal
+import sys
+from typing import Any, NoReturn
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+import tqdm
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'Config file, maybe with :variant[,variant].'
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run; a new one under ./runs by default.'
+)
+_DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
+_OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]+)(=(?P<value>.*))?')
+_PARSERS = {int: ('an integer', int), float: ('a number', float)}
+
+
+# The command as it was typed, to be shown again.
+_typed: list[str] = []
+
+
+class CommandError(ValueError):
+  """A command line that cannot be understood."""
+
+
+def _fail(error: BaseException | str, code: int) -> NoReturn:
+  """Prints an error on one line and ends the process."""
+  print(f'Error: {_line(error)}', file=sys.stderr)
+  sys.exit(code)
+
+
+def _line(error: BaseException | str) -> str:
+  """An error's text on one line, without the number of an OSError."""
+  if isinstance(error, OSError) and error.strerror and not error.filename:
+    error = error.strerror
+  return ' '.join(str(error).split())
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """absl's flags parser, with the default config and one line per error.
+
+  Args:
+    argv: The command line.
+
+  Returns:
+    What is not a flag: the program's name alone.
+  """
+  _typed[:] = argv[1:]
+  try:
+    argv = _with_config(list(argv))
+    _check_overrides(argv)
+    sys.argv = argv  # Where the config flag looks for its overrides.
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise CommandError(
+          f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
+      )
+    return rest
+  except (CommandError, flags.Error) as e:
+    if '--debug' in argv:
+      raise
+    _fail(e, 2)
+
+
+def _with_config(argv: list[str]) -> list[str]:
+  """Puts the config in front as one argument with a path that exists."""
+  spec = None
+  rest = argv[1:]
+  for i, arg in enumerate(rest):
+    if re.fullmatch(r'--?config', arg):
+      if i + 1 == len(rest):
+        raise CommandError('--config needs a file, --config=FILE.')
+      spec, rest = rest[i + 1], rest[:i] + rest[i + 2 :]
+      break
+    if re.match(r'--?config=', arg):
+      spec, rest = arg.split('=', 1)[1], rest[:i] + rest[i + 1 :]
+      break
+  name, colon, variants = (spec or 'configs/fedin.py').partition(':')
+  # From any folder, the experiments that come with the library are found.
+  paths = [pathlib.Path(name), _ROOT / name]
+  path = next((path for path in paths if path.is_file()), None)
+  if path is None:
+    known = sorted(
+        f'configs/{path.name}'
+        for path in (_ROOT / 'configs').glob('*.py')
+        if path.name not in ('__init__.py', 'common.py')
+    )
+    raise CommandError(f'No config file {name!r}; there are {", ".join(known)}.')
+  return [argv[0], f'--config={path}{colon}{variants}', *rest]
+
+
+def _load_config(spec: str) -> Any:
+  """The config of FILE[:variants], with errors that need no traceback."""
+  name, colon, variants = spec.partition(':')
+  if str(_ROOT) not in sys.path:
+    sys.path.append(str(_ROOT))
+  module_spec = importlib.util.spec_from_file_location('config_file', name)
+  if module_spec is None:
+    raise CommandError(f'{name} is no Python file.')
+  module = importlib.util.module_from_spec(module_spec)
+  try:
+    module_spec.loader.exec_module(module)
+  except SyntaxError as e:
+    raise CommandError(f'{name}, line {e.lineno}: {e.msg}.') from e
+  if not hasattr(module, 'get_config'):
+    raise CommandError(f'{name} has no function get_config.')
+  try:
+    return module.get_config(*([variants] if colon else []))
+  except ValueError as e:
+    raise CommandError(str(e)) from e
+
+
+def _check_overrides(argv: list[str]) -> None:
+  """Refuses overrides of keys that do not exist, or with values of no sense."""
+  config = _load_config(argv[1].split('=', 1)[1])
+  for i, arg in enumerate(argv):
+    match = _OVERRIDE.fullmatch(arg)
+    if not match:
+      continue
+    section, path = config, match['key'].split('.')
+    for depth, name in enumerate(path):
+      known = list(section) if hasattr(section, 'keys') else []
+      if name not in known:
+        where = '.'.join(path[: depth + 1])
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f' (did you mean {close[0]!r}?)' if close else ''
+        listed = f'; known are {", ".join(known)}' if known else ''
+        raise CommandError(f'Unknown config key {where}{hint}{listed}.')
+      kind = section.get_type(name)
+      section = section[name]
+    value = match['value']
+    if value is None and i + 1 < len(argv) and not argv[i + 1].startswith('-'):
+      value = argv[i + 1]
+    if kind in _PARSERS and value is not None:
+      words, parse = _PARSERS[kind]
+      try:
+        parse(value)
+      except ValueError:
+        raise CommandError(
+            f'{match["key"]} must be {words}, got {value!r}.'
+        ) from None
+
+
+class _Log(logging.Handler):
+  """Writes the library's messages without breaking a progress bar."""
+
+  def emit(self, record):
+    prefix = '' if record.levelno < logging.WARNING else 'Warning: '
+    tqdm.tqdm.write(prefix + record.getMessage(), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+  """Collects the first Ctrl-C or SIGTERM; a second one interrupts at once."""
+  received: list[int] = []
+
+  def handle(number, frame):
+    del frame
+    received.append(number)
+    if len(received) > 1:
+      raise KeyboardInterrupt
+    tqdm.tqdm.write(
+        'Stopping after this round; once more stops at once.', file=sys.stderr
+    )
+
+  old = {
+      number: signal.signal(number, handle)
+      for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    yield received
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)
+
+
+def _resume_command(workdir: pathlib.Path) -> str:
+  command = ['python', '-m', 'launch.train', *_typed]
+  if _WORKDIR.value is None:
+    command.append(f'--workdir={workdir}')
+  return shlex.join(command)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the experiment that the flags describe."""
+  del argv
+  # Imported here, so that --help and a typing error answer at once.
+  from fedjax_het import experiment
+  from fedjax_het.experiment import tables
+
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  log = logging.getLogger('fedjax_het')
+  log.handlers, log.propagate = [_Log()], False
+  log.setLevel(logging.INFO)
+  config = _CONFIG.value
+  progress = None
+  workdir = None
+  try:
+    experiment.check(config)
+    workdir = pathlib.Path(_WORKDIR.value or experiment.new_workdir(config))
+    progress = experiment.Progress(config.num_rounds)
+    with _asked_to_stop() as received:
+      result = experiment.run(
+          config, workdir, observe=progress, stop=lambda: bool(received)
+      )
+  except (ValueError, FileNotFoundError) as e:
+    _end(progress, e, 2)
+  except FloatingPointError as e:
+    _end(progress, e, 1)
+  except OSError as e:
+    command = _resume_command(workdir)
+    _end(progress, e, 1, f'When that is settled, go on with: {command}')
+  except KeyboardInterrupt as e:
+    command = _resume_command(workdir)
+    _end(progress, e, 130, f'Interrupted. Resume with: {command}')
+  progress.close()
+  print()
+  print(tables.as_text(tables.results(result.summary, result.facts)))
+  for line in tables.totals(result.summary, config.target_accuracy):
+    print(line)
+  print(f'Report: {workdir / "report.md"}')
+  if not result.finished:
+    rounds = result.summary.rounds
+    print(
+        f'Stopped after round {rounds} of {config.num_rounds}. Resume with: '
+        f'{_resume_command(workdir)}'
+    )
+    sys.exit(130)
+
+
+def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
+  """Ends the bar, then the process, with one line and maybe an advice."""
+  if progress is not None:
+    progress.close()
+  if _DEBUG.value:
+    raise error
+  if isinstance(error, KeyboardInterrupt):
+    print(advice, file=sys.stderr)
+    sys.exit(code)
+  _fail(f'{_line(error)}. {advice}' if advice else error, code)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=parse_flags)

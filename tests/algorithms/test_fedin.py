@@ -1,0 +1,289 @@
+"""FedIN against its equations, and its ablations against the baselines."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.aggregation.pairs import Pairs
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedin import Downlink, fedin, forward, in_loss
+from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.engine import rounds
+from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.types import Maybe, Visit
+from fedjax_het.models import create
+from fedjax_het.models.blocks import Variables
+from tests.tiny import tiny_data, tiny_federation, tiny_local
+
+RATE = 0.5
+
+
+def visit():
+  return Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
+
+
+def one_step(**options):
+  """A client's first SGD step on one full batch, and what it started from."""
+  local = tiny_local(optax.sgd, RATE, epochs=1, batch_size=4)
+  federation = tiny_federation(depths=(2,), per_group=1, local=local)
+  group = federation.groups[0]
+  data = tiny_data([4]).client(0)
+  algorithm = fedin(federation, num_pairs=4, **options)
+  server = algorithm.init(jax.random.key(0))
+  keys = jax.random.split(jax.random.key(9))
+  pairs = Pairs(
+      jax.random.normal(keys[0], (4, 4)), jax.random.normal(keys[1], (4, 4))
+  )
+  sent = Downlink(server.weights, Maybe(pairs, jnp.ones(4, bool)))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  _, uplink, metrics = algorithm.client_update(
+      group, client, sent, data, visit()
+  )
+  start = algorithm.client_model(server, client, group)
+  change = uplink.summed.change.params
+  # The one batch in table order: order does not change a mean.
+  batch = data.batch(jnp.arange(4))
+
+  def local_loss(params):
+    logits, _ = group.model.apply(
+        Variables(params, start.stats), batch.x, train=True
+    )
+    return cross_entropy(logits, batch.y)
+
+  def loss_in(params):
+    variables = Variables(params, start.stats)
+    return in_loss(group.model, variables, pairs, jnp.ones(4, bool), None)
+
+  g_loc, g_in = jax.grad(local_loss)(start.params), jax.grad(loss_in)(
+      start.params
+  )
+  return group.model, change, g_loc, g_in, metrics, loss_in(start.params)
+
+
+def assert_tree_close(got, want):
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      got,
+      want,
+  )
+
+
+@pytest.mark.parametrize('lam', [1.0, 2.0])
+def test_fixed_rule_steps_with_the_combination(lam):
+  """in moves by G_in + (lam/2) G_loc, e and c by the unscaled G_loc.
+
+  With lam = 2 that is the gradient of L_loc + L_IN (v1 Eq. 16).
+  """
+  model, change, g_loc, g_in, metrics, value = one_step(lam=lam)
+  want = {}
+  for name in model.block_names:
+    if name in model.intermediate:
+      want[name] = jax.tree.map(
+          lambda i, g: -RATE * (i + lam / 2 * g), g_in[name], g_loc[name]
+      )
+    else:
+      want[name] = jax.tree.map(lambda g: -RATE * g, g_loc[name])
+  assert_tree_close(change, want)
+  np.testing.assert_allclose(metrics['in_loss'], value, rtol=1e-5)
+
+
+def test_exact_rule_never_opposes_the_local_gradient():
+  model, change, g_loc, g_in, _, _ = one_step(rule='exact')
+  conflicts = 0
+  for name in model.intermediate:
+    for z, g, i in zip(
+        *(jax.tree.leaves(t[name]) for t in (change, g_loc, g_in)), strict=True
+    ):
+      z, b, a = -z / RATE, float(jnp.vdot(i, g)), float(jnp.vdot(g, g))
+      want = i if b >= 0 else i - b / a * g
+      conflicts += b < 0
+      np.testing.assert_allclose(z, want, rtol=1e-4, atol=1e-6)
+      assert float(jnp.vdot(z, g)) >= -1e-6
+  assert conflicts > 0
+
+
+def test_sequential_rule_takes_two_steps():
+  """w/o Opt: the second step is G_in at the weights after the first."""
+  model, change, g_loc, _, _, _ = one_step(rule='sequential')
+  for name in model.extractor + model.classifier:
+    assert_tree_close(
+        change[name], jax.tree.map(lambda g: -RATE * g, g_loc[name])
+    )
+  moved = [
+      np.max(np.abs(np.asarray(c + RATE * g)))
+      for name in model.intermediate
+      for c, g in zip(
+          jax.tree.leaves(change[name]), jax.tree.leaves(g_loc[name])
+      )
+  ]
+  assert max(moved) > 1e-3
+
+
+def test_in_loss_touches_the_intermediate_layers_only():
+  model, _, _, g_in, _, _ = one_step()
+  for name in model.extractor + model.classifier:
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(g_in[name]))
+
+
+def test_pairs_of_the_own_unchanged_model_give_no_loss():
+  group = tiny_federation(depths=(2,), per_group=1).groups[0]
+  variables = group.model.init(jax.random.key(0))
+  x = tiny_data([6]).client(0).batch(jnp.arange(6)).x
+  _, pairs, _ = forward(group.model, variables, x, None, jax.random.key(1))
+  loss = in_loss(group.model, variables, pairs, jnp.ones(6, bool), None)
+  assert float(loss) == 0.0
+
+
+def run(make, num_rounds, norm=True, **options):
+  federation = tiny_federation(norm=norm)
+  algorithm = make(federation, **options)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=6, backend='map'
+  )
+  for _ in range(num_rounds):
+    state, reports = run_round(
+        state, tiny_data(), jax.random.key(1), jax.random.key(2)
+    )
+  server = state.server
+  return getattr(server, 'weights', server), state, reports
+
+
+def assert_tree_equal(got, want):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.fixture(scope='module')
+def prox():
+  return run(fedprox, 2, mu=0.1)[0]
+
+
+def test_without_in_training_it_is_fedprox(prox):
+  """'w/o IN' is FedProx; the keys differ by the dropout draw alone."""
+  got = run(fedin, 2, in_training=False)[0]
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(prox), strict=True):
+    assert a.shape == b.shape
+  assert_tree_equal(got, prox)
+
+
+def test_first_round_is_local_training():
+  """Nobody has pairs yet, so the step is that of FedProx."""
+  got = run(fedin, 1, num_pairs=4)[0]
+  assert_tree_equal(got, run(fedprox, 1)[0])
+
+
+def test_without_mu_fedprox_is_fedavg(prox):
+  plain = run(fedavg, 2)[0]
+  assert_tree_equal(run(fedprox, 2, mu=0.0)[0], plain)
+  same = [
+      np.array_equal(a, b)
+      for a, b in zip(jax.tree.leaves(prox), jax.tree.leaves(plain))
+  ]
+  assert not all(same)
+
+
+def test_every_client_of_the_cohort_has_its_pairs_stored():
+  _, state, reports = run(fedin, 1, num_pairs=4)
+  # Clients hold 5, 8, 3, 7, 8, 6 examples: one has fewer than four.
+  assert np.asarray(state.server.store.filled).sum(1).tolist() == [
+      4, 4, 3, 4, 4, 4,
+  ]  # fmt: skip
+  down, up = rounds.round_bytes(reports['tiny1'], 6)
+  weights = rounds.num_bytes(reports['tiny1'].down._replace(
+      share=jnp.zeros_like(reports['tiny1'].down.share)))[0]
+  assert down == 2 * weights
+  assert up == down + 2 * 4 + 2 * 4 * (4 + 4) * 4
+
+
+@pytest.mark.parametrize('options', [
+    dict(capture='training', num_pairs=8),
+    dict(aggregation='ends', lam=2.0, mu=0.0, capture='training', num_pairs=8),
+    dict(noise=0.8, num_pairs=4),
+    dict(noise=0.8, noise_at='upload', clip=0.5, num_pairs=4),
+    dict(num_pairs=2),
+    dict(rule='sequential', aggregation='architecture', num_pairs=4),
+])  # fmt: skip
+def test_options_train(options):
+  _, state, reports = run(fedin, 2, **options)
+  for leaf in jax.tree.leaves(state):
+    assert np.all(np.isfinite(leaf))
+  for report in reports.values():
+    assert np.all(np.asarray(report.metrics['in_loss']) > 0)
+  if options.get('noise_at') == 'upload':
+    clean = run(fedin, 2, num_pairs=4)[1].server.store.pairs.s_in
+    assert np.any(state.server.store.pairs.s_in != clean)
+
+
+def test_captured_pairs_are_those_of_the_last_batches():
+  """With a zero learning rate they equal the features of training batches."""
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=4)
+  federation = tiny_federation(
+      depths=(1,), per_group=1, local=local, norm=False
+  )
+  group = federation.groups[0]
+  algorithm = fedin(federation, num_pairs=8, capture='training')
+  data = tiny_data([7]).client(0)
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  sent = algorithm.downlink(server, group, visit())
+  _, uplink, _ = algorithm.client_update(group, client, sent, data, visit())
+  model = algorithm.client_model(server, client, group)
+  _, want, _ = forward(
+      group.model, model, data.batch(jnp.arange(7)).x, None, jax.random.key(0)
+  )
+  pairs, mask = uplink.kept
+  assert int(mask.sum()) == 7
+  order = lambda a: a[np.lexsort(np.asarray(a).T)]  # noqa: E731
+  np.testing.assert_allclose(
+      order(pairs.s_in[mask]), order(want.s_in), rtol=1e-5, atol=1e-6
+  )
+  np.testing.assert_allclose(
+      order(pairs.s_out[mask]), order(want.s_out), rtol=1e-5, atol=1e-6
+  )
+
+
+def exchanged(models, shape, **options):
+  """Numbers of the weights and of the pairs in a downlink, by shape alone."""
+  groups = tuple(
+      type(tiny_federation().groups[0])(
+          name, create(name, shape, 10), np.array([i])
+      )
+      for i, name in enumerate(models)
+  )
+  federation = type(tiny_federation())(groups, tiny_local(batch_size=16))
+  algorithm = fedin(federation, **options)
+  server = jax.eval_shape(algorithm.init, jax.random.key(0))
+  sent = jax.eval_shape(
+      lambda s: algorithm.downlink(s, groups[0], visit()), server
+  )
+  count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+  return count(sent.weights.params), count(sent.pairs.value)
+
+
+def test_sizes_of_both_papers():
+  weights, pairs = exchanged(['resnet10', 'resnet26'], (32, 32, 3))
+  assert (weights, pairs) == (4_910_922, 73_728)
+  weights, pairs = exchanged(
+      ['fedin_a', 'fedin_e'], (32, 32, 3), aggregation='ends', num_pairs=64
+  )
+  assert (weights, pairs) == (1_920 + 10_250, 64 * (64 * 16 * 16 + 1024))
+
+
+@pytest.mark.parametrize(
+    'options,message',
+    [
+        (dict(rule='exakt'), "rule must be one of .* got 'exakt'"),
+        (dict(capture='x'), 'capture must be one of'),
+        (dict(noise_at='x'), 'noise_at must be one of'),
+        (dict(mu=-1.0), 'mu must not be negative, got -1.0'),
+        (dict(noise=-1.0), 'noise must not be negative'),
+        (dict(num_pairs=6), 'num_pairs must be between 1 and the batch size 4'),
+        (dict(aggregation='x'), "Unknown aggregation 'x'"),
+    ],
+)
+def test_options_are_checked(options, message):
+  with pytest.raises(ValueError, match=message):
+    fedin(tiny_federation(), **{'num_pairs': 4, **options})

@@ -1,0 +1,166 @@
+"""What every registered algorithm must satisfy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import rounds
+from tests.tiny import tiny_data, tiny_federation
+
+OPTIONS = {'fedin': dict(num_pairs=4)}
+COHORT = 4
+KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def make(name, federation=None):
+  federation = federation or tiny_federation(norm=False)
+  algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
+  return algorithm, federation
+
+
+def run(name, num_rounds=2, data=None, federation=None, keys=KEYS, **kwargs):
+  """State after some rounds, on the host."""
+  algorithm, federation = make(name, federation)
+  data = tiny_data() if data is None else data
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=COHORT, **kwargs
+  )
+  for _ in range(num_rounds):
+    state, _ = run_round(state, data, *keys)
+  return jax.device_get(state)
+
+
+@pytest.fixture(scope='module', params=sorted(ALGORITHMS))
+def name(request):
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def reference(name):
+  """The state after two rounds of the backend 'map'."""
+  return run(name, backend='map')
+
+
+def assert_close(got, want, **kwargs):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    np.testing.assert_allclose(a, b, **kwargs)
+
+
+def _describe(tree):
+  return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+def test_a_round_keeps_structure_shapes_and_dtypes(name):
+  algorithm, federation = make(name)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=COHORT, backend='map'
+  )
+  before = rounds.init_state(algorithm, federation, jax.random.key(0))
+  after, reports = jax.eval_shape(run_round, before, tiny_data(), *KEYS)
+  assert _describe(before) == _describe(after)
+  assert set(reports) == {group.name for group in federation.groups}
+  assert all('train_loss' in r.metrics for r in reports.values())
+
+
+def _first_model(algorithm, state, group):
+  client = jax.tree.map(lambda leaf: leaf[0], state.clients[group.name])
+  return jax.tree.leaves(algorithm.client_model(state.server, client, group))
+
+
+def test_training_changes_the_models_and_keeps_them_finite(name, reference):
+  algorithm, federation = make(name)
+  start = rounds.init_state(algorithm, federation, jax.random.key(0))
+  for group in federation.groups:
+    before = _first_model(algorithm, start, group)
+    after = _first_model(algorithm, reference, group)
+    assert all(np.all(np.isfinite(leaf)) for leaf in after)
+    if group.name == 'tiny1':
+      assert any(np.any(a != b) for a, b in zip(before, after))
+
+
+@pytest.mark.parametrize('backend,chunk', [('loop', None), ('vmap', 1),
+                                           ('shard_map', None)])
+def test_backends_agree(name, reference, backend, chunk):
+  got = run(name, backend=backend, chunk=chunk)
+  assert_close(got, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_no_recompilation_after_the_first_round(name):
+  """Cohorts differ in their shares of the groups; the program does not."""
+  algorithm, federation = make(name)
+  traces = []
+
+  def counting(*args):
+    traces.append(1)
+    return algorithm.client_update(*args)
+
+  run_round = rounds.make_round(
+      algorithm._replace(client_update=counting),
+      federation,
+      cohort_size=COHORT,
+      backend='map',
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda event, secs, **kw: compiled.append(event)
+      if 'backend_compile' in event
+      else None
+  )
+  try:
+    shares = set()
+    for i in range(4):
+      state, reports = run_round(state, tiny_data(), *KEYS)
+      shares.add(
+          tuple(
+              int(np.sum(np.asarray(r.client_id) < federation.num_clients))
+              for r in reports.values()
+          )
+      )
+      if i == 0:
+        first = len(traces)
+        compiled.clear()
+  finally:
+    jax.monitoring.clear_event_listeners()
+  assert len(shares) > 1
+  assert len(traces) == first
+  assert not compiled
+
+
+def test_resume_is_exact(name, reference):
+  """A state that went through host memory continues bit for bit."""
+  algorithm, federation = make(name)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=COHORT, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  state, _ = run_round(state, tiny_data(), *KEYS)
+  state = jax.tree.map(jnp.asarray, jax.device_get(state))
+  state, _ = run_round(state, tiny_data(), *KEYS)
+  assert_close(jax.device_get(state), reference, rtol=0, atol=0)
+
+
+def test_keys_rule_the_run(name, reference):
+  """Another training key gives another result."""
+  other = run(name, keys=(jax.random.key(7), KEYS[1]), backend='map')
+  pairs = zip(jax.tree.leaves(other), jax.tree.leaves(reference))
+  assert any(np.any(a != b) for a, b in pairs)
+
+
+def test_grouping_order_does_not_matter(name, reference):
+  """A client's randomness follows its identity, not its group's place."""
+  federation = tiny_federation(norm=False)
+  reversed_ = type(federation)(federation.groups[::-1], federation.local)
+  got = run(name, federation=reversed_, backend='map')
+  assert_close(got, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_of_a_client_changes_nothing(name, reference):
+  data = tiny_data()
+  padded = data.replace(index=jnp.pad(data.index, ((0, 0), (0, 5))))
+  got = run(name, data=padded, backend='map')
+  assert_close(got, reference, rtol=1e-6, atol=1e-7)

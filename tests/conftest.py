@@ -1,0 +1,30 @@
+"""Strict settings for every test, and the fixtures that tests share."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_num_cpu_devices', 4)
+# Compiled programs are kept between test runs; delete the folder to start anew.
+_CACHE = pathlib.Path(
+    os.environ.get('XDG_CACHE_HOME', pathlib.Path.home() / '.cache')
+)
+jax.config.update(
+    'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
+)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+
+
+@pytest.fixture(scope='session')
+def real_data() -> pathlib.Path:
+  """Folder with real raw data sets; skips where there is none."""
+  folder = os.environ.get('FEDJAX_HET_DATA')
+  if not folder:
+    pytest.skip('real data: set FEDJAX_HET_DATA to a folder that holds it')
+  path = pathlib.Path(folder)
+  if not path.is_dir():
+    pytest.skip(f'real data: FEDJAX_HET_DATA={folder} is not a folder')
+  return path

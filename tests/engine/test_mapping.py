@@ -1,0 +1,103 @@
+"""All backends run the same clients, sum the same, and skip the padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.engine import mapping
+
+CASES = [
+    ('loop', None),
+    ('map', None),
+    ('vmap', None),
+    ('vmap', 2),
+    ('vmap', 3),
+    ('shard_map', None),
+    ('shard_map', 2),
+    ('pmap', None),
+]
+
+
+def visit(shared, arg):
+  """A ragged loop: client i adds `shared` to its state `i` times."""
+  state, steps = arg
+
+  def body(i, carry):
+    total, count = carry
+    return total + shared * (i + 1), count + 1
+
+  total, count = jax.lax.fori_loop(0, steps, body, (state, jnp.int32(0)))
+  return {'sum': total, 'steps': count}, (total, count)
+
+
+def expected(states, steps, num_valid):
+  totals = [s + 0.5 * n * (n + 1) / 2 for s, n in zip(states, steps)]
+  return np.array(totals[:num_valid]), np.array(steps[:num_valid])
+
+
+@pytest.mark.parametrize('backend,chunk', CASES)
+@pytest.mark.parametrize('num_valid', [0, 1, 5, 7])
+def test_closed_form(backend, chunk, num_valid):
+  states = np.arange(7, dtype=np.float32)
+  steps = np.array([3, 0, 2, 5, 1, 4, 2], np.int32)
+  mapped = mapping.map_clients(visit, backend, chunk=chunk)
+  if backend in mapping.TRACEABLE:
+    mapped = jax.jit(mapped)
+  summed, (totals, counts) = mapped(
+      jnp.float32(0.5), (jnp.asarray(states), jnp.asarray(steps)), num_valid
+  )
+  want_totals, want_steps = expected(states, steps, num_valid)
+  np.testing.assert_allclose(summed['sum'], want_totals.sum(), rtol=1e-6)
+  assert int(summed['steps']) == want_steps.sum()
+  np.testing.assert_allclose(totals[:num_valid], want_totals, rtol=1e-6)
+  np.testing.assert_array_equal(counts[:num_valid], want_steps)
+  assert not np.any(totals[num_valid:])
+  assert not np.any(counts[num_valid:])
+
+
+def test_padding_is_never_run_by_map():
+  """A padding slot that would divide the sum by zero is not even started."""
+
+  def fn(shared, arg):
+    return shared / arg, ()
+
+  mapped = jax.jit(mapping.map_clients(fn, 'map'))
+  summed, _ = mapped(1.0, jnp.array([2.0, 4.0, 0.0]), 2)
+  assert float(summed) == 0.75
+
+
+@pytest.mark.parametrize('backend,chunk', CASES)
+def test_parts_without_entries(backend, chunk):
+  """Empty trees and arrays of size 0 pass through."""
+
+  def fn(shared, arg):
+    del shared
+    return (), (arg, jnp.zeros((0,)))
+
+  mapped = mapping.map_clients(fn, backend, chunk=chunk)
+  summed, (same, empty) = mapped((), jnp.arange(6.0), 6)
+  assert summed == ()
+  np.testing.assert_array_equal(same, np.arange(6.0))
+  assert empty.shape == (6, 0)
+
+
+def test_memory_does_not_grow_with_the_cohort():
+  """The temporaries of 1,000 clients are those of 10."""
+
+  def fn(shared, arg):
+    return jnp.outer(shared, shared) * arg, ()
+
+  def temporaries(num):
+    mapped = jax.jit(mapping.map_clients(fn, 'map'))
+    compiled = mapped.lower(jnp.ones(64), jnp.ones(num), num).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert temporaries(1000) <= 1.1 * temporaries(10)
+
+
+def test_unknown_backend_is_named():
+  with pytest.raises(ValueError, match="Unknown backend 'vmpa'; known are"):
+    mapping.map_clients(visit, 'vmpa')
+  with pytest.raises(ValueError, match='chunk must be at least 1, got 0'):
+    mapping.map_clients(visit, 'vmap', chunk=0)

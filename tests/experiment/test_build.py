@@ -1,0 +1,184 @@
+"""From config to experiment: what is built, and what does not fit the data."""
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.experiment.build import local_training
+from tests.experiment.tiny_runs import tiny_config
+
+
+def message(config):
+  with pytest.raises(ValueError) as error:
+    experiment.build(config)
+  assert '\n' not in str(error.value)
+  return str(error.value)
+
+
+def test_builds_what_the_config_says():
+  built = experiment.build(tiny_config())
+  # Groups come in alphabetical order, clients in order.
+  assert [g.name for g in built.federation.groups] == ['large', 'small']
+  assert [len(g.model.blocks) for g in built.federation.groups] == [4, 3]
+  np.testing.assert_array_equal(
+      np.concatenate([g.client_ids for g in built.federation.groups]),
+      np.arange(5),
+  )
+  assert built.cohort_size == 4
+  assert built.data.num_clients == 5
+  assert int(np.min(built.data.sizes)) >= 16
+  # What preprocessing promises, on the training set that it was made for.
+  x = np.asarray(built.preprocess(built.data.images))
+  np.testing.assert_allclose(x.mean(), 0, atol=1e-4)
+  np.testing.assert_allclose(x.std(), 1, atol=1e-4)
+
+
+def test_group_seed_deals_clients_at_random():
+  built = experiment.build(tiny_config(group_seed=1))
+  sizes = {g.name: g.num_clients for g in built.federation.groups}
+  assert sizes == dict(large=2, small=3)
+  ids = np.concatenate([g.client_ids for g in built.federation.groups])
+  assert sorted(ids) == [*range(5)]
+  others = [
+      experiment.build(tiny_config(group_seed=seed)).federation.groups
+      for seed in (2, 3)
+  ]
+  assert any(
+      not np.array_equal(g[0].client_ids, built.federation.groups[0].client_ids)
+      for g in others
+  )
+
+
+def test_refuses_more_clients_than_examples():
+  config = tiny_config()
+  config.groups.small.clients = 1442
+  assert message(config) == (
+      'groups hold 1444 clients, more than the 1442 training examples of '
+      'digits.'
+  )
+
+
+def test_refuses_a_batch_larger_than_a_client():
+  config = tiny_config(local__batch_size=300)
+  built = experiment.build(tiny_config())
+  sizes = [len(part) for part in built.parts]
+  assert message(config) == (
+      f'local.batch_size=300 is larger than client {np.argmin(sizes)}, which '
+      f'has {min(sizes)} examples; set local.batch_size to at most '
+      f'{min(sizes)}, or partition.min_size (where the partition has one) to '
+      'at least 300.'
+  )
+
+
+def test_refuses_a_partition_that_cannot_be():
+  config = tiny_config()
+  config.partition.min_size = 1000
+  text = message(config)
+  assert text.startswith('partition: ') and '1000' in text
+
+
+def test_names_the_section_of_what_constructors_refuse():
+  assert message(tiny_config('fedprox', algorithm__mu=-1.0)).startswith(
+      'algorithm: mu must not be negative, got -1.0'
+  )
+  config = tiny_config()
+  config.groups.small.depth = 1
+  assert message(config).startswith('groups.small: An MLP needs depth of at')
+
+
+def test_refuses_images_that_a_model_cannot_take():
+  config = tiny_config(algorithm='private')
+  config.groups = ml_collections.ConfigDict(dict(fedhe_cnn5=5))
+  config.model = ml_collections.ConfigDict({})
+  text = message(config)
+  assert text.startswith('groups.fedhe_cnn5: ') and '8x8' in text
+
+
+def test_refuses_groups_whose_shared_blocks_differ():
+  config = tiny_config()
+  config.groups.small.hidden = 16
+  text = message(config)
+  assert text.startswith('algorithm: ')
+  assert "'small'" in text and "'large'" in text
+
+
+def test_missing_files_are_no_crash():
+  with pytest.raises(FileNotFoundError, match='mnist needs data_dir'):
+    experiment.build(tiny_config(dataset='mnist'))
+
+
+def test_resizes_images():
+  built = experiment.build(tiny_config(image_size=12))
+  assert built.dataset.train_images.shape == (1442, 12, 12, 1)
+  assert built.dataset.test_images.shape == (355, 12, 12, 1)
+  assert built.dataset.train_images.dtype == np.uint8
+  # A constant border of the digits stays black.
+  assert built.dataset.train_images[:, 0, 0].max() == 0
+
+
+def rates(config, rounds):
+  rate = jax.jit(local_training(config).learning_rate)
+  return [float(rate(jnp.int32(r))) for r in range(rounds)]
+
+
+def test_learning_rate_schedules():
+  config = tiny_config(local__learning_rate=0.1)
+  assert rates(config, 2) == pytest.approx([0.1, 0.1])
+  config = tiny_config(
+      local__learning_rate=0.1, local__schedule='step', local__lr_rounds=(3, 4)
+  )
+  # Rounds count from 1: the third round is the first with the lower rate.
+  assert rates(config, 5) == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])
+  config = tiny_config(local__learning_rate=0.1, local__schedule='cosine')
+  half = 0.05 * (1 + np.cos(np.pi * np.arange(4) / 4))
+  assert rates(config, 4) == pytest.approx(half, rel=1e-5)
+
+
+def first_update(config, grad):
+  tx = local_training(config).optimizer(0.1)
+  params = jnp.array([2.0, 0.0])
+  return np.asarray(tx.update(jnp.asarray(grad), tx.init(params), params)[0])
+
+
+def test_optimisers_closed_forms():
+  sgd = dict(local__optimizer='sgd')
+  grad = [3.0, 4.0]
+  np.testing.assert_allclose(
+      first_update(tiny_config(**sgd), grad), [-0.3, -0.4], rtol=1e-6
+  )
+  # Decay 0.5 adds 0.5 w to the gradient; the norm 5 is clipped to 1 first.
+  np.testing.assert_allclose(
+      first_update(
+          tiny_config(**sgd, local__weight_decay=0.5, local__clip_norm=1.0),
+          grad,
+      ),
+      [-0.1 * (0.6 + 1.0), -0.08],
+      rtol=1e-6,
+  )
+  # Adam's first step is the learning rate times the sign; decoupled decay
+  # adds lr * decay * w.
+  np.testing.assert_allclose(
+      first_update(tiny_config(), grad), [-0.1, -0.1], rtol=1e-5
+  )
+  np.testing.assert_allclose(
+      first_update(
+          tiny_config(local__optimizer='adamw', local__weight_decay=0.5), grad
+      ),
+      [-0.1 - 0.1 * 0.5 * 2.0, -0.1],
+      rtol=1e-5,
+  )
+
+
+def test_momentum_accumulates():
+  config = tiny_config(local__optimizer='sgd', local__momentum=0.9)
+  tx = local_training(config).optimizer(0.1)
+  params = jnp.array([1.0])
+  state = tx.init(params)
+  for _ in range(2):
+    updates, state = tx.update(jnp.array([1.0]), state, params)
+    params = optax.apply_updates(params, updates)
+  np.testing.assert_allclose(params, [1.0 - 0.1 - 0.19], rtol=1e-6)

@@ -1,0 +1,212 @@
+"""Every wrong config is refused with its own line."""
+
+import json
+
+import ml_collections
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.algorithms import ALGORITHMS
+from tests.experiment.tiny_runs import tiny_config
+
+
+def message(config, call=experiment.check):
+  with pytest.raises(ValueError) as error:
+    call(config)
+  text = str(error.value)
+  assert '\n' not in text
+  return text
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_default_config_of_every_algorithm_is_right(name):
+  config = experiment.default_config(name)
+  experiment.check(config)
+  assert config.is_locked
+  # It survives JSON, so a workdir can store it.
+  assert json.loads(json.dumps(config.to_dict()))['algorithm']['name'] == name
+
+
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
+        (dict(seed=-1), 'seed must be at least 0, got -1.'),
+        (dict(num_rounds=0), 'num_rounds must be at least 1, got 0.'),
+        (
+            dict(dataset='digit'),
+            "Unknown dataset 'digit' (did you mean 'digits'?); known are",
+        ),
+        (
+            dict(backend='vmpa'),
+            "Unknown backend 'vmpa' (did you mean 'vmap'?); known are auto, "
+            'loop, map, vmap, shard_map, pmap.',
+        ),
+        (dict(nonfinite='ignore'), "Unknown nonfinite 'ignore'; known are"),
+        (
+            dict(cohort_size=6),
+            'cohort_size=6 is larger than the population of 5 clients; it must '
+            'be between 1 and 5.',
+        ),
+        (
+            dict(target_accuracy=90.0),
+            'target_accuracy must be a share of at most 1, got 90.0; for '
+            'percent divide by 100.',
+        ),
+        (
+            dict(local__learning_rate=0.0),
+            'local.learning_rate must be above 0, got 0.0.',
+        ),
+        (
+            dict(local__learning_rate=float('nan')),
+            'local.learning_rate must be a finite number, got nan.',
+        ),
+        (
+            dict(local__optimizer='sdg'),
+            "Unknown local.optimizer 'sdg' (did you mean 'sgd'?); known are "
+            'adam, adamw, sgd.',
+        ),
+        (
+            dict(local__momentum=0.9),
+            'local.momentum and local.nesterov are for the optimizer sgd, got '
+            "'adam'.",
+        ),
+        (
+            dict(local__schedule='step'),
+            "local.lr_rounds=() does not fit local.schedule='step'; step needs "
+            'rounds, the others none.',
+        ),
+        (
+            dict(local__lr_rounds=(0,), local__schedule='step'),
+            'local.lr_rounds must be at least 1, got 0.',
+        ),
+        (
+            dict(partition__name='dirichlt'),
+            "Unknown partition 'dirichlt' (did you mean 'dirichlet'?); known",
+        ),
+        (
+            dict(partition__name='iid'),
+            "partition.alpha: partition 'iid' has no option 'alpha'; it takes",
+        ),
+        (dict(partition__seed=-1), 'partition.seed must be at least 0, got -1.'),
+        (
+            dict(groups__small__clients=0),
+            'groups.small must be at least 1, got 0.',
+        ),
+        (
+            dict(groups__small__model='mpl'),
+            "Unknown model of groups.small 'mpl' (did you mean 'mlp'?); known",
+        ),
+        (
+            dict(algorithm__name='fedinn'),
+            "Unknown algorithm 'fedinn' (did you mean 'fedin'?); known are",
+        ),
+    ],
+)
+def test_refuses_values(change, expected):
+  config = tiny_config()
+  for name, value in change.items():
+    *path, key = name.split('__')
+    section = config
+    for part in path:
+      section = section[part]
+    section[key] = value
+  assert message(config).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'expected'),
+    [
+        ('num_rounds', True, 'num_rounds must be an integer, got True.'),
+        ('num_rounds', 2.5, 'num_rounds must be an integer, got 2.5.'),
+        ('tensorboard', 1, 'tensorboard must be True or False, got 1.'),
+        ('dataset', 3, 'dataset must be a string, got 3.'),
+        (
+            'cohort_size',
+            'all',
+            "cohort_size must be an integer or None, got 'all'.",
+        ),
+        ('local', 3, 'local must be a section, got 3.'),
+        (
+            'groups',
+            dict(worst=3),
+            "A group cannot be called 'worst'; use letters, digits and _.-, "
+            'and not worst or mean.',
+        ),
+        ('groups', {}, 'groups is empty; name at least one model.'),
+        (
+            'groups',
+            {'a/b': 3},
+            "A group cannot be called 'a/b'; use letters, digits and _.-, and "
+            'not worst or mean.',
+        ),
+        (
+            'groups',
+            dict(mlp=True),
+            'groups.mlp must be an integer, got True.',
+        ),
+        (
+            'groups',
+            dict(mlp=dict(clients=2, dpth=3)),
+            "groups.mlp.dpth: model 'mlp' has no option 'dpth' (did you mean "
+            "'depth'?); it takes depth, hidden, norm.",
+        ),
+        (
+            'model',
+            dict(widht=2.0),
+            "model.widht: none of the models has an option 'widht'; they take "
+            'depth, hidden, norm.',
+        ),
+        (
+            'model',
+            dict(hidden=True),
+            'groups.large.hidden must be an integer, got True.',
+        ),
+        (
+            'algorithm',
+            dict(name='fedavg', mu=0.1),
+            "algorithm.mu: algorithm 'fedavg' has no option 'mu'; it takes "
+            'aggregation, weights, server_lr.',
+        ),
+        (
+            'algorithm',
+            dict(name='fedprox', mu='0.1'),
+            "algorithm.mu must be a finite number, got '0.1'.",
+        ),
+    ],
+)
+def test_refuses_what_a_locked_config_would_not_hold(name, value, expected):
+  # A config made by hand, without the types that a ConfigDict insists on.
+  plain = tiny_config().to_dict()
+  plain[name] = value
+  assert message(ml_collections.ConfigDict(plain)) == expected
+
+
+def test_refuses_unknown_and_missing_keys():
+  plain = tiny_config().to_dict()
+  unknown = ml_collections.ConfigDict({**plain, 'num_round': 3})
+  assert message(unknown).startswith(
+      "Unknown config key num_round (did you mean 'num_rounds'?); known are"
+  )
+  del plain['local']['epochs']
+  missing = ml_collections.ConfigDict(plain)
+  assert message(missing) == (
+      'The config lacks local.epochs; begin with default_config().'
+  )
+
+
+def test_model_options_go_to_the_models_that_have_them():
+  config = tiny_config()
+  config.groups = ml_collections.ConfigDict(
+      dict(mlp=2, resnet10=dict(clients=1, width=0.125))
+  )
+  config.model = ml_collections.ConfigDict(
+      dict(hidden=8, width=0.25, norm='group')
+  )
+  from fedjax_het.experiment.config import group_spec
+
+  assert group_spec(config, 'mlp') == (
+      'mlp', 2, dict(hidden=8, norm='group'),
+  )  # fmt: skip
+  assert group_spec(config, 'resnet10') == (
+      'resnet10', 1, dict(width=0.125, norm='group'),
+  )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Lines of metrics.jsonl: what they add up to, torn lines, missing rounds."""
+
+import numpy as np
+import pytest
+
+from fedjax_het.engine.evaluate import Scores
+from fedjax_het.engine.rounds import GroupReport, Traffic
+from fedjax_het.experiment import metrics
+from tests.tiny import tiny_federation
+
+
+def report(ids, finite, loss, *, up=100, parts=(), share=()):
+  slots = len(ids)
+
+  def traffic(fixed):
+    return Traffic(
+        np.full(slots, fixed, np.uint32),
+        np.tile(np.array(parts, np.uint32), (slots, 1)),
+        np.tile(np.array(share, np.float32), (slots, 1)),
+    )
+
+  return GroupReport(
+      np.array(ids, np.int32),
+      np.array(finite),
+      dict(train_loss=np.array(loss, np.float32)),
+      traffic(10),
+      traffic(up),
+  )
+
+
+def test_train_row_counts_real_finite_clients_only():
+  federation = tiny_federation(depths=(1, 2), per_group=2)  # Clients 0..3.
+  reports = dict(
+      # A padding slot (client 4) whose values must not count.
+      tiny1=report([0, 4], [True, True], [1.0, 9.0]),
+      # Client 3 is dropped, but its bytes have been sent.
+      tiny2=report(
+          [1, 3], [True, False], [3.0, np.nan], parts=[8, 4], share=[0.5, 1.0]
+      ),
+  )
+  row = metrics.train_row(7, reports, federation, 0.5)
+  assert row == {
+      'round': 7,
+      'split': 'train',
+      'seconds': 0.5,
+      'loss': 2.0,
+      'loss/tiny1': 1.0,
+      'loss/tiny2': 3.0,
+      'clients': 3,
+      'clients/tiny1': 1,
+      'clients/tiny2': 2,
+      'bytes_up': 100 + 2 * 108,
+      'bytes_up/tiny1': 100,
+      'bytes_up/tiny2': 216,
+      'bytes_down': 10 + 2 * 18,
+      'bytes_down/tiny1': 10,
+      'bytes_down/tiny2': 36,
+      'nonfinite': [3],
+  }
+
+
+def test_train_row_without_any_loss_holds_null():
+  federation = tiny_federation(depths=(1,), per_group=2)
+  row = metrics.train_row(
+      1, dict(tiny1=report([0], [False], [np.nan])), federation, 0.1
+  )
+  assert row['loss'] is None and 'loss/tiny1' not in row
+  assert row['nonfinite'] == [0]
+
+
+def test_test_row_means_over_groups_not_clients():
+  scores = dict(
+      a=Scores(np.array([0, 1, 2]), np.array([0.2, 0.4, 0.6]), np.ones(3)),
+      b=Scores(np.array([3]), np.array([0.8]), np.array([np.inf])),
+  )
+  row = metrics.test_row(2, scores, 0.1)
+  assert row['accuracy'] == pytest.approx((0.4 + 0.8) / 2)
+  assert row['accuracy/a'] == pytest.approx(0.4)
+  assert row['accuracy/a/worst'] == 0.2 and row['accuracy/worst'] == 0.2
+  assert row['models/a'] == 3 and row['models/b'] == 1
+  # What JSON cannot hold is null, and so is a mean over it.
+  assert row['loss/a'] == 1.0 and row['loss/b'] is None and row['loss'] is None
+
+
+def write(path, lines):
+  path.write_bytes(''.join(lines).encode())
+  return path
+
+
+TEST0 = '{"round": 0, "split": "test", "accuracy": 0.1}\n'
+TRAIN1 = '{"round": 1, "split": "train", "loss": 1.10}\n'
+TEST1 = '{"round": 1, "split": "test", "accuracy": 0.2}\n'
+TRAIN2 = '{"round": 2, "split": "train", "loss": 0.9}\n'
+
+
+@pytest.mark.parametrize('torn', ['', '{"round": 2', '{"round": 2, "x": 1}',
+                                  '\0\0\0\n', TRAIN2, TRAIN2 + '{"ro'])  # fmt: skip
+def test_cut_rows_keeps_whole_lines_byte_for_byte(tmp_path, torn):
+  path = write(tmp_path / 'metrics.jsonl', [TEST0, TRAIN1, TEST1, torn])
+  rows = metrics.cut_rows(path, 1)
+  assert [row['round'] for row in rows] == [0, 1, 1]
+  assert path.read_text() == TEST0 + TRAIN1 + TEST1
+
+
+def test_cut_rows_to_nothing(tmp_path):
+  assert metrics.cut_rows(tmp_path / 'none.jsonl', 0) == []
+  path = write(tmp_path / 'metrics.jsonl', [TEST0[:-5]])
+  assert metrics.cut_rows(path, 0) == []
+  assert path.read_text() == ''
+
+
+@pytest.mark.parametrize(
+    ('lines', 'missing'),
+    [
+        ([TEST0, TRAIN1], 2),
+        ([TEST0, TRAIN2], 1),
+        ([TEST0, TRAIN1, 'rubbish\n', TRAIN2], 2),
+        ([TEST0, TRAIN1, TRAIN1, TRAIN2], 2),
+    ],
+)
+def test_cut_rows_refuses_gaps(tmp_path, lines, missing):
+  path = write(tmp_path / 'metrics.jsonl', lines)
+  with pytest.raises(ValueError, match=f'lacks or repeats round {missing}, '):
+    metrics.cut_rows(path, 2)
+  assert path.read_text() == ''.join(lines)
+
+
+def test_read_rows_forgives_a_torn_end_only(tmp_path):
+  path = write(tmp_path / 'metrics.jsonl', [TEST0, TRAIN1, '{"rou'])
+  assert len(metrics.read_rows(path)) == 2
+  write(path, [TEST0, '{"rou\n', TRAIN1])
+  with pytest.raises(ValueError, match='line 2 is damaged'):
+    metrics.read_rows(path)
+
+
+def test_summary():
+  def test(num, accuracy):
+    return dict(round=num, split='test', accuracy=accuracy)
+
+  def train(num, seconds, dropped=()):
+    return dict(
+        round=num,
+        split='train',
+        seconds=seconds,
+        bytes_up=10,
+        bytes_down=20,
+        nonfinite=list(dropped),
+    )
+
+  rows = [
+      test(0, 0.1),
+      train(1, 9.0),
+      test(1, 0.5),
+      train(2, 1.0, [4]),
+      test(2, 0.7),
+      train(3, 2.0),
+      test(3, 0.6),
+      train(4, 1.5),
+      test(4, None),
+  ]
+  summary = metrics.summarise(rows, 0.5)
+  assert summary.rounds == 4
+  assert summary.last['round'] == 4 and summary.best['round'] == 2
+  assert summary.reached == 1
+  assert summary.bytes_up == 40 and summary.bytes_down == 80
+  assert summary.round_seconds == 1.75
+  assert summary.dropped == 1
+  assert metrics.summarise(rows, 0.9).reached is None
+  assert metrics.summarise([]).last is None

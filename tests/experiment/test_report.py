@@ -1,0 +1,197 @@
+"""The report says what the metrics say, and the paper's numbers beside."""
+
+import json
+import re
+
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import metrics, paper_targets, report, tables
+from tests.experiment.tiny_runs import tiny_config
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs') / 'w'
+  experiment.run(tiny_config(num_rounds=2, target_accuracy=0.99), folder)
+  return folder
+
+
+def cells(text, first):
+  """The cells of the Markdown line whose first cell is `first`."""
+  (line,) = [x for x in text.splitlines() if x.startswith(f'| {first} |')]
+  return [cell.strip() for cell in line.strip('|').split('|')]
+
+
+def test_report_shows_the_numbers_of_the_metrics(workdir):
+  text = (workdir / 'report.md').read_text()
+  config, facts, rows = report.read_run(workdir)
+  summary = metrics.summarise(rows)
+  accuracy = text[text.index('## Accuracy') : text.index('## Who holds')]
+  for name, group in facts['groups'].items():
+    row = cells(accuracy, name)
+    assert row[1] == str(group['clients'])
+    assert row[2] == f'{group["parameters"]:,}'
+    assert row[3] == tables.percent(summary.last[f'accuracy/{name}'])
+  mean = cells(accuracy, 'mean over groups')
+  assert mean[3] == tables.percent(summary.last['accuracy'])
+  assert mean[4] == tables.percent(summary.last['accuracy/worst'])
+  assert 'last round (2)' in accuracy and 'mean accuracy of 99.00 %' in accuracy
+  assert 'not reached' in accuracy
+  traffic = text[text.index('## Communication') : text.index('## Memory')]
+  assert cells(traffic, 'all')[4:] == [
+      f'{summary.bytes_up:,}',
+      f'{summary.bytes_down:,}',
+  ]
+  each = int(cells(traffic, 'small')[2].replace(',', ''))
+  # Parameters, statistics and the weight in the mean, 4 bytes each.
+  small = facts['groups']['small']
+  assert each == 4 * (small['parameters'] + small['statistics'] + 1)
+  memory = text[text.index('## Memory') :]
+  assert 'not the activations' in memory
+  assert cells(memory, 'small')[1] == f'{small["parameters"]:,}'
+  assert 'XLA' in memory
+  assert config['partition']['name'] in text
+  # Every picture that the text shows is there.
+  shown = re.findall(r'!\[[^]]*\]\(([^)]*)\)', text)
+  assert shown == ['curves.png', 'partition.png']
+  for name in shown:
+    assert (workdir / name).read_bytes()[1:4] == b'PNG'
+  # Digits are no data set of the papers.
+  assert 'Beside the paper' not in text
+
+
+def test_report_works_without_matplotlib(workdir, monkeypatch):
+  def missing(*args, **kwargs):
+    raise ImportError('no matplotlib')
+
+  monkeypatch.setattr(pictures, 'draw_partition', missing)
+  text = report.write_report(workdir).read_text()
+  assert '](' not in text and 'No pictures: they need the extra' in text
+  assert '## Memory' in text
+
+
+def test_comparison(workdir, tmp_path):
+  table = report.write_comparison([workdir, workdir], tmp_path / 'out')
+  assert table.count(str(workdir)) == 2
+  assert (tmp_path / 'out' / 'comparison.png').exists()
+  assert table in (tmp_path / 'out' / 'comparison.md').read_text()
+
+
+def test_refuses_what_is_no_run(workdir, tmp_path):
+  with pytest.raises(FileNotFoundError, match='is not a workdir'):
+    report.write_report(tmp_path)
+  (tmp_path / 'config.json').write_text((workdir / 'config.json').read_text())
+  with pytest.raises(FileNotFoundError, match='its run has not begun'):
+    report.write_report(tmp_path)
+
+
+def config_of(algorithm, dataset, partition, groups=None, **options):
+  config = experiment.default_config(algorithm).to_dict()
+  config['dataset'] = dataset
+  config['partition'] = dict(name=partition, seed=0)
+  config['algorithm'].update(options)
+  if groups is not None:
+    config['groups'] = groups
+  return config
+
+
+@pytest.mark.parametrize(
+    ('config', 'expected'),
+    [
+        # v2 Table 1, and Table 6 where its number of clients fits.
+        (
+            config_of('fedin', 'cifar10', 'dirichlet'),
+            [('Table 1', 74.8, 2.3, 54), ('Table 6', 76.7, None, None)],
+        ),
+        (
+            config_of('fedin', 'cifar10', 'dirichlet', noise=0.8),
+            [('Table 1', 77.3, 2.5, 52)],
+        ),
+        (
+            config_of('fedin', 'fashion_mnist', 'iid', noise=0.8),
+            [('Table 1', 91.3, None, None)],
+        ),
+        (
+            config_of('fedavg', 'svhn_cropped', 'dirichlet'),
+            [('Table 1', 84.3, 1.2, 82)],
+        ),
+        (
+            config_of('fedprox', 'cinic10', 'dirichlet', {'resnet10': 100}),
+            [('Table 1', 57.5, 2.3, 98)],
+        ),
+        (
+            config_of('fedin', 'cifar10', 'iid', {'resnet10': 100}),
+            [('Table 1', 80.5, None, None), ('Table 6', 80.5, None, None)],
+        ),
+        # v2 Table 2.
+        (
+            config_of('fedin', 'cinic10', 'dirichlet', {'vit_s8': 3}),
+            [('Table 2', 87.3, 1.7, 14)],
+        ),
+        # v2 Table 4.
+        (
+            config_of(
+                'fedprox', 'fashion_mnist', 'iid', aggregation='architecture'
+            ),
+            [('Table 4', 83.4, None, None)],
+        ),
+        # v1 Table II.
+        (
+            config_of(
+                'fedin', 'fashion_mnist', 'dirichlet', aggregation='ends', mu=0.0
+            ),
+            [('Table II', 88.28, None, None)],
+        ),
+        (
+            config_of('fedavg', 'cifar10', 'iid', aggregation='ends'),
+            [('Table II', 76.43, None, None)],
+        ),
+        # Ablations and settings without a printed number.
+        (config_of('fedin', 'cifar10', 'iid', in_training=False), []),
+        (config_of('fedin', 'cifar10', 'iid', mu=0.0), []),
+        (config_of('fedin', 'cifar10', 'iid', rule='sequential'), []),
+        (config_of('fedin', 'cifar10', 'iid', noise=0.5), []),
+        (config_of('fedin', 'cifar10', 'shards'), []),
+        (config_of('private', 'cifar10', 'iid'), []),
+        (config_of('fedin', 'digits', 'iid'), []),
+    ],
+)
+def test_paper_targets(config, expected):
+  got = [
+      (t.source.partition(', ')[2], t.accuracy, t.spread, t.reached)
+      for t in paper_targets.find(config)
+  ]
+  assert got == expected
+
+
+def test_paper_numbers_stand_beside_our_setting(workdir, tmp_path):
+  for path in workdir.iterdir():
+    if path.is_file():
+      (tmp_path / path.name).write_bytes(path.read_bytes())
+  config = json.loads((tmp_path / 'config.json').read_text())
+  config['dataset'] = 'cifar10'
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  text = report.write_report(tmp_path).read_text()
+  beside = text[text.index('## Beside the paper') :]
+  assert '65.7 ± 1.8 %' in beside and '109 (at 60 %)' in beside
+  assert '100 clients, 10 sampled' in beside
+  ours = cells(beside, '**this run**')
+  assert '5 clients (2 large, 3 small), 4 sampled, 2 rounds' in ours[-1]
+  assert 'seed 0' in ours[-1]
+
+
+def test_tables():
+  table = [['a', 'b'], ['x', '10'], ['long', '2']]
+  assert tables.as_text(table) == (
+      'a      b\n----  --\nx     10\nlong   2'
+  )  # fmt: skip
+  assert tables.as_markdown(table) == (
+      '| a | b |\n| --- | ---: |\n| x | 10 |\n| long | 2 |'
+  )
+  assert tables.percent(None) == 'not finite'
+  assert tables.percent(0.91236) == '91.24 %'
+  assert tables.megabytes(0) == '0.00 MB'
+  assert tables.megabytes(1234) == '0.00123 MB'
+  assert tables.megabytes(12_345_678) == '12.35 MB'

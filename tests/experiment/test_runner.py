@@ -1,0 +1,429 @@
+"""Runs: what lies in the workdir, and that a run resumes exactly."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import rounds
+from fedjax_het.experiment import checkpoints as checkpoints_lib
+from fedjax_het.experiment import metrics
+from fedjax_het.experiment import runner
+from fedjax_het.experiment.workdir import lock
+from tests.experiment.tiny_runs import tiny_config, without_seconds
+
+
+class Killed(BaseException):
+  """Ends a run as a kill would: nothing of ours handles it."""
+
+
+def killed_at(row_number):
+  """An observer that ends the run when it has seen so many rows."""
+  seen = []
+
+  def observe(row):
+    seen.append(row)
+    if len(seen) == row_number:
+      raise Killed
+
+  return observe
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A whole run and its result."""
+  folder = tmp_path_factory.mktemp('runs') / 'whole'
+  return experiment.run(tiny_config(), folder)
+
+
+def test_the_workdir_holds_what_it_should(finished):
+  names = {path.name for path in finished.workdir.iterdir()}
+  assert names >= {
+      'config.json',
+      'metrics.jsonl',
+      'facts.json',
+      'checkpoints',
+      'report.md',
+  }
+  assert finished.finished
+  assert int(finished.state.round_num) == 4
+  assert finished.summary.rounds == 4
+  stored = json.loads((finished.workdir / 'config.json').read_text())
+  assert stored == json.loads(json.dumps(tiny_config().to_dict()))
+
+
+def test_metrics_schema(finished):
+  lines = (finished.workdir / 'metrics.jsonl').read_text().splitlines()
+  rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+  assert rows == finished.rows
+  assert [(r['round'], r['split']) for r in rows] == [
+      (0, 'test'),
+      *((r, s) for r in (1, 2, 3, 4) for s in ('train', 'test')),
+  ]
+  groups = ('small', 'large')
+  for row in rows:
+    assert isinstance(row['round'], int) and row['seconds'] > 0
+    if row['split'] == 'test':
+      means = [row[f'accuracy/{g}'] for g in groups]
+      assert row['accuracy'] == pytest.approx(np.mean(means))
+      assert row['loss'] == pytest.approx(
+          np.mean([row[f'loss/{g}'] for g in groups])
+      )
+      # One model serves a group, so the worst client is that model.
+      assert row['accuracy/worst'] == min(means)
+      assert [row[f'models/{g}'] for g in groups] == [1, 1]
+      assert [row[f'accuracy/{g}/worst'] for g in groups] == means
+    else:
+      assert row['clients'] == 4 and row['nonfinite'] == []
+      for name in ('clients', 'bytes_up', 'bytes_down'):
+        assert isinstance(row[name], int)
+        assert row[name] == sum(row[f'{name}/{g}'] for g in groups)
+      some = [g for g in groups if row[f'clients/{g}']]
+      assert row['loss'] == pytest.approx(
+          np.mean([row[f'loss/{g}'] for g in some])
+      )
+
+
+def test_bytes_are_those_of_the_arrays(tmp_path):
+  # FedAvg sends its weights and statistics, and up one number more: 4 bytes
+  # each. Every client of the cohort does so in every round.
+  result = experiment.run(
+      tiny_config(cohort_size=5, num_rounds=1), tmp_path / 'w'
+  )
+  (row,) = [row for row in result.rows if row['split'] == 'train']
+  numbers = sum(
+      g['clients'] * (g['parameters'] + g['statistics'])
+      for g in result.facts['groups'].values()
+  )
+  assert row['bytes_down'] == 4 * numbers
+  assert row['bytes_up'] == 4 * (numbers + 5)
+  # By hand: 64 -> 8 -> 8 -> 10 with batch norm after the hidden layers.
+  small = result.facts['groups']['small']
+  assert small['parameters'] == (64 * 8 + 8 + 16) + (8 * 8 + 8 + 16) + 8 * 10 + 10
+  assert small['statistics'] == 2 * 16
+
+
+@pytest.mark.parametrize('row', [1, 2, 4, 6, 8])
+def test_resumes_exactly(finished, tmp_path, row):
+  folder = tmp_path / 'w'
+  with pytest.raises(Killed):
+    experiment.run(tiny_config(), folder, observe=killed_at(row))
+  with open(folder / 'metrics.jsonl', 'a') as file:
+    file.write('{"round": 9, "spl')  # A line that a kill has torn.
+  result = experiment.run(tiny_config(), folder)
+  same = without_seconds(finished.workdir / 'metrics.jsonl')
+  assert without_seconds(folder / 'metrics.jsonl') == same
+  for a, b in zip(
+      jax.tree.leaves(result.state),
+      jax.tree.leaves(finished.state),
+      strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):
+  changes = dict(num_rounds=3, nonfinite='drop')
+  experiment.run(tiny_config(name, **changes), tmp_path / 'whole')
+  # Stopped after the first round, which is none of `checkpoint_every`.
+  stopped = experiment.run(
+      tiny_config(name, **changes), tmp_path / 'parts', stop=lambda: True
+  )
+  assert not stopped.finished and stopped.summary.rounds == 1
+  assert 'report.md' in os.listdir(tmp_path / 'parts')
+  resumed = experiment.run(tiny_config(name, **changes), tmp_path / 'parts')
+  assert resumed.finished
+  assert without_seconds(tmp_path / 'parts' / 'metrics.jsonl') == (
+      without_seconds(tmp_path / 'whole' / 'metrics.jsonl')
+  )
+
+
+def test_a_finished_run_is_left_alone(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / 'report.md').unlink()
+  before = (folder / 'metrics.jsonl').read_bytes()
+  rows = []
+  again = experiment.run(tiny_config(), folder, observe=rows.append)
+  assert not rows and again.rows == finished.rows
+  assert (folder / 'metrics.jsonl').read_bytes() == before
+  assert (folder / 'report.md').exists()
+
+
+def test_more_rounds_go_on(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  longer = experiment.run(tiny_config(num_rounds=6), folder)
+  assert longer.rows[: len(finished.rows)] == finished.rows
+  assert longer.summary.rounds == 6
+  experiment.run(tiny_config(num_rounds=6), tmp_path / 'whole')
+  assert without_seconds(folder / 'metrics.jsonl') == without_seconds(
+      tmp_path / 'whole' / 'metrics.jsonl'
+  )
+  with pytest.raises(ValueError, match='has done 6 rounds, more than num_rou'):
+    experiment.run(tiny_config(num_rounds=5), folder)
+
+
+def test_a_damaged_checkpoint_changes_nothing(finished, tmp_path, caplog):
+  folder = tmp_path / 'w'
+  with pytest.raises(Killed):
+    experiment.run(tiny_config(), folder, observe=killed_at(8))
+  files = [p for p in (folder / 'checkpoints' / '2').rglob('*') if p.is_file()]
+  os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
+  experiment.run(tiny_config(), folder)
+  assert 'going back to that of round 0' in caplog.text
+  assert without_seconds(folder / 'metrics.jsonl') == without_seconds(
+      finished.workdir / 'metrics.jsonl'
+  )
+
+
+def refused(folder, config=None):
+  before = {
+      path: path.read_bytes()
+      for path in folder.rglob('*')
+      if path.is_file() and path.name != '.lock'
+  }
+  with pytest.raises(ValueError) as error:
+    experiment.run(config or tiny_config(), folder)
+  for path, contents in before.items():
+    assert path.read_bytes() == contents
+  assert '\n' not in str(error.value)
+  return str(error.value)
+
+
+def test_refuses_the_workdir_of_another_config(finished):
+  config = tiny_config(
+      seed=3, local__epochs=2, algorithm__server_lr=0.5, chunk=2
+  )
+  text = refused(finished.workdir, config)
+  assert text == (
+      f'The workdir {finished.workdir} holds a run of another config: '
+      'algorithm.server_lr is 1.0 there and 0.5 here; chunk is None there and 2 here; '
+      'local.epochs is 1 there and 2 here; and 1 more. Choose another '
+      'workdir, or the config of that run.'
+  )
+
+
+def test_refuses_groups_that_differ(finished):
+  config = tiny_config()
+  with config.unlocked():
+    config.groups.other = config.groups.pop('large')
+  assert 'groups.large.clients is 2 there and absent here' in refused(
+      finished.workdir, config
+  )
+
+
+def test_a_schedule_over_the_rounds_fixes_their_number(tmp_path):
+  folder = tmp_path / 'w'
+  cosine = dict(local__schedule='cosine', num_rounds=1)
+  experiment.run(tiny_config(**cosine), folder)
+  cosine['num_rounds'] = 2
+  assert 'num_rounds is 1 there and 2 here' in refused(
+      folder, tiny_config(**cosine)
+  )
+
+
+def test_refuses_metrics_without_their_checkpoints(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  shutil.rmtree(folder / 'checkpoints')
+  assert 'holds the metrics of a run whose checkpoints are gone' in refused(
+      folder
+  )
+
+
+def test_refuses_checkpoints_without_their_metrics(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  path = folder / 'metrics.jsonl'
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b''.join(lines[:3] + lines[4:]))
+  assert 'lacks or repeats round 2, but the checkpoint has done 4' in refused(
+      folder
+  )
+
+
+def test_refuses_a_workdir_without_config(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / 'config.json').unlink()
+  assert 'holds metrics.jsonl but no config.json' in refused(folder)
+  (folder / 'config.json').write_text('{"seed": ')
+  assert 'config.json is damaged' in refused(folder)
+
+
+def test_refuses_other_data(finished, tmp_path, monkeypatch):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  monkeypatch.setattr(runner.facts_lib, 'fingerprint', lambda _: 1)
+  assert 'are not those with which the run' in refused(folder)
+
+
+def test_refuses_a_file_as_workdir(tmp_path):
+  (tmp_path / 'file').write_text('x')
+  with pytest.raises(ValueError, match='is a file, not a folder'):
+    experiment.run(tiny_config(), tmp_path / 'file')
+
+
+def test_a_wrong_config_makes_no_workdir(tmp_path):
+  with pytest.raises(ValueError):
+    experiment.run(tiny_config(local__batch_size=1000), tmp_path / 'w')
+  assert not (tmp_path / 'w').exists()
+
+
+def _hold(folder, ready, done):
+  with lock(pathlib.Path(folder)):
+    ready.set()
+    done.wait(60)
+
+
+def test_refuses_a_workdir_in_use(tmp_path):
+  context = multiprocessing.get_context('spawn')
+  ready, done = context.Event(), context.Event()
+  other = context.Process(target=_hold, args=(str(tmp_path), ready, done))
+  other.start()
+  try:
+    assert ready.wait(60)
+    assert refused(tmp_path) == (
+        f'The workdir {tmp_path} is in use by process {other.pid}; wait for '
+        'it or choose another one.'
+    )
+  finally:
+    done.set()
+    other.join()
+
+
+class _BadClient:
+  """Makes the update of one client NaN in one round."""
+
+  def __init__(self, monkeypatch, client_id, round_num):
+    self.client_id, self.round_num = client_id, round_num
+    self.make_round = rounds.make_round
+    monkeypatch.setattr(runner, 'make_round', self)
+
+  def __call__(self, algorithm, federation, **kwargs):
+    update = algorithm.client_update
+
+    def client_update(group, client, sent, data, visit):
+      own, uplink, values = update(group, client, sent, data, visit)
+      bad = (visit.client_id == self.client_id) & (
+          visit.round_num == self.round_num - 1
+      )
+      poison = lambda x: jax.numpy.where(bad, jax.numpy.nan, x)
+      summed = jax.tree.map(poison, uplink.summed)
+      return own, uplink._replace(summed=summed), jax.tree.map(poison, values)
+
+    return self.make_round(
+        algorithm._replace(client_update=client_update), federation, **kwargs
+    )
+
+
+def test_a_client_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
+  config = tiny_config(cohort_size=5)
+  groups = experiment.build(config).federation.groups
+  group = groups[-1]
+  bad = _BadClient(monkeypatch, int(group.client_ids[0]), 3)
+  with pytest.raises(FloatingPointError) as error:
+    experiment.run(config, tmp_path / 'w')
+  assert str(error.value).startswith(
+      f'Round 3: the update of client {bad.client_id} (group {group.name}) '
+      'holds NaN or infinity. '
+  )
+  rows = metrics.read_rows(tmp_path / 'w' / 'metrics.jsonl')
+  assert rows[-1]['round'] == 2
+  folders = {p.name for p in (tmp_path / 'w' / 'checkpoints').iterdir()}
+  assert folders == {'0', '2'}
+
+
+def test_a_client_that_is_not_finite_can_be_left_out(
+    tmp_path, monkeypatch, caplog
+):
+  caplog.set_level(logging.WARNING)
+  bad = _BadClient(monkeypatch, 2, 3)
+  config = tiny_config(cohort_size=5)
+  with pytest.raises(FloatingPointError):
+    experiment.run(config, tmp_path / 'w')
+  # The same run goes on where it was, with the other policy.
+  config.nonfinite = 'drop'
+  result = experiment.run(config, tmp_path / 'w')
+  assert result.finished and result.summary.dropped == 1
+  train = [row for row in result.rows if row['split'] == 'train']
+  assert [row['nonfinite'] for row in train] == [[], [], [bad.client_id], []]
+  assert all(np.isfinite(row['loss']) for row in train)
+  assert f'client {bad.client_id} (group ' in caplog.text
+  lines = (tmp_path / 'w' / 'metrics.jsonl').read_text()
+  assert 'NaN' not in lines and 'Infinity' not in lines
+
+
+def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
+  folder = tmp_path / 'w'
+  write = metrics.MetricsFile.append
+
+  def full(self, row):
+    if row['round'] == 3:
+      self._file.write(b'{"round": 3, "sp')
+      raise OSError(errno.ENOSPC, 'No space left on device')
+    write(self, row)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics.MetricsFile, 'append', full)
+    with pytest.raises(OSError, match='No space left'):
+      experiment.run(tiny_config(), folder)
+  save = checkpoints_lib.ocp.CheckpointManager.save
+
+  def no_save(self, step, *args, **kwargs):
+    if step == 4:
+      raise ValueError('RESOURCE_EXHAUSTED: ... No space left on device [..]')
+    return save(self, step, *args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoints_lib.ocp.CheckpointManager, 'save', no_save)
+    with pytest.raises(OSError, match='while writing the checkpoint of round'):
+      experiment.run(tiny_config(), folder)
+  experiment.run(tiny_config(), folder)
+  assert without_seconds(folder / 'metrics.jsonl') == without_seconds(
+      finished.workdir / 'metrics.jsonl'
+  )
+
+
+@pytest.mark.parametrize('backend', ['loop', 'shard_map'])
+def test_other_backends_resume_too(backend, tmp_path):
+  config = tiny_config(num_rounds=2, checkpoint_every=1)
+  config.cohort_size = 2
+  with config.unlocked():
+    del config.groups['large']
+  whole = experiment.run(config, tmp_path / 'map')
+  config.backend = backend
+  with pytest.raises(Killed):
+    experiment.run(config, tmp_path / 'w', observe=killed_at(4))
+  result = experiment.run(config, tmp_path / 'w')
+  assert len(result.rows) == len(whole.rows)
+  for row, want in zip(result.rows, whole.rows, strict=True):
+    assert row['loss'] == pytest.approx(want['loss'], rel=1e-4)
+
+
+def test_tensorboard_writes_event_files(tmp_path):
+  pytest.importorskip('tensorboardX')
+  experiment.run(
+      tiny_config(num_rounds=1, tensorboard=True), tmp_path / 'w'
+  )
+  (events,) = (tmp_path / 'w' / 'tensorboard').iterdir()
+  contents = events.read_bytes()
+  for tag in (b'test/accuracy/small', b'train/bytes_up', b'train/loss'):
+    assert tag in contents
+
+
+def test_tensorboard_missing_is_refused_before_training(tmp_path, monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  with pytest.raises(ValueError, match='needs the extra tensorboard: pip inst'):
+    experiment.run(tiny_config(tensorboard=True), tmp_path / 'w')
+  assert not (tmp_path / 'w').exists()

@@ -1,0 +1,111 @@
+"""Names of workdirs, atomic files, the cache folder, progress."""
+
+import io
+import os
+
+import jax
+import pytest
+
+from fedjax_het.experiment import Progress, new_workdir
+from fedjax_het.experiment.cache import enable_compilation_cache
+from fedjax_het.experiment.workdir import write_atomically
+from tests.experiment.tiny_runs import tiny_config
+
+
+def test_new_workdirs_have_readable_names_of_their_own(tmp_path):
+  names = []
+  for _ in range(3):
+    path = new_workdir(tiny_config(), tmp_path)
+    assert path.name.startswith('fedavg-digits-dirichlet-20')
+    path.mkdir()
+    names.append(path.name)
+  assert len(set(names)) == 3
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
+  path = tmp_path / 'file'
+  write_atomically(path, 'old')
+
+  def full(fd):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', full)
+  with pytest.raises(OSError, match='No space left on device while writing'):
+    write_atomically(path, 'new')
+  assert path.read_text() == 'old'
+  assert [p.name for p in tmp_path.iterdir()] == ['file']
+
+
+@pytest.fixture
+def no_cache():
+  """jax without a compilation cache, as a new process has it."""
+  old = jax.config.jax_compilation_cache_dir
+  seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+  jax.config.update('jax_compilation_cache_dir', None)
+  yield
+  jax.config.update('jax_compilation_cache_dir', old)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', seconds)
+
+
+def test_the_cache_lies_in_the_users_cache_folder(
+    tmp_path, monkeypatch, no_cache
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  assert enable_compilation_cache() == tmp_path / 'fedjax_het' / 'xla'
+  assert jax.config.jax_compilation_cache_dir == str(
+      tmp_path / 'fedjax_het' / 'xla'
+  )
+
+
+def test_a_folder_that_was_chosen_stays(tmp_path, monkeypatch, no_cache):
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'mine'))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  assert enable_compilation_cache() == tmp_path / 'mine'
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path, monkeypatch, no_cache
+):
+  (tmp_path / 'file').write_text('')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+  assert enable_compilation_cache() is None
+  assert jax.config.jax_compilation_cache_dir is None
+
+
+def rows(num_rounds, every=1, begin=0):
+  if not begin:
+    yield dict(round=0, split='test', accuracy=0.1)
+  for done in range(begin + 1, num_rounds + 1):
+    yield dict(round=done, split='train')
+    if done % every == 0 or done == num_rounds:
+      yield dict(round=done, split='test', accuracy=done / 1000)
+
+
+@pytest.mark.parametrize(('every', 'begin'), [(1, 0), (7, 0), (1, 55)])
+def test_progress_is_quiet_where_there_is_no_terminal(every, begin):
+  stream = io.StringIO()
+  progress = Progress(100, stream)
+  for row in rows(100, every, begin):
+    progress(row)
+  progress.close()
+  lines = stream.getvalue().splitlines()
+  assert len(lines) <= 11
+  assert lines[-1] == 'Round 100/100: accuracy 0.100'
+  assert ' s left' in lines[-2]
+
+
+class Terminal(io.StringIO):
+
+  def isatty(self):
+    return True
+
+
+def test_progress_on_a_terminal_is_one_bar():
+  stream = Terminal()
+  progress = Progress(4, stream)
+  for row in rows(4, begin=2):
+    progress(row)
+  progress.close()
+  last = stream.getvalue().rstrip().split('\r')[-1]
+  assert last.startswith('Round 4/4 |') and 'accuracy 0.004' in last
+  assert 'left]' in last

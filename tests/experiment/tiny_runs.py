@@ -1,0 +1,36 @@
+"""Tiny experiments that train in milliseconds, for the tests of this folder."""
+
+import json
+
+import ml_collections
+
+from fedjax_het import experiment
+
+
+def tiny_config(algorithm='fedavg', **changes):
+  """Two dense architectures, five clients, four rounds of digits."""
+  config = experiment.default_config(algorithm)
+  config.groups = ml_collections.ConfigDict(
+      dict(
+          small=dict(model='mlp', depth=2, clients=3),
+          large=dict(model='mlp', depth=3, clients=2),
+      )
+  )
+  config.model = ml_collections.ConfigDict(dict(hidden=8, norm='batch'))
+  config.local.epochs = 1
+  config.num_rounds = 4
+  config.checkpoint_every = 2
+  config.cohort_size = 4
+  config.compilation_cache = False  # The tests have their own.
+  for name, value in changes.items():
+    section, _, key = name.rpartition('__')
+    (config[section] if section else config)[key] = value
+  return config
+
+
+def without_seconds(path):
+  """The rows of a metrics file, but for their wall times."""
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  for row in rows:
+    assert row.pop('seconds') >= 0
+  return rows

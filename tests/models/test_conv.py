@@ -1,0 +1,300 @@
+"""Convolution and max pooling against the ones of XLA."""
+
+import threading
+
+import flax.linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.models import conv as conv_lib
+from fedjax_het.models.conv import (
+  choose_lowering,
+  conv,
+  conv_lowering,
+  max_pool,
+)
+
+DIMS = ('NHWC', 'HWIO', 'NHWC')
+WAYS = ('native', 'slices', 'gemm')
+MIXED = ('native', 'gemm', 'slices')
+
+
+def _reference(x, w, strides, padding):
+  return lax.conv_general_dilated(
+    x, w, strides, padding, dimension_numbers=DIMS
+  )
+
+
+def _draw(shape, seed, dtype=np.float32):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def _value_and_gradients(fn, x, w):
+  y, vjp = jax.vjp(fn, x, w)
+  return y, *vjp(_draw(y.shape, 2, y.dtype))
+
+
+def _assert_same(got, want, tolerance=1e-4):
+  for a, b in zip(got, want, strict=True):
+    assert a.shape == b.shape and a.dtype == b.dtype
+    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+# A list of fixed shapes: padding of one axis, strides that do not divide the
+# map, a stride above the kernel, maps of one pixel, negative padding.
+CASES = [
+  # size, kernel, strides, padding
+  ((5, 6), (1, 1), (1, 1), 'SAME'),
+  ((5, 6), (1, 1), (2, 2), 'VALID'),
+  ((7, 8), (2, 2), (2, 2), 'VALID'),
+  ((7, 8), (2, 3), (1, 2), 'SAME'),
+  ((8, 7), (3, 3), (1, 1), 'SAME'),
+  ((8, 7), (3, 3), (2, 2), ((1, 1), (1, 1))),
+  ((9, 9), (3, 3), (2, 1), 'VALID'),
+  ((9, 8), (2, 2), (3, 3), 'SAME'),
+  ((9, 6), (5, 5), (2, 2), ((2, 2), (0, 3))),
+  ((10, 9), (7, 7), (2, 2), ((3, 3), (3, 3))),
+  ((1, 1), (3, 3), (1, 1), ((1, 1), (1, 1))),
+  ((2, 2), (3, 3), (2, 2), ((1, 1), (1, 1))),
+  ((1, 4), (5, 3), (1, 1), ((4, 2), (1, 1))),
+  ((8, 8), (3, 3), (1, 2), ((-1, 0), (0, -2))),
+]
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('size, kernel, strides, padding', CASES)
+def test_value_and_gradients_are_those_of_lax(
+  size, kernel, strides, padding, way
+):
+  x, w = _draw((2, *size, 3), 0), _draw((*kernel, 3, 4), 1)
+  got = _value_and_gradients(
+    lambda x, w: conv(x, w, strides, padding, lowering=way), x, w
+  )
+  want = _value_and_gradients(
+    lambda x, w: _reference(x, w, strides, padding), x, w
+  )
+  _assert_same(got, want)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+  st.tuples(st.integers(1, 8), st.integers(1, 8)),
+  st.tuples(st.integers(1, 5), st.integers(1, 5)),
+  st.tuples(st.integers(1, 3), st.integers(1, 3)),
+  st.tuples(*(st.tuples(st.integers(0, 5), st.integers(0, 5)),) * 2),
+  st.tuples(*(st.sampled_from(WAYS),) * 3),
+)
+def test_any_geometry(size, kernel, strides, padding, lowering):
+  padding = tuple(  # Enough for one output.
+    (low, max(high, k - n - low))
+    for n, k, (low, high) in zip(size, kernel, padding, strict=True)
+  )
+  x, w = _draw((1, *size, 2), 0), _draw((*kernel, 2, 1), 1)
+  got = _value_and_gradients(
+    lambda x, w: conv(x, w, strides, padding, lowering=lowering), x, w
+  )
+  want = _value_and_gradients(
+    lambda x, w: _reference(x, w, strides, padding), x, w
+  )
+  _assert_same(got, want)
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize(
+  'dtype, unit', [('bfloat16', 2**-8), ('float16', 2**-11)]
+)
+def test_low_precision_rounds_once(way, dtype, unit):
+  x, w = _draw((2, 8, 8, 32), 0, dtype), _draw((3, 3, 32, 8), 1, dtype) / 16
+  got = _value_and_gradients(
+    lambda x, w: conv(x, w, (2, 2), 'SAME', lowering=way), x, w
+  )
+  wide = [jnp.asarray(a, jnp.float32) for a in (x, w)]
+  y, vjp = jax.vjp(lambda x, w: _reference(x, w, (2, 2), 'SAME'), *wide)
+  want = y, *vjp(_draw(y.shape, 2, dtype).astype(jnp.float32))
+  for a, b in zip(got, want, strict=True):
+    assert a.dtype == dtype
+    a, b = np.asarray(a, np.float32), np.asarray(b)
+    # The gradient of the input adds up to nine rounded products in 'slices'.
+    bound = 2 * unit * np.maximum(np.abs(b), np.abs(b).mean())
+    assert np.all(np.abs(a - b) <= bound)
+
+
+@pytest.mark.parametrize('way', [*WAYS, MIXED])
+def test_under_vmap_over_images_and_kernels(way):
+  xs, ws = _draw((3, 2, 6, 6, 4), 0), _draw((3, 3, 3, 4, 5), 1)
+
+  def gradients(x, w):
+    return _value_and_gradients(
+      lambda x, w: conv(x, w, (2, 2), 'SAME', lowering=way), x, w
+    )
+
+  want = [gradients(x, w) for x, w in zip(xs, ws, strict=True)]
+  want = jax.tree.map(lambda *a: jnp.stack(a), *want)
+  _assert_same(jax.jit(jax.vmap(gradients))(xs, ws), want)
+  shared = jax.vmap(gradients, in_axes=(0, None))(xs, ws[0])
+  _assert_same([a[0] for a in shared], [a[0] for a in want])
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_descent_in_a_scan_follows_lax(way):
+  x, w = _draw((2, 6, 6, 3), 0), _draw((3, 3, 3, 3), 1) / 3
+
+  def descend(conv_fn):
+    def step(w, _):
+      def loss(w):
+        return jnp.mean(conv_fn(jnp.tanh(conv_fn(x, w)), w) ** 2)
+
+      return w - 0.1 * jax.grad(loss)(w), None
+
+    return jax.jit(lambda w: lax.scan(step, w, length=4)[0])(w)
+
+  got = descend(lambda x, w: conv(x, w, (1, 1), 'SAME', lowering=way))
+  want = descend(lambda x, w: _reference(x, w, (1, 1), 'SAME'))
+  _assert_same([got], [want])
+  assert np.abs(np.asarray(want - w)).max() > 1e-3
+
+
+def test_only_input_and_kernel_are_kept_for_the_backward_pass():
+  x, w = _draw((2, 8, 8, 4), 0), _draw((3, 3, 4, 4), 1)
+  _, vjp = jax.vjp(lambda x, w: conv(x, w, lowering='gemm'), x, w)
+  kept = [leaf for leaf in jax.tree.leaves(vjp) if hasattr(leaf, 'shape')]
+  assert sum(leaf.size for leaf in kept) <= x.size + w.size
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    dict(feature_group_count=2),
+    dict(rhs_dilation=(2, 2)),
+    dict(lhs_dilation=(2, 1), padding=((1, 1), (1, 1))),
+    dict(dimension_numbers=('NHWC', 'OHWI', 'NHWC')),
+    dict(preferred_element_type=jnp.bfloat16),
+  ],
+)
+def test_everything_else_goes_to_lax(options):
+  channels = 2 if 'feature_group_count' in options else 4
+  x, w = _draw((2, 8, 8, 4), 0), _draw((3, 3, channels, 4), 1)
+  if 'dimension_numbers' in options:
+    w = _draw((4, 3, 3, 4), 1)
+  arguments = dict(window_strides=(1, 1), padding='SAME') | options
+  got = conv(x, w, **arguments)
+  want = lax.conv_general_dilated(
+    x, w, **(dict(dimension_numbers=DIMS) | arguments)
+  )
+  np.testing.assert_array_equal(got, want)
+
+
+def test_wider_result_goes_to_lax():
+  x, w = _draw((2, 5, 5, 4), 0, 'bfloat16'), _draw((3, 3, 4, 2), 1, 'bfloat16')
+  got = conv(x, w, padding='VALID', preferred_element_type=jnp.float32)
+  assert got.dtype == jnp.float32
+  want = _reference(*(a.astype(jnp.float32) for a in (x, w)), (1, 1), 'VALID')
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_one_dimension_goes_to_lax():
+  x, layer = _draw((2, 8, 4), 0), {'features': 3, 'kernel_size': (3,)}
+  want, variables = nn.Conv(**layer).init_with_output(jax.random.key(0), x)
+  got = nn.Conv(**layer, conv_general_dilated=conv).apply(variables, x)
+  np.testing.assert_array_equal(got, want)
+
+
+def test_flax_calls_it():
+  x = _draw((2, 8, 8, 3), 0)
+  layer = dict(features=5, kernel_size=(3, 3), strides=(2, 2), padding=1)
+  variables = nn.Conv(**layer).init(jax.random.key(0), x)
+  ours = nn.Conv(**layer, conv_general_dilated=conv)
+  _assert_same(
+    [ours.apply(variables, x)], [nn.Conv(**layer).apply(variables, x)]
+  )
+
+
+def _count(primitive, x, w):
+  def loss(x, w):
+    return jnp.sum(conv(x, w) ** 2)
+
+  jaxpr = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1)))(x, w)
+  return str(jaxpr).count(primitive)
+
+
+def test_forced_lowering_is_read_at_trace_time_and_per_thread():
+  x, w = _draw((1, 4, 4, 4), 0), _draw((3, 3, 4, 4), 1)
+  seen = []
+  with conv_lowering('native'):
+    assert _count('conv_general_dilated[', x, w) == 3
+    with conv_lowering('gemm'):
+      assert _count('conv_general_dilated[', x, w) == 0
+      assert _count('dot_general[', x, w) == 3
+    assert _count('conv_general_dilated[', x, w) == 3
+    thread = threading.Thread(
+      target=lambda: seen.append(conv_lib._forced.get())
+    )
+    thread.start()
+    thread.join()
+  assert seen == [None]
+  with conv_lowering('gemm'), pytest.raises(RuntimeError):
+    raise RuntimeError
+  assert conv_lib._forced.get() is None
+
+
+@pytest.mark.parametrize('batch', [1, 16, 1024])
+@pytest.mark.parametrize('size', [(1, 1), (8, 8), (32, 32)])
+def test_no_native_kernel_gradient_on_cpu(batch, size):
+  patches = (batch, *size, 9 * 64)
+  assert choose_lowering(patches, platform='cpu').d_weight != 'native'
+  assert set(choose_lowering(patches, platform='gpu')) == {'native'}
+
+
+@pytest.mark.parametrize(
+  'lowering', ['matmul', ('gemm', 'gemm'), ('gemm',) * 4]
+)
+def test_unknown_lowering_is_refused(lowering):
+  with pytest.raises(ValueError, match='must be one of'):
+    with conv_lowering(lowering):
+      pass
+
+
+def test_channel_mismatch_is_refused():
+  with pytest.raises(ValueError, match='4 channels'):
+    conv(jnp.ones((1, 3, 3, 4)), jnp.ones((3, 3, 2, 4)))
+  with pytest.raises(ValueError, match='one rank'):
+    conv(jnp.ones((3, 3, 4)), jnp.ones((3, 3, 4, 4)))
+
+
+@pytest.mark.parametrize(
+  'size, window, strides, padding',
+  [
+    ((8, 8), (3, 3), (2, 2), ((1, 1), (1, 1))),
+    ((7, 9), (3, 3), (2, 2), 'SAME'),
+    ((8, 7), (2, 2), (2, 2), 'VALID'),
+    ((5, 5), (2, 3), (1, 1), 'SAME'),
+    ((9, 7), (2, 2), (3, 3), 'VALID'),
+  ],
+)
+def test_max_pool_and_its_gradient(size, window, strides, padding):
+  # Small integers: many ties, whose gradient goes to the first maximum.
+  x = jnp.asarray(
+    np.random.default_rng(0).integers(0, 3, (2, *size, 3)), jnp.float32
+  )
+  want, want_vjp = jax.vjp(
+    lambda x: nn.max_pool(x, window, strides, padding), x
+  )
+  got, vjp = jax.vjp(lambda x: max_pool(x, window, strides, padding), x)
+  np.testing.assert_array_equal(got, want)
+  dy = _draw(want.shape, 1)
+  _assert_same(vjp(dy), want_vjp(dy), 1e-6)
+  batched = jax.vmap(lambda x: max_pool(x, window, strides, padding))(x[None])
+  np.testing.assert_array_equal(batched[0], want)
+
+
+def test_max_pool_of_a_map_of_one_pixel():
+  x = _draw((2, 1, 1, 3), 0)
+  y, vjp = jax.vjp(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))), x)
+  np.testing.assert_array_equal(y, x)
+  np.testing.assert_array_equal(vjp(x)[0], x)

@@ -1,0 +1,79 @@
+"""A tiny federation of dense models, shared by many tests."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_het.data.federated import federate
+from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.models.blocks import Block, BlockModel
+
+NUM_CLASSES = 3
+SHAPE = (2, 2, 1)
+
+
+class Dense(nn.Module):
+  """Flatten, dense layer, optional batch norm, optional ReLU."""
+
+  features: int
+  norm: bool = False
+  relu: bool = True
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    x = nn.Dense(self.features)(x.reshape(x.shape[0], -1))
+    if self.norm:
+      x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(
+          x, mask=None if mask is None else mask[:, None]
+      )
+    return nn.relu(x) if self.relu else x
+
+
+def tiny_model(depth: int, *, width=4, norm=True) -> BlockModel:
+  """A dense model with `depth` intermediate layers."""
+  middle = [Block(f'mid{i}', Dense(width, norm)) for i in range(depth)]
+  blocks = [
+      Block('stem', Dense(width, norm)),
+      *middle,
+      Block('head', Dense(NUM_CLASSES, relu=False)),
+  ]
+  return BlockModel(
+      f'tiny{depth}', tuple(blocks), SHAPE, NUM_CLASSES, (1, 1 + depth)
+  )
+
+
+def tiny_data(sizes=(5, 8, 3, 7, 8, 6), seed=0):
+  """Separable random examples dealt to clients of the given sizes."""
+  rng = np.random.default_rng(seed)
+  labels = rng.integers(0, NUM_CLASSES, sum(sizes))
+  means = rng.integers(40, 215, (NUM_CLASSES, *SHAPE))
+  images = means[labels] + rng.integers(-30, 30, (len(labels), *SHAPE))
+  parts = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
+  return federate(images.astype(np.uint8), labels, parts, preprocess)
+
+
+def preprocess(images, key=None):
+  """Maps uint8 to [-1, 1]."""
+  del key
+  return images.astype(jnp.float32) / 127.5 - 1.0
+
+
+def tiny_federation(
+    depths=(1, 2, 3), per_group=2, *, local=None, norm=True, **kwargs
+) -> Federation:
+  """Groups 'tiny1', 'tiny2', ... whose clients alternate."""
+  groups = tuple(
+      Group(
+          f'tiny{depth}',
+          tiny_model(depth, norm=norm),
+          np.arange(per_group) * len(depths) + i,
+      )
+      for i, depth in enumerate(depths)
+  )
+  return Federation(groups, local or tiny_local(), **kwargs)
+
+
+def tiny_local(tx=optax.adam, lr=1e-2, epochs=2, batch_size=4, **kwargs):
+  """Local training with a constant learning rate."""
+  return LocalTraining(tx, lambda round_num: lr, epochs, batch_size, **kwargs)
