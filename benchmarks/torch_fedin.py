@@ -70,7 +70,7 @@ def local_epoch(model, images, labels, pairs, batch_size, *, lr, mu, lam):
   model.train()
   params, middle = list(model.parameters()), list(model.middle.parameters())
   anchor = [p.detach().clone() for p in params]
-  optimizer = torch.optim.Adam(params, lr=lr)
+  optimizer = torch.optim.Adam(params, lr=lr, fused=True)
   order = torch.randperm(len(images))
   for place in order.split(batch_size):
     s_out = model.middle(model.extractor(images[place]))

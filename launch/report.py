@@ -36,15 +36,15 @@ def _fail(error) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Writes the report or the comparison."""
-  from fedjax_het.experiment import report
+  from fedjax_het import experiment
 
   folders = [pathlib.Path(arg) for arg in argv[1:]]
   try:
     if len(folders) == 1:
-      print(f'Report: {report.write_report(folders[0])}')
+      print(f'Report: {experiment.write_report(folders[0])}')
       return
     out = pathlib.Path(_OUT.value)
-    print(report.write_comparison(folders, out))
+    print(experiment.write_comparison(folders, out))
     print(f'\nComparison: {out / "comparison.md"}')
   except (ValueError, OSError) as e:
     _fail(e)

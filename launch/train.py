@@ -1,4 +1,4 @@
-"""Runs one experiment, or goes on with one that was interrupted.
+r"""Runs one experiment, or goes on with one that was interrupted.
 
   python -m launch.train
   python -m launch.train --config=configs/fedin.py:quick --workdir=/tmp/quick
@@ -31,14 +31,21 @@ import tqdm
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, maybe with :variant[,variant].'
+    'config', None, 'FILE[:variant,...]; configs/fedin.py by default.'
 )
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run; a new one under ./runs by default.'
 )
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 _OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]+)(=(?P<value>.*))?')
-_PARSERS = {int: ('an integer', int), float: ('a number', float)}
+_BOOLEANS = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(
+    ('false', 'f', '0'), False
+)
+_PARSERS = {
+    int: ('an integer', int),
+    float: ('a finite number', float),
+    bool: ('true or false', lambda text: _BOOLEANS[text.lower()]),
+}
 
 
 # The command as it was typed, to be shown again.
@@ -111,7 +118,9 @@ def _with_config(argv: list[str]) -> list[str]:
         for path in (_ROOT / 'configs').glob('*.py')
         if path.name not in ('__init__.py', 'common.py')
     )
-    raise CommandError(f'No config file {name!r}; there are {", ".join(known)}.')
+    raise CommandError(
+        f'No config file {name!r}; there are {", ".join(known)}.'
+    )
   return [argv[0], f'--config={path}{colon}{variants}', *rest]
 
 
@@ -134,6 +143,9 @@ def _load_config(spec: str) -> Any:
     return module.get_config(*([variants] if colon else []))
   except ValueError as e:
     raise CommandError(str(e)) from e
+  except (AttributeError, KeyError, TypeError) as e:
+    # Most often an entry that the locked config does not have.
+    raise CommandError(f'{name}: {_line(e)}') from e
 
 
 def _check_overrides(argv: list[str]) -> None:
@@ -155,13 +167,14 @@ def _check_overrides(argv: list[str]) -> None:
       kind = section.get_type(name)
       section = section[name]
     value = match['value']
-    if value is None and i + 1 < len(argv) and not argv[i + 1].startswith('-'):
+    # Only a boolean may stand without a value.
+    if value is None and kind is not bool and i + 1 < len(argv):
       value = argv[i + 1]
     if kind in _PARSERS and value is not None:
       words, parse = _PARSERS[kind]
       try:
         parse(value)
-      except ValueError:
+      except (ValueError, KeyError):
         raise CommandError(
             f'{match["key"]} must be {words}, got {value!r}.'
         ) from None

@@ -21,7 +21,7 @@ def get_table() -> Table:
       setting=(
           '100 clients of ResNet10, 14, 18, 22 and 26 (20 each), 10 a round, '
           'batch 16, Adam 1e-3, Dirichlet 0.5 over clients as in the paper; '
-          'widths a quarter, 2 local epochs instead of 5 and 30 rounds instead '
+          'widths a quarter, 2 local epochs instead of 5 and 20 rounds instead '
           'of 500, which is the difference to the paper column.'
       ),
       rows={

@@ -214,14 +214,18 @@ class WeightExchange(NamedTuple):
               jax.tree.map(jnp.add, total[key], term) if key in total else term
           )
       rate = 1.0 if stats else self.server_lr
+
+      def moved(key, leaves):
+        change, weight = total[key]
+        safe = jnp.where(weight > 0, weight, 1.0)
+        return jax.tree.map(
+            lambda x, s: jnp.where(weight > 0, x + rate * (s / safe), x),
+            leaves,
+            change,
+        )
+
       return {
-          key: jax.tree.map(
-              lambda x, s, w=total[key][1]: jnp.where(
-                  w > 0, x + rate * (s / jnp.where(w > 0, w, 1.0)), x
-              ),
-              leaves,
-              total[key][0],
-          )
+          key: moved(key, leaves) if key in total else leaves
           for key, leaves in tree.items()
       }
 

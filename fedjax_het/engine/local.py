@@ -71,7 +71,7 @@ def train_epochs(
 
   Args:
     step_fn: `(carry, batch, step, key) -> (carry, metrics)`; `step` is []
-      int32, `metrics` maps names to float scalars. When `drop_last` is false
+      int32, `metrics` maps names to float arrays. When `drop_last` is false
       `batch.mask` marks the padding of the last batch, else it is None.
     carry: Whatever the steps change.
     data: The client's examples.

@@ -155,7 +155,9 @@ def _device_loop(fn, chunk):
       )
       with conv_lowering('gemm' if jax.default_backend() == 'cpu' else None):
         many, rows = batched(shared, part)
-      summed = jax.tree.map(lambda a: jnp.sum(_where(fresh, a, 0), 0), many)
+      summed = jax.tree.map(
+          lambda a: jnp.sum(_where(fresh, a, 0), 0, dtype=a.dtype), many
+      )
       return place, fresh, summed, rows
 
     def body(i, carry):

@@ -61,7 +61,7 @@ def _accepts(kind: Any, value: Any) -> bool:
 
 def _describe(kind: Any) -> str:
   kinds = typing.get_args(kind) or (kind,)
-  return ' or '.join(_WORDS.get(k, getattr(k, '__name__', str(k))) for k in kinds)
+  return ' or '.join(_WORDS.get(k) or str(k) for k in kinds)
 
 
 def check_type(where: str, value: Any, kind: Any) -> None:

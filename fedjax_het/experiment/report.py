@@ -1,6 +1,6 @@
-"""report.md of a workdir, and the comparison of several."""
+"""report.md of a workdir."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import json
 import logging
 import pathlib
@@ -71,7 +71,7 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
       f'batch {local["batch_size"]}',
       optimizer,
       'models ' + _options(config['model']),
-      'split ' + _named(config['partition']),
+      'split ' + named(config['partition']),
       f'{name} {_options(options)}'.strip(),
       f'seed {config["seed"]}, sampling seed {config["sampling_seed"]}',
   ]
@@ -84,7 +84,8 @@ def _options(options: Mapping[str, Any]) -> str:
   return ' '.join(f'{k}={v}' for k, v in sorted(options.items()))
 
 
-def _named(section: Mapping[str, Any]) -> str:
+def named(section: Mapping[str, Any]) -> str:
+  """A section's name and its other entries."""
   rest = {k: v for k, v in section.items() if k != 'name'}
   return f'{section["name"]} {_options(rest)}'
 
@@ -132,7 +133,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
       *(
           [f'![Clients and classes]({drawn["partition"]})']
           if drawn
-          else [_NO_PICTURES]
+          else [NO_PICTURES]
       ),
       '## Communication',
       _COMMUNICATION,
@@ -147,7 +148,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   return path
 
 
-_NO_PICTURES = (
+NO_PICTURES = (
     'No pictures: they need the extra `plots` (`pip install '
     "'fedjax_het[plots]'`); `python -m launch.report` then adds them."
 )
@@ -250,7 +251,7 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
         parts,
         folder / 'partition.png',
         facts['group_of'],
-        title=f'{config["dataset"]}, {_named(config["partition"])}',
+        title=f'{config["dataset"]}, {named(config["partition"])}',
     )
     pictures.draw_curves(
         _curves(rows, facts),
@@ -260,100 +261,23 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
         percent=True,
     )
   except ImportError:
-    _log.info(_NO_PICTURES)
+    _log.info(NO_PICTURES)
     return {}
   return dict(partition='partition.png', curves='curves.png')
 
 
 def _curves(rows, facts) -> dict[str, tuple[list[int], list[float]]]:
-  """Accuracy by round: the mean over groups and each group."""
+  """Accuracy by round: each group and, last, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row['round'] for row in tests]
-  names = {'mean over groups': 'accuracy'}
-  names.update({name: f'accuracy/{name}' for name in facts['groups']})
+  names = {name: f'accuracy/{name}' for name in facts['groups']}
+  names['mean over groups'] = 'accuracy'
   return {
-      label: (rounds, [_or_nan(row[key]) for row in tests])
+      label: (rounds, [or_nan(row[key]) for row in tests])
       for label, key in names.items()
   }
 
 
-def _or_nan(value: float | None) -> float:
+def or_nan(value: float | None) -> float:
+  """A number for a curve, in which None is a gap."""
   return float('nan') if value is None else value
-
-
-def compare(folders: Sequence[pathlib.Path]) -> str:
-  """A table with a line for each of several workdirs.
-
-  Args:
-    folders: The workdirs.
-
-  Returns:
-    The table as Markdown.
-
-  Raises:
-    FileNotFoundError: If a folder is no workdir with an evaluated run.
-    ValueError: If a file is damaged.
-  """
-  table = [[
-      'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
-      'best (round)', 'target in round', 'up', 'down', 'a round',
-  ]]  # fmt: skip
-  for folder in folders:
-    config, _, rows = read_run(folder)
-    summary = metrics.summarise(rows, config['target_accuracy'])
-    best = summary.best
-    table.append([
-        str(folder),
-        config['algorithm']['name'],
-        config['dataset'],
-        _named(config['partition']),
-        str(config['seed']),
-        str(summary.rounds),
-        percent_of(summary.last),
-        tables.percent(summary.last['accuracy/worst']),
-        percent_of(best) + (f' ({best["round"]})' if best else ''),
-        '-' if summary.reached is None else str(summary.reached),
-        tables.megabytes(summary.bytes_up),
-        tables.megabytes(summary.bytes_down),
-        tables.seconds(summary.round_seconds),
-    ])
-  return tables.as_markdown(table)
-
-
-def write_comparison(
-    folders: Sequence[pathlib.Path], out: pathlib.Path
-) -> str:
-  """Writes comparison.md and, with matplotlib, comparison.png.
-
-  Args:
-    folders: The workdirs.
-    out: A folder, created if it is not there.
-
-  Returns:
-    The table as Markdown.
-
-  Raises:
-    FileNotFoundError: If a folder is no workdir with an evaluated run.
-    ValueError: If a file is damaged.
-    OSError: If nothing can be written there.
-  """
-  table = compare(folders)
-  curves = {}
-  for folder in folders:
-    _, _, rows = read_run(folder)
-    tests = [row for row in rows if row['split'] == 'test']
-    curves[str(folder)] = (
-        [row['round'] for row in tests],
-        [_or_nan(row['accuracy']) for row in tests],
-    )
-  out.mkdir(parents=True, exist_ok=True)
-  try:
-    pictures.draw_curves(
-        curves, out / 'comparison.png', 'Mean test accuracy', percent=True
-    )
-    picture = '![Mean test accuracy by round](comparison.png)'
-  except ImportError:
-    picture = _NO_PICTURES
-  text = f'# Comparison\n\n{table}\n\n{picture}\n'
-  write_atomically(out / 'comparison.md', text)
-  return table

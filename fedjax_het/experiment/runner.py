@@ -12,18 +12,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.rounds import (
   GroupReport,
   State,
   init_state,
-  make_round,
 )
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import metrics
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.programs import (
+  Programs,
+  compile_programs,
+  run_keys,
+)
 from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import (
@@ -53,14 +56,6 @@ class Result(NamedTuple):
   summary: metrics.Summary
   state: State
   finished: bool
-
-
-class _Programs(NamedTuple):
-  """The compiled functions of a run."""
-
-  run_round: Callable[..., tuple[State, dict[str, GroupReport]]]
-  evaluate: Callable[[State], Any]
-  memory: dict[str, int]
 
 
 def run(
@@ -109,7 +104,7 @@ def run(
     facts = facts_lib.measure(experiment)
     finished = True
     if int(state.round_num) < config.num_rounds or not rows:
-      programs = _compile(experiment, state)
+      programs = compile_programs(experiment, state)
       facts['program_memory'] = programs.memory
       write_atomically(folder / 'facts.json', json.dumps(facts))
       writer = _Writer(folder, rows, observe, config.tensorboard)
@@ -132,12 +127,6 @@ def _read_facts(folder: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   return json.loads(path.read_text(encoding='utf-8'))
 
 
-def _keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The keys of initial values, of training, and of sampling."""
-  init_key, train_key = jax.random.split(jax.random.key(config.seed))
-  return init_key, train_key, jax.random.key(config.sampling_seed)
-
-
 def _begin(
     experiment: Experiment, folder: pathlib.Path, checkpoints: Checkpoints
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
@@ -147,10 +136,10 @@ def _begin(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
 
+  key, _, _ = run_keys(experiment.config)
+
   def init():
-    return init_state(
-        experiment.algorithm, experiment.federation, _keys(experiment.config)[0]
-    )
+    return init_state(experiment.algorithm, experiment.federation, key)
 
   restored = checkpoints.restore(jax.eval_shape(init))
   if restored is None:
@@ -185,61 +174,6 @@ def _begin(
   return restored.state, rows, notes
 
 
-def _compile(experiment: Experiment, state: State) -> _Programs:
-  """Builds the round and evaluation programs; compiles the former."""
-  config = experiment.config
-  run_round = make_round(
-      experiment.algorithm,
-      experiment.federation,
-      cohort_size=experiment.cohort_size,
-      backend=config.backend,
-      chunk=config.chunk,
-  )
-  evaluate = make_evaluate(
-      experiment.algorithm,
-      experiment.federation,
-      experiment.dataset.test_images,
-      experiment.dataset.test_labels,
-      experiment.preprocess,
-      batch_size=min(
-          config.eval_batch_size, len(experiment.dataset.test_labels)
-      ),
-      clients_per_group=config.eval_clients_per_group,
-  )
-  _, key, sampling_key = _keys(config)
-  memory = {}
-  # The backends of several devices change where the state lies in the first
-  # round, which a program compiled ahead of time would refuse.
-  if hasattr(run_round, 'lower') and config.backend != 'shard_map':
-    _log.info('Compiling the round program ...')
-    begin = time.perf_counter()
-    run_round = run_round.lower(
-        state, experiment.data, key, sampling_key
-    ).compile()
-    seconds = time.perf_counter() - begin
-    _log.info('Compiled in %.1f s.', seconds)
-    memory = _program_memory(run_round)
-
-  def one_round(state):
-    return run_round(state, experiment.data, key, sampling_key)
-
-  return _Programs(one_round, evaluate, memory)
-
-
-def _program_memory(compiled) -> dict[str, int]:
-  """Bytes that XLA planned for a compiled program, where it says so."""
-  try:
-    stats = compiled.memory_analysis()
-    return dict(
-        arguments=int(stats.argument_size_in_bytes),
-        outputs=int(stats.output_size_in_bytes),
-        reused=int(stats.alias_size_in_bytes),
-        temporary=int(stats.temp_size_in_bytes),
-    )
-  except (AttributeError, NotImplementedError, TypeError):
-    return {}
-
-
 class _Writer:
   """Takes the lines of a run to all who want them."""
 
@@ -268,7 +202,7 @@ class _Writer:
 
 def _train(
     experiment: Experiment,
-    programs: _Programs,
+    programs: Programs,
     state: State,
     checkpoints: Checkpoints,
     notes: dict[str, Any],

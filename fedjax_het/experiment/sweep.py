@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_het.analysis import pictures
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import tables
-from fedjax_het.experiment.run import run
+from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.workdir import write_atomically
 
 

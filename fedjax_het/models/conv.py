@@ -19,7 +19,6 @@ Forward-mode differentiation is not supported, reverse over reverse is.
 """
 
 import contextlib
-import contextvars
 import functools
 import math
 from typing import NamedTuple
@@ -46,7 +45,7 @@ class Lowering(NamedTuple):
   d_weight: str
 
 
-_forced = contextvars.ContextVar('fedjax_het_conv_lowering', default=None)
+_forced = jax.make_user_context(default_value=None)
 
 
 def as_lowering(lowering) -> Lowering:
@@ -64,28 +63,22 @@ def as_lowering(lowering) -> Lowering:
   return Lowering(*out)
 
 
-@contextlib.contextmanager
-def conv_lowering(lowering):
-  """Forces how every `conv` traced inside the context is lowered.
+def conv_lowering(lowering) -> contextlib.AbstractContextManager:
+  """A context that forces how every `conv` traced inside is lowered.
 
-  The choice is read when `conv` is traced, and belongs to the thread (or
-  task) that entered the context. `jax.jit` does not know of it: a function
-  that was compiled before stays as it was, so enter the context inside the
-  function to be compiled. An engine that maps clients with `vmap` on a CPU
-  enters it with 'gemm' there.
+  It belongs to the thread that enters it, may be entered inside or outside a
+  jitted function, and is part of the key of `jax.jit`'s cache: a function
+  that was compiled with another choice is compiled anew. An engine that maps
+  clients with `vmap` on a CPU enters it with 'gemm'.
 
   Args:
     lowering: 'native', 'slices', 'gemm', a triple of these for (forward,
       d_input, d_weight), or None for `choose_lowering`.
 
-  Yields:
-    None.
+  Returns:
+    A context manager.
   """
-  token = _forced.set(None if lowering is None else as_lowering(lowering))
-  try:
-    yield
-  finally:
-    _forced.reset(token)
+  return _forced(None if lowering is None else as_lowering(lowering))
 
 
 def choose_lowering(
@@ -208,7 +201,7 @@ def conv(
   num_features = math.prod(geometry.kernel) * lhs.shape[3]
   lowering = (
       lowering
-      or _forced.get()
+      or _forced.value
       or choose_lowering(
           (lhs.shape[0], *geometry.out_sizes(sizes), num_features),
           geometry.strides,

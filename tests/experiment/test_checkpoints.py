@@ -169,7 +169,9 @@ def test_none_left_is_a_clear_error(saved):
     restore(saved)
   text = str(error.value)
   assert '\n' not in text
-  assert text.startswith(f'None of the checkpoints in {saved} (rounds 5, 10, 15)')
+  assert text.startswith(
+      f'None of the checkpoints in {saved} (rounds 5, 10, 15) can be read; '
+  )
   # Nothing was moved: they may yet be restored from elsewhere.
   assert {p.name for p in saved.iterdir()} >= {'5', '10', '15'}
 

@@ -1,11 +1,12 @@
 """Every wrong config is refused with its own line."""
 
 import json
+import pathlib
 
 import ml_collections
 import pytest
 
-from fedjax_het import experiment
+from fedjax_het import algorithms, experiment
 from fedjax_het.algorithms import ALGORITHMS
 from tests.experiment.tiny_runs import tiny_config
 
@@ -16,6 +17,15 @@ def message(config, call=experiment.check):
   text = str(error.value)
   assert '\n' not in text
   return text
+
+
+def test_the_table_of_algorithms_holds_every_module_of_its_folder():
+  folder = pathlib.Path(algorithms.__file__).parent
+  modules = {path.stem for path in folder.glob('*.py')} - {'__init__'}
+  assert modules == {
+      constructor.__module__.rpartition('.')[2]
+      for constructor in ALGORITHMS.values()
+  }
 
 
 @pytest.mark.parametrize('name', ALGORITHMS)
@@ -87,7 +97,10 @@ def test_default_config_of_every_algorithm_is_right(name):
             dict(partition__name='iid'),
             "partition.alpha: partition 'iid' has no option 'alpha'; it takes",
         ),
-        (dict(partition__seed=-1), 'partition.seed must be at least 0, got -1.'),
+        (
+            dict(partition__seed=-1),
+            'partition.seed must be at least 0, got -1.',
+        ),
         (
             dict(groups__small__clients=0),
             'groups.small must be at least 1, got 0.',

@@ -93,8 +93,17 @@ TEST1 = '{"round": 1, "split": "test", "accuracy": 0.2}\n'
 TRAIN2 = '{"round": 2, "split": "train", "loss": 0.9}\n'
 
 
-@pytest.mark.parametrize('torn', ['', '{"round": 2', '{"round": 2, "x": 1}',
-                                  '\0\0\0\n', TRAIN2, TRAIN2 + '{"ro'])  # fmt: skip
+@pytest.mark.parametrize(
+    'torn',
+    [
+        '',
+        '{"round": 2',
+        '{"round": 2, "x": 1}',
+        '\0\0\0\n',
+        TRAIN2,
+        TRAIN2 + '{"ro',
+    ],
+)
 def test_cut_rows_keeps_whole_lines_byte_for_byte(tmp_path, torn):
   path = write(tmp_path / 'metrics.jsonl', [TEST0, TRAIN1, TEST1, torn])
   rows = metrics.cut_rows(path, 1)

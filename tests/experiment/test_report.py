@@ -73,7 +73,7 @@ def test_report_works_without_matplotlib(workdir, monkeypatch):
 
 
 def test_comparison(workdir, tmp_path):
-  table = report.write_comparison([workdir, workdir], tmp_path / 'out')
+  table = experiment.write_comparison([workdir, workdir], tmp_path / 'out')
   assert table.count(str(workdir)) == 2
   assert (tmp_path / 'out' / 'comparison.png').exists()
   assert table in (tmp_path / 'out' / 'comparison.md').read_text()
@@ -140,7 +140,11 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
         # v1 Table II.
         (
             config_of(
-                'fedin', 'fashion_mnist', 'dirichlet', aggregation='ends', mu=0.0
+                'fedin',
+                'fashion_mnist',
+                'dirichlet',
+                aggregation='ends',
+                mu=0.0,
             ),
             [('Table II', 88.28, None, None)],
         ),

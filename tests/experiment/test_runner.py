@@ -16,8 +16,7 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.experiment import checkpoints as checkpoints_lib
-from fedjax_het.experiment import metrics
-from fedjax_het.experiment import runner
+from fedjax_het.experiment import metrics, programs, runner
 from fedjax_het.experiment.workdir import lock
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
@@ -108,7 +107,8 @@ def test_bytes_are_those_of_the_arrays(tmp_path):
   assert row['bytes_up'] == 4 * (numbers + 5)
   # By hand: 64 -> 8 -> 8 -> 10 with batch norm after the hidden layers.
   small = result.facts['groups']['small']
-  assert small['parameters'] == (64 * 8 + 8 + 16) + (8 * 8 + 8 + 16) + 8 * 10 + 10
+  layers = (64 * 8 + 8 + 16) + (8 * 8 + 8 + 16)
+  assert small['parameters'] == layers + 8 * 10 + 10
   assert small['statistics'] == 2 * 16
 
 
@@ -207,8 +207,8 @@ def test_refuses_the_workdir_of_another_config(finished):
   text = refused(finished.workdir, config)
   assert text == (
       f'The workdir {finished.workdir} holds a run of another config: '
-      'algorithm.server_lr is 1.0 there and 0.5 here; chunk is None there and 2 here; '
-      'local.epochs is 1 there and 2 here; and 1 more. Choose another '
+      'algorithm.server_lr is 1.0 there and 0.5 here; chunk is None there and '
+      '2 here; local.epochs is 1 there and 2 here; and 1 more. Choose another '
       'workdir, or the config of that run.'
   )
 
@@ -216,7 +216,8 @@ def test_refuses_the_workdir_of_another_config(finished):
 def test_refuses_groups_that_differ(finished):
   config = tiny_config()
   with config.unlocked():
-    config.groups.other = config.groups.pop('large')
+    config.groups.other = config.groups.large
+    del config.groups['large']
   assert 'groups.large.clients is 2 there and absent here' in refused(
       finished.workdir, config
   )
@@ -308,7 +309,7 @@ class _BadClient:
   def __init__(self, monkeypatch, client_id, round_num):
     self.client_id, self.round_num = client_id, round_num
     self.make_round = rounds.make_round
-    monkeypatch.setattr(runner, 'make_round', self)
+    monkeypatch.setattr(programs, 'make_round', self)
 
   def __call__(self, algorithm, federation, **kwargs):
     update = algorithm.client_update
@@ -318,7 +319,10 @@ class _BadClient:
       bad = (visit.client_id == self.client_id) & (
           visit.round_num == self.round_num - 1
       )
-      poison = lambda x: jax.numpy.where(bad, jax.numpy.nan, x)
+
+      def poison(x):
+        return jax.numpy.where(bad, jax.numpy.nan, x)
+
       summed = jax.tree.map(poison, uplink.summed)
       return own, uplink._replace(summed=summed), jax.tree.map(poison, values)
 

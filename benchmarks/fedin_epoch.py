@@ -1,0 +1,188 @@
+"""Images per second of a FedIN (journal version) local epoch, three ways.
+
+  python -m benchmarks.fedin_epoch [--quick] [--output=FILE]
+
+Side by side in one process, repetitions in turn, the least time of each:
+
+  library: a whole round of this library's FedIN (its public algorithm and
+    engine, backend 'auto'), with sending, collecting and averaging.
+  naive: the same local steps as a `vmap` over clients of a `scan` over steps,
+    with the native convolutions and gradients of Flax and JAX.
+  torch: the same local steps in eager PyTorch, one client after another, with
+    its fused Adam. Left out where PyTorch is not installed.
+
+ResNets with the ImageNet stem on 32x32x3 noise, batch 16, Adam 1e-3, proximal
+term, IN loss on 16 pairs at every step, Z = G_in + G_loc / 2. The naive form
+runs few steps, since it takes seconds for each.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import common, naive_fedin
+from fedjax_het.algorithms.fedin import fedin
+from fedjax_het.engine.rounds import init_state, make_round
+from fedjax_het.models.resnet import NUM_BLOCKS, resnet
+
+try:
+  import torch
+
+  from benchmarks import torch_fedin
+except ImportError:
+  torch = None
+
+INPUT_SHAPE = (32, 32, 3)
+NUM_CLIENTS = 2
+MU, LAM = 0.1, 1.0
+
+
+def library_epoch(depth: int, num_steps: int):
+  """One round of two clients; the first call leaves pairs for the next."""
+  model = resnet(INPUT_SHAPE, 10, depth=depth)
+  federation, data = common.make_federation(
+      model, NUM_CLIENTS, num_steps * common.BATCH_SIZE
+  )
+  algorithm = fedin(federation, mu=MU, rule='fixed', lam=LAM)
+  run_round = make_round(algorithm, federation, cohort_size=NUM_CLIENTS)
+  keys = jax.random.split(jax.random.key(0))
+  state = init_state(algorithm, federation, keys[0])
+
+  def call():
+    nonlocal state
+    state, _ = jax.block_until_ready(run_round(state, data, *keys))
+
+  return call
+
+
+def naive_epoch(depth: int, num_steps: int):
+  """Few steps of two clients at once."""
+  init, epoch = naive_fedin.make_epoch(
+      NUM_BLOCKS[depth],
+      INPUT_SHAPE,
+      lr=common.LEARNING_RATE,
+      mu=MU,
+      lam=LAM,
+  )
+  variables = jax.vmap(init)(jax.random.split(jax.random.key(0), NUM_CLIENTS))
+  leading = (NUM_CLIENTS, num_steps, common.BATCH_SIZE)
+  images = jax.random.normal(jax.random.key(1), (*leading, *INPUT_SHAPE))
+  pairs = (
+      jnp.ones((NUM_CLIENTS, common.BATCH_SIZE, 8, 8, 64)),
+      jnp.ones((NUM_CLIENTS, common.BATCH_SIZE, 512)),
+  )
+  labels = jnp.zeros(leading, jnp.int32)
+  compiled = epoch.lower(variables, images, labels, pairs).compile()
+  return lambda: jax.block_until_ready(
+      compiled(variables, images, labels, pairs)
+  )
+
+
+def torch_epoch(depth: int, num_steps: int):
+  """The clients one after another."""
+  num_images = num_steps * common.BATCH_SIZE
+  images = torch.randn(num_images, INPUT_SHAPE[2], *INPUT_SHAPE[:2])
+  labels = torch.randint(0, 10, (num_images,))
+  pairs = (
+      torch.rand(common.BATCH_SIZE, 64, 8, 8),
+      torch.rand(common.BATCH_SIZE, 512),
+  )
+  nets = [
+      torch_fedin.ResNet(NUM_BLOCKS[depth], INPUT_SHAPE[2], 10)
+      for _ in range(NUM_CLIENTS)
+  ]
+
+  def call():
+    for net in nets:
+      torch_fedin.local_epoch(
+          net,
+          images,
+          labels,
+          pairs,
+          common.BATCH_SIZE,
+          lr=common.LEARNING_RATE,
+          mu=MU,
+          lam=LAM,
+      )
+
+  return call
+
+
+def compare(depth: int, num_steps: int, repetitions: int):
+  """Seconds per image of every form, for one architecture.
+
+  Args:
+    depth: Of the ResNet.
+    num_steps: Local steps of each client; the naive form takes two.
+    repetitions: Of every form; the naive one is repeated once.
+
+  Returns:
+    {form: seconds per image}.
+  """
+  naive_steps = 2
+  programs = {
+      'library': (library_epoch(depth, num_steps), repetitions),
+      'naive': (naive_epoch(depth, naive_steps), 1),
+  }
+  if torch is not None:
+    programs['torch'] = (torch_epoch(depth, num_steps), repetitions)
+  for name, (call, _) in programs.items():
+    if name != 'naive':  # Compiled already, and slow.
+      call()
+  seconds = common.interleave(programs)
+  steps = dict.fromkeys(programs, num_steps) | {'naive': naive_steps}
+  return {
+      name: seconds[name] / (steps[name] * common.BATCH_SIZE * NUM_CLIENTS)
+      for name in programs
+  }
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--quick', action='store_true', help='one small ResNet')
+  parser.add_argument('--output', help='JSON file to write')
+  args = parser.parse_args()
+  depths = (10,) if args.quick else tuple(NUM_BLOCKS)
+  num_steps, repetitions = (8, 3) if args.quick else (16, 7)
+  if torch is None:
+    print('PyTorch is not installed: its column is left out '
+          '(`pip install torch==2.13.0`).')
+
+  per_image = {}
+  for depth in depths:
+    per_image[f'resnet{depth}'] = compare(depth, num_steps, repetitions)
+    print(f'resnet{depth}: done', flush=True)
+  if len(depths) > 1:
+    per_image['all'] = {
+        name: sum(row[name] for row in per_image.values()) / len(depths)
+        for name in per_image['resnet10']
+    }
+  names = list(next(iter(per_image.values())))
+  others = [name for name in names if name != 'library']
+  rows = [
+      [model]
+      + [1 / row[name] for name in names]
+      + [row[name] / row['library'] for name in others]
+      for model, row in per_image.items()
+  ]
+  header = ['model'] + [f'{name}, images/s' for name in names]
+  print(common.markdown(header + [f'library : {n}' for n in others], rows))
+  suffix = '_quick' if args.quick else ''
+  common.write(
+      args.output or common.RESULTS / f'fedin_epoch{suffix}.json',
+      {
+          'images_per_second': {
+              model: {name: 1 / row[name] for name in names}
+              for model, row in per_image.items()
+          },
+          'batch_size': common.BATCH_SIZE,
+          'clients': NUM_CLIENTS,
+          'steps': num_steps,
+          'repetitions': repetitions,
+      },
+  )
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,107 @@
+"""Peak memory of a round with a cohort of 10 and of 1,000 small clients.
+
+  python -m benchmarks.memory [--output=FILE]
+
+The population (1,000 clients) and the data set are the same; only the cohort
+grows. Each round runs in a process of its own, which reports the peak of its
+resident memory before the round is compiled and at the end, and what XLA
+allocates for the compiled round (arguments, results and temporaries).
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+
+from benchmarks import common
+
+NUM_CLIENTS = 1000
+COHORTS = (10, 1000)
+ALGORITHMS = ('fedavg', 'fedin')
+MEGABYTE = 2**20
+
+
+def peak_bytes() -> int:
+  """Peak of the resident memory of this process so far."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else peak * 1024
+
+
+def measure(name: str, cohort_size: int) -> dict[str, float]:
+  """Runs two rounds and measures them, in MB.
+
+  Args:
+    name: A key of `ALGORITHMS` of the library.
+    cohort_size: Clients a round.
+
+  Returns:
+    'before': peak resident memory before compilation; 'peak': at the end;
+    'xla': bytes of the compiled round.
+  """
+  import jax  # Only the child processes pay for it.
+
+  from fedjax_het.algorithms import ALGORITHMS as library
+  from fedjax_het.engine.rounds import init_state, make_round
+  from fedjax_het.models import create
+
+  # With FedIN every client uploads features besides its weights.
+  model = create('mlp', (28, 28, 1), 10, depth=3, hidden=64)
+  federation, data = common.make_federation(model, NUM_CLIENTS, 20)
+  algorithm = library[name](federation)
+  run_round = make_round(algorithm, federation, cohort_size=cohort_size)
+  keys = jax.random.split(jax.random.key(0))
+  state = jax.block_until_ready(init_state(algorithm, federation, keys[0]))
+  before = peak_bytes()
+  compiled = run_round.lower(state, data, *keys).compile()
+  for _ in range(2):
+    state, _ = jax.block_until_ready(compiled(state, data, *keys))
+  memory = compiled.memory_analysis()
+  xla = (
+      memory.argument_size_in_bytes
+      + memory.output_size_in_bytes
+      + memory.temp_size_in_bytes
+      - memory.alias_size_in_bytes
+  )
+  return {
+      'before': before / MEGABYTE,
+      'peak': peak_bytes() / MEGABYTE,
+      'xla': xla / MEGABYTE,
+  }
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--output', help='JSON file to write')
+  parser.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.child:
+    print(json.dumps(measure(args.child[0], int(args.child[1]))))
+    return
+  results, rows = {}, []
+  for name in ALGORITHMS:
+    results[name] = {}
+    for cohort in COHORTS:
+      child = subprocess.run(
+          [sys.executable, '-m', 'benchmarks.memory', '--child', name]
+          + [str(cohort)],
+          stdout=subprocess.PIPE,
+          check=True,
+          text=True,
+      )
+      results[name][cohort] = json.loads(child.stdout.splitlines()[-1])
+    small, large = (results[name][cohort] for cohort in COHORTS)
+    rows += [
+        [name, key, small[key], large[key], large[key] / small[key]]
+        for key in ('peak', 'xla')
+    ]
+  header = ['algorithm', 'memory']
+  header += [f'cohort {cohort}, MB' for cohort in COHORTS] + ['ratio']
+  print(common.markdown(header, rows))
+  common.write(
+      args.output or common.RESULTS / 'memory.json', {'megabytes': results}
+  )
+
+
+if __name__ == '__main__':
+  main()

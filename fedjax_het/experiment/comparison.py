@@ -1,0 +1,86 @@
+"""Several workdirs in one table and one picture."""
+
+from collections.abc import Sequence
+import pathlib
+
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import metrics, report, tables
+from fedjax_het.experiment.workdir import write_atomically
+
+
+def compare(folders: Sequence[pathlib.Path]) -> str:
+  """A table with a line for each of several workdirs.
+
+  Args:
+    folders: The workdirs.
+
+  Returns:
+    The table as Markdown.
+
+  Raises:
+    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    ValueError: If a file is damaged.
+  """
+  table = [[
+      'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
+      'best (round)', 'target in round', 'up', 'down', 'a round',
+  ]]  # fmt: skip
+  for folder in folders:
+    config, _, rows = report.read_run(folder)
+    summary = metrics.summarise(rows, config['target_accuracy'])
+    best = summary.best
+    table.append([
+        str(folder),
+        config['algorithm']['name'],
+        config['dataset'],
+        report.named(config['partition']),
+        str(config['seed']),
+        str(summary.rounds),
+        report.percent_of(summary.last),
+        tables.percent(summary.last['accuracy/worst']),
+        report.percent_of(best) + (f' ({best["round"]})' if best else ''),
+        '-' if summary.reached is None else str(summary.reached),
+        tables.megabytes(summary.bytes_up),
+        tables.megabytes(summary.bytes_down),
+        tables.seconds(summary.round_seconds),
+    ])
+  return tables.as_markdown(table)
+
+
+def write_comparison(
+    folders: Sequence[pathlib.Path], out: pathlib.Path
+) -> str:
+  """Writes comparison.md and, with matplotlib, comparison.png.
+
+  Args:
+    folders: The workdirs.
+    out: A folder, created if it is not there.
+
+  Returns:
+    The table as Markdown.
+
+  Raises:
+    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    ValueError: If a file is damaged.
+    OSError: If nothing can be written there.
+  """
+  table = compare(folders)
+  curves = {}
+  for folder in folders:
+    _, _, rows = report.read_run(folder)
+    tests = [row for row in rows if row['split'] == 'test']
+    curves[str(folder)] = (
+        [row['round'] for row in tests],
+        [report.or_nan(row['accuracy']) for row in tests],
+    )
+  out.mkdir(parents=True, exist_ok=True)
+  try:
+    pictures.draw_curves(
+        curves, out / 'comparison.png', 'Mean test accuracy', percent=True
+    )
+    picture = '![Mean test accuracy by round](comparison.png)'
+  except ImportError:
+    picture = report.NO_PICTURES
+  text = f'# Comparison\n\n{table}\n\n{picture}\n'
+  write_atomically(out / 'comparison.md', text)
+  return table

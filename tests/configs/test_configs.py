@@ -1,0 +1,144 @@
+"""Every experiment file: its variants fit together, and `quick` runs."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+from configs import common
+from fedjax_het import experiment
+
+FOLDER = pathlib.Path(common.__file__).parent
+METHODS = sorted(
+    path.stem
+    for path in FOLDER.glob('*.py')
+    if path.stem not in ('__init__', 'common')
+)
+
+
+def load(name):
+  spec = importlib.util.spec_from_file_location(name, FOLDER / f'{name}.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def variants_of(name):
+  return [
+      *common.DATA,
+      *common.SETTINGS,
+      *common.SPLITS,
+      *common.MODELS,
+      *common.SIZES,
+      *getattr(load(name), 'VARIANTS', {}),
+  ]
+
+
+def test_there_is_a_file_for_every_algorithm():
+  assert METHODS == sorted(experiment.config.ALGORITHMS)
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_the_docstring_says_how_to_run_it(name):
+  doc = load(name).get_config.__doc__
+  assert 'python -m launch.train' in doc
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_every_variant_is_a_valid_config_of_its_own(name):
+  module = load(name)
+  plain = module.get_config().to_dict()
+  experiment.check(module.get_config())
+  for variant in variants_of(name):
+    config = module.get_config(variant)
+    experiment.check(config)
+    assert config.to_dict() != plain, variant
+    assert config.algorithm.name == name
+    if variant in common.SIZES:
+      continue
+    # The size comes last, whatever the order on the command line.
+    for arg in (f'quick,{variant}', f'{variant},quick'):
+      quick = module.get_config(arg)
+      experiment.check(quick)
+      assert quick.num_rounds == 2
+
+
+def test_variants_compose():
+  get_config = load('fedin').get_config
+  config = get_config('iid,noise,fashion_mnist,wo_prox,v2')
+  assert config.partition.to_dict() == dict(name='iid', seed=0)
+  assert config.algorithm.noise == 0.8 and config.algorithm.mu == 0.0
+  assert config.dataset == 'fashion_mnist' and config.num_rounds == 500
+  assert config.target_accuracy == 0.85
+
+
+def test_the_papers_settings():
+  v1 = load('fedin').get_config('v1')
+  assert v1.groups.to_dict() == dict(
+      fedin_a=2, fedin_b=1, fedin_c=2, fedin_d=2, fedin_e=3
+  )
+  assert (v1.dataset, v1.num_rounds, v1.local.epochs) == ('cifar10', 200, 5)
+  assert (v1.local.schedule, v1.local.lr_rounds) == ('step', (25,))
+  assert (v1.algorithm.lam, v1.algorithm.mu) == (2.0, 0.0)
+  assert v1.algorithm.aggregation == 'ends' and v1.cohort_size is None
+  fashion = load('fedin').get_config('fashion_mnist,v1')
+  assert (fashion.local.epochs, fashion.local.lr_rounds) == (1, (60,))
+  v2 = load('fedin').get_config('v2')
+  assert sum(v2.groups.to_dict().values()) == 100 and v2.cohort_size == 10
+  assert (v2.num_rounds, v2.local.epochs, v2.local.batch_size) == (500, 5, 16)
+  assert (v2.algorithm.lam, v2.algorithm.mu) == (1.0, 0.1)
+  assert v2.algorithm.num_pairs == 16
+  # Every method of a comparison has the same setting.
+  for name in METHODS:
+    other = load(name).get_config('v2').to_dict()
+    del other['algorithm']
+    mine = v2.to_dict()
+    del mine['algorithm']
+    assert other == mine
+
+
+def test_unknown_variants_are_refused_with_the_list():
+  with pytest.raises(ValueError) as error:
+    load('fedin').get_config('wo_inn')
+  assert str(error.value).startswith(
+      "Unknown variant 'wo_inn' (did you mean 'wo_in'?); known are mnist, "
+  )
+  with pytest.raises(ValueError, match='iid and shards exclude each other'):
+    load('fedin').get_config('shards,iid')
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_quick_runs_end_to_end(name, tmp_path):
+  config = load(name).get_config('quick')
+  config.compilation_cache = False
+  result = experiment.run(config, tmp_path)
+  assert result.finished and result.summary.rounds == 2
+  assert 0 < result.summary.last['accuracy'] < 1
+  assert set(result.facts['groups']) == {'mlp2', 'mlp3', 'mlp4'}
+  assert (tmp_path / 'report.md').exists()
+
+
+@pytest.mark.parametrize(
+    'variant', [v for v in load('fedin').VARIANTS if v != 'wo_in']
+)
+@pytest.mark.slow
+def test_every_variant_of_fedin_runs(variant, tmp_path):
+  config = load('fedin').get_config(f'quick,{variant}')
+  config.compilation_cache = False
+  config.num_rounds = 3
+  result = experiment.run(config, tmp_path)
+  pairs = [r['in_loss'] for r in result.rows if r['split'] == 'train']
+  # No pairs in the first round, and a loss on them in those that follow.
+  assert pairs[0] == 0 and min(pairs[1:]) > 0
+
+
+@pytest.mark.parametrize('name', ['fashion_mnist', 'mnist', 'cifar10'])
+def test_quick_runs_on_real_data(name, real_data, tmp_path):
+  config = load('fedin').get_config(f'quick,{name}')
+  config.data_dir = str(real_data)
+  config.compilation_cache = False
+  config.num_rounds = 1
+  config.partition.min_size = 64
+  config.local.batch_size = 64
+  result = experiment.run(config, tmp_path)
+  assert result.facts['test_examples'] == 10_000

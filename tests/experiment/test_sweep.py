@@ -1,0 +1,100 @@
+"""A table's cells run once each, go on when interrupted, and are rendered."""
+
+import json
+
+import pytest
+
+from configs import fedavg, private
+from fedjax_het.experiment import sweep
+from launch import sweep as launch_sweep
+
+
+@pytest.fixture(scope='module')
+def table():
+  return sweep.Table(
+      title='Two methods',
+      setting='Quick runs.',
+      rows={
+          'Private': private.get_config('quick'),
+          'FedAvg (x1)': fedavg.get_config('quick'),
+      },
+      paper={'FedAvg (x1)': '89.2 ± 1.1'},
+      seeds=(0, 3),
+  )
+
+
+@pytest.fixture(scope='module')
+def finished(table, tmp_path_factory):
+  out = tmp_path_factory.mktemp('table')
+  lines = []
+  cells = sweep.run_cells(
+      table, out / 'results', out / 'runs', announce=lines.append
+  )
+  return out, cells, lines
+
+
+def test_every_cell_runs_once(table, finished):
+  out, cells, lines = finished
+  assert [(c['row'], c['seed']) for c in cells] == [
+      ('Private', 0), ('FedAvg (x1)', 0), ('Private', 3), ('FedAvg (x1)', 3),
+  ]  # fmt: skip
+  assert sum('running' in line for line in lines) == 4
+  again = []
+  same = sweep.run_cells(
+      table, out / 'results', out / 'runs', announce=again.append
+  )
+  assert same == cells and not any('running' in line for line in again)
+  # A cell whose result is gone is taken from its finished workdir.
+  path = out / 'results' / 'cells' / 'fedavg_x1-3.json'
+  stored = path.read_text()
+  path.unlink()
+  sweep.run_cells(table, out / 'results', out / 'runs')
+  assert json.loads(path.read_text()) == json.loads(stored)
+
+
+def test_seeds_rule_training_partition_and_sampling(finished):
+  _, cells, _ = finished
+  for cell in cells:
+    config = cell['config']
+    seeds = {
+        config['seed'],
+        config['sampling_seed'],
+        config['partition']['seed'],
+    }
+    assert seeds == {cell['seed']}
+  assert cells[0]['accuracy'] != cells[2]['accuracy']
+
+
+def test_the_table_says_what_it_shows(table, finished):
+  out, cells, _ = finished
+  markdown = sweep.render(table, cells, out / 'results')
+  text = (out / 'results' / 'table.md').read_text()
+  assert markdown in text and 'seeds 0, 3' in text and 'Quick runs.' in text
+  mean = 50 * (cells[1]['last'] + cells[3]['last'])
+  assert f'| FedAvg (x1) | {mean:.1f} ± ' in markdown
+  assert '| 89.2 ± 1.1 |' in markdown
+  assert (out / 'results' / 'curves.png').stat().st_size > 1000
+  # No path of the machine is kept.
+  stored = out / 'results' / 'cells' / 'private-0.json'
+  assert str(out) not in stored.read_text()
+
+
+def test_missing_results_are_named(table, tmp_path):
+  with pytest.raises(FileNotFoundError, match="No result of 'Private'"):
+    sweep.read_cells(table, tmp_path)
+
+
+def test_flags_choose_cells(table):
+  part = launch_sweep.choose(table, ['1'], ['FedAvg (x1)'])
+  assert part.seeds == (1,) and list(part.rows) == ['FedAvg (x1)']
+  with pytest.raises(ValueError, match="Unknown row 'FedIM'; known are Priv"):
+    launch_sweep.choose(table, None, ['FedIM'])
+  with pytest.raises(ValueError, match='seeds must be integers'):
+    launch_sweep.choose(table, ['x'], None)
+
+
+def test_tables_load_and_unknown_ones_are_refused():
+  table = launch_sweep.load_table('configs/tables/fashion_mnist.py')
+  assert len(table.rows) == 6 and set(table.paper) <= set(table.rows)
+  with pytest.raises(FileNotFoundError, match='No table file .* there are'):
+    launch_sweep.load_table('configs/tables/x.py')

@@ -1,0 +1,234 @@
+"""The command line: one line for every mistake, and a run that survives."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import train
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUICK = '--config=configs/fedavg.py:quick'
+
+
+def command(*args, module='train'):
+  return [sys.executable, '-m', f'launch.{module}', *map(str, args)]
+
+
+def environment(**more):
+  return dict(
+      os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT), **more
+  )
+
+
+def launch(*args, cwd, module='train'):
+  return subprocess.run(
+      command(*args, module=module),
+      cwd=cwd,
+      env=environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
+def refused(capsys, *args):
+  with pytest.raises(SystemExit) as end:
+    train.parse_flags(['train', *args])
+  assert end.value.code == 2
+  err = capsys.readouterr().err
+  assert err.startswith('Error: ') and err.count('\n') == 1
+  return err[len('Error: ') :].strip()
+
+
+@pytest.mark.parametrize(
+    ('args', 'expected'),
+    [
+        (['--config=configs/fed.py'], "No config file 'configs/fed.py'; there"),
+        (
+            ['--config=configs/fedin.py:quikc'],
+            "Unknown variant 'quikc' (did you mean 'quick'?); known are mnist,",
+        ),
+        (
+            ['--config', 'configs/fedin.py:v1,v2'],
+            'The variants v1 and v2 exclude each other.',
+        ),
+        (['--config'], '--config needs a file, --config=FILE.'),
+        (
+            ['--config.num_round=3'],
+            "Unknown config key num_round (did you mean 'num_rounds'?); known",
+        ),
+        (
+            ['--config.local.epoch=3'],
+            "Unknown config key local.epoch (did you mean 'epochs'?); known",
+        ),
+        (
+            ['--config.seed.deep=3'],
+            'Unknown config key seed.deep.',
+        ),
+        (
+            ['--config.num_rounds=ten'],
+            "num_rounds must be an integer, got 'ten'.",
+        ),
+        (['--config.seed', '1.5'], "seed must be an integer, got '1.5'."),
+        (
+            ['--config.algorithm.mu=much'],
+            "algorithm.mu must be a finite number, got 'much'.",
+        ),
+        (
+            ['--config.tensorboard=maybe'],
+            'tensorboard must be true or false, got',
+        ),
+        (['--wrkdir=x'], "Unknown command line flag 'wrkdir'. Did you mean: w"),
+        (['stray'], "Unexpected argument 'stray'; options look like --workd"),
+    ],
+)
+def test_refuses_a_wrong_command_in_one_line(args, expected, capsys):
+  assert refused(capsys, *args).startswith(expected)
+
+
+def test_refuses_a_config_file_that_is_none(tmp_path, capsys):
+  path = tmp_path / 'mine.py'
+  path.write_text('def get_config(:\n')
+  assert 'mine.py, line 1: ' in refused(capsys, f'--config={path}')
+  path.write_text(
+      'from configs import common\n\n'
+      'def get_config():\n'
+      '  config = common.base("fedavg")\n'
+      '  config.num_round = 3\n'
+  )
+  assert 'Did you mean "num_rounds"' in refused(capsys, f'--config={path}')
+  path.write_text('x = 1\n')
+  assert 'has no function get_config.' in refused(capsys, f'--config={path}')
+
+
+def test_a_config_that_does_not_fit_ends_before_training(tmp_path):
+  done = launch(
+      QUICK, '--config.local.batch_size=500', '--workdir=w', cwd=tmp_path
+  )
+  assert done.returncode == 2
+  assert done.stderr.startswith('Error: local.batch_size=500 is larger than ')
+  assert done.stderr.count('\n') == 1 and not done.stdout
+  assert not (tmp_path / 'w').exists()
+
+
+def test_runs_from_anywhere_and_ends_with_a_table(tmp_path):
+  done = launch(QUICK, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  (workdir,) = (tmp_path / 'runs').iterdir()
+  assert workdir.name.startswith('fedavg-digits-dirichlet-')
+  assert f'Workdir: {pathlib.Path("runs") / workdir.name}' in done.stderr
+  lines = done.stdout.splitlines()
+  header, *rows = [line.split('  ') for line in lines if '  ' in line]
+  assert [cell.strip() for cell in header if cell.strip()] == [
+      'group', 'clients', 'parameters', 'last round (2)', 'worst client',
+      'best round (2)',
+  ]  # fmt: skip
+  names = [row[0] for row in rows if not row[0].startswith('-')]
+  assert names == ['mlp2', 'mlp3', 'mlp4', 'mean over groups']
+  assert lines[-1] == f'Report: runs/{workdir.name}/report.md'
+  # The same run again finds it finished.
+  again = launch(QUICK, f'--workdir={workdir}', cwd=tmp_path)
+  assert again.returncode == 0 and 'Compiling' not in again.stderr
+  assert again.stdout.splitlines()[1:-1] == lines[1:-1]
+  # Another config does not get the workdir.
+  other = launch(QUICK, '--config.seed=1', f'--workdir={workdir}', cwd=tmp_path)
+  assert other.returncode == 2
+  assert 'seed is 0 there and 1 here' in other.stderr
+  # And the report can be renewed.
+  (workdir / 'report.md').unlink()
+  report = launch(workdir, cwd=tmp_path, module='report')
+  assert report.returncode == 0
+  assert (workdir / 'report.md').exists()
+  both = launch(workdir, workdir, '--out=both', cwd=tmp_path, module='report')
+  assert both.returncode == 0 and (tmp_path / 'both/comparison.md').exists()
+  none = launch(tmp_path, cwd=tmp_path, module='report')
+  assert none.returncode == 2
+  assert none.stderr.startswith('Error: ') and none.stderr.count('\n') == 1
+
+
+def rows_of(workdir):
+  rows = [
+      json.loads(line)
+      for line in (workdir / 'metrics.jsonl').read_text().splitlines()
+  ]
+  for row in rows:
+    del row['seconds']
+  return rows
+
+
+LONG = (
+    '--config=configs/fedin.py:quick',
+    '--config.num_rounds=40',
+    '--config.checkpoint_every=2',
+    '--config.cohort_size=4',
+)
+
+
+def wait_for(workdir, size, process):
+  """Waits until the metrics have grown to more than `size` bytes."""
+  path = workdir / 'metrics.jsonl'
+  for _ in range(60_000):
+    if process.poll() is not None:
+      return
+    if path.exists() and path.stat().st_size > size:
+      return
+    time.sleep(0.001)
+  raise AssertionError('The run has written nothing for a minute.')
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_resumes_exactly(tmp_path):
+  whole = launch(*LONG, f'--workdir={tmp_path / "whole"}', cwd=ROOT)
+  assert whole.returncode == 0, whole.stderr
+  workdir = tmp_path / 'killed'
+  args = command(*LONG, f'--workdir={workdir}')
+  # Moments after the first new line: amid rounds, lines and checkpoints.
+  for delay in (0.0, 0.21, 0.37, 0.5):
+    path = workdir / 'metrics.jsonl'
+    size = path.stat().st_size if path.exists() else 0
+    process = subprocess.Popen(
+        args,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(workdir, size, process)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+  last = subprocess.run(
+      args, cwd=ROOT, env=environment(), capture_output=True, check=False
+  )
+  assert last.returncode == 0, last.stderr
+  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_how_to_resume(tmp_path):
+  process = subprocess.Popen(
+      command(QUICK, '--config.num_rounds=100000', '--workdir=w'),
+      cwd=tmp_path,
+      env=environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+  wait_for(tmp_path / 'w', 2000, process)
+  process.send_signal(signal.SIGINT)
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert 'Stopping after this round' in err and 'Traceback' not in err
+  rounds = rows_of(tmp_path / 'w')[-1]['round']
+  assert out.splitlines()[-1] == (
+      f'Stopped after round {rounds} of 100000. Resume with: python -m '
+      f'launch.train {QUICK} --config.num_rounds=100000 --workdir=w'
+  )
+  names = {path.name for path in (tmp_path / 'w' / 'checkpoints').iterdir()}
+  assert str(rounds) in names

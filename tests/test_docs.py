@@ -1,0 +1,300 @@
+"""README and docs: what they show runs, and what they list is there."""
+
+import functools
+import gzip
+import importlib.util
+import pathlib
+import re
+import shlex
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import common, fedin
+from fedjax_het import experiment
+from fedjax_het.aggregation.exchange import SHARINGS
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data import catalog, sources
+from fedjax_het.data.partition import PARTITIONS
+from fedjax_het.engine import rounds
+from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.engine.types import Received
+from fedjax_het.models import MODELS, Variables
+from tests.tiny import tiny_data, tiny_federation
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / 'README.md'
+DOCS = sorted((ROOT / 'docs').glob('*.md'))
+
+
+def examples(path, kind='example'):
+  """{name: code} of the Python blocks marked `<!-- kind: name -->`."""
+  blocks = re.findall(
+      rf'<!-- {kind}: (\w+) -->\n```python\n(.*?)```', path.read_text(), re.S
+  )
+  assert blocks and len(dict(blocks)) == len(blocks)
+  return dict(blocks)
+
+
+def execute(code, **names):
+  exec(compile(code, '<docs>', 'exec', dont_inherit=True), names)
+  return names
+
+
+def shell_lines(path):
+  for block in re.findall(r'```sh\n(.*?)```', path.read_text(), re.S):
+    yield from block.splitlines()
+
+
+@pytest.fixture
+def fedmedian(monkeypatch):
+  """The README's algorithm, in the table by the README's line."""
+  code = examples(README)
+  constructor = execute(code['algorithm'])['fedmedian']
+  entry = eval('{' + code['table'] + '}', {'fedmedian': constructor})
+  for name, value in entry.items():
+    monkeypatch.setitem(ALGORITHMS, name, value)
+  return constructor
+
+
+def test_the_readme_marks_two_commands_for_ci():
+  blocks = re.findall(
+      r'<!-- ci: (\w+) -->\n```sh\n(.*?)```', README.read_text(), re.S
+  )
+  assert blocks == [
+      ('run', 'pip install -e .\npython -m launch.train\n'),
+      ('test', "pip install -e '.[test]'\npython -m pytest\n"),
+  ]
+
+
+def test_running_an_experiment_by_import(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  names = execute(examples(README)['run'])
+  assert names['result'].finished
+  accuracy, num_bytes = capsys.readouterr().out.split()
+  assert 0 < float(accuracy) < 1 and int(num_bytes) > 0
+  assert (tmp_path / 'runs' / 'import' / 'report.md').exists()
+
+
+def test_the_pieces_learn_digits():
+  names = execute(examples(README)['pieces'])
+  for scores in names['scores'].values():
+    assert scores.accuracy[0] > 0.4  # Ten classes; about 0.65 in five rounds.
+
+
+def test_fedmedian_learns_digits(fedmedian, tmp_path):
+  config = execute(examples(README)['config'])['get_config']('quick')
+  config.num_rounds = 5
+  config.local.epochs = 2
+  config.compilation_cache = False  # The tests have their own.
+  result = experiment.run(config, tmp_path)
+  before, *_, after = [r for r in result.rows if r['split'] == 'test']
+  assert after['accuracy'] > before['accuracy'] + 0.15
+  assert after['loss'] < before['loss']
+
+
+def test_fedmedian_takes_medians_over_owners_and_ignores_padding(fedmedian):
+  federation = tiny_federation((1, 2), norm=False)
+  algorithm = fedmedian(federation)
+  server = algorithm.init(jax.random.key(0))
+
+  def received(group, values, client_id):
+    params = group.model.abstract_variables.params
+    change = jax.tree.map(
+        lambda leaf: jnp.stack([jnp.full(leaf.shape, v) for v in values]),
+        params,
+    )
+    return Received((), Variables(change, {}), jnp.array(client_id))
+
+  shallow, deep = federation.groups
+  padding = federation.num_clients
+  after = algorithm.server_update(
+      server,
+      {
+          shallow.name: received(shallow, (1.0, 100.0), (0, 2)),
+          deep.name: received(deep, (2.0, 50.0), (1, padding)),
+      },
+      jax.random.key(1),
+  )
+  # 'mid1' is the deep group's alone.
+  for name, moved in dict(stem=2.0, mid0=2.0, mid1=2.0, head=2.0).items():
+    change = jax.tree.map(
+        jnp.subtract, after.params[name], server.params[name]
+    )
+    for leaf in jax.tree.leaves(change):
+      np.testing.assert_allclose(leaf, moved, rtol=1e-5)
+
+
+def test_the_short_algorithm_takes_steps_of_unit_gradient():
+  federation = tiny_federation((1, 2), norm=False)
+  algorithm = execute(
+      examples(ROOT / 'docs' / 'adding_an_algorithm.md')['train']
+  )['unit_gradient'](federation)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=4, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  before = jax.device_get(state.server)
+  state, _ = run_round(
+      state, tiny_data((5, 8, 3, 7)), jax.random.key(1), jax.random.key(2)
+  )
+  moved = jax.tree.map(jnp.subtract, state.server, before)
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(moved))
+
+
+def test_the_example_model_satisfies_the_contract():
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  names = execute(code['model'])
+  table = eval(
+      '{' + code['models'] + '}',
+      {'plain_cnn': names['plain_cnn'], '_with': functools.partial},
+  )
+  small, _, large = (
+      build((8, 8, 1), 10, width=0.25) for build in table.values()
+  )
+  assert small.extractor == ('conv0',) and small.classifier == ('head',)
+  assert set(small.block_names) < set(large.block_names)
+  assert large.shapes[large.cut[1] - 1] == (8,)
+  variables = large.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+  whole, _ = large.apply(variables, x)
+  for cut in range(1, len(large.blocks)):
+    part, _ = large.apply(variables, x, stop=cut)
+    part, _ = large.apply(variables, part, start=cut)
+    np.testing.assert_array_equal(part, whole)
+  with pytest.raises(ValueError, match='depth of at least 2, got 1'):
+    names['plain_cnn']((8, 8, 1), 10, depth=1)
+
+
+def _write_idx(path, array):
+  header = struct.pack('>HBB', 0, 8, array.ndim)
+  header += struct.pack(f'>{array.ndim}I', *array.shape)
+  path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+def test_the_example_data_set_is_read(tmp_path, monkeypatch):
+  code = examples(ROOT / 'docs' / 'adding_a_dataset.md')['entry']
+  entry = eval(f'dict({code})', dict(vars(catalog)))
+  for name, source in entry.items():
+    monkeypatch.setitem(catalog.DATASETS, name, source)
+  folder = tmp_path / 'kmnist'
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (7, 28, 28))
+  labels = np.arange(7)
+  for file, array in zip(
+      entry['kmnist'].files, (images, labels, images[:3], labels[:3])
+  ):
+    _write_idx(folder / file, array)
+  data = sources.load('kmnist', tmp_path, verify=False)
+  np.testing.assert_array_equal(data.train_images[..., 0], images)
+  np.testing.assert_array_equal(data.test_labels, labels[:3])
+  with pytest.raises(ValueError, match='60,000 train examples, got 7'):
+    sources.load('kmnist', tmp_path)
+
+
+def test_the_example_reader_reads_and_refuses(tmp_path):
+  code = examples(ROOT / 'docs' / 'adding_a_dataset.md')['reader']
+  names = execute(code, pathlib=pathlib, np=np, Splits=catalog.Splits)
+  read = names['_read_npz']
+  images = np.arange(2 * 16, dtype=np.uint8).reshape(2, 4, 4)
+  arrays = dict(x_train=images, y_train=[3, 4], x_test=images, y_test=[1, 2])
+  np.savez(tmp_path / 'images.npz', **arrays)
+  splits = read(tmp_path)
+  assert splits.train_images.shape == (2, 4, 4, 1)
+  assert splits.test_labels.dtype == np.int32
+  np.savez(tmp_path / 'images.npz', x_train=images)
+  with pytest.raises(ValueError, match='no archive of images and labels'):
+    read(tmp_path)
+
+
+def test_commands_on_data_and_tables_name_what_is_there():
+  lines = [line for path in (README, *DOCS) for line in shell_lines(path)]
+  tables = [t for line in lines for t in re.findall(r'--table=(\S+)', line)]
+  names = [n for line in lines for n in re.findall(r'--dataset=(\S+)', line)]
+  assert tables and names
+  assert all((ROOT / table).exists() for table in tables)
+  assert set(names) <= set(sources.DATASETS)
+
+
+def _commands():
+  for path in (README, *DOCS):
+    for line in shell_lines(path):
+      if 'launch.train --config' in line:
+        yield pytest.param(line, id=f'{path.stem}: {line[25:]}')
+
+
+@pytest.mark.parametrize('line', _commands())
+def test_every_command_names_a_config_that_is_accepted(line, fedmedian):
+  flags = dict(arg.split('=', 1) for arg in shlex.split(line)[3:])
+  path, _, variants = flags.pop('--config').partition(':')
+  if path == 'configs/fedmedian.py':
+    get_config = execute(examples(README)['config'])['get_config']
+  else:
+    spec = importlib.util.spec_from_file_location('config_file', ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    get_config = module.get_config
+  config = get_config(variants)
+  flags.pop('--workdir', None)
+  for flag, value in flags.items():
+    *sections, name = flag.removeprefix('--config.').split('.')
+    section = config
+    for part in sections:
+      section = section[part]
+    section[name] = section.get_type(name)(value)
+  experiment.check(config)
+
+
+def test_the_readme_lists_all_there_is():
+  listed = set()
+  for text in re.findall(r'`([^`\n]+)`', README.read_text()):
+    stem, brace, rest = text.partition('{')
+    choices, _, tail = rest.partition('}')
+    listed |= {stem + c + tail for c in choices.split(',')} if brace else {text}
+  known = (ALGORITHMS, MODELS, sources.DATASETS, PARTITIONS, BACKENDS, SHARINGS)
+  variants = (
+      common.DATA,
+      common.SETTINGS,
+      common.SPLITS,
+      common.MODELS,
+      common.SIZES,
+      fedin.VARIANTS,
+  )
+  assert not {name for table in known + variants for name in table} - listed
+
+
+@pytest.mark.parametrize('path', (README, *DOCS), ids=lambda path: path.name)
+def test_links_and_named_files_exist(path):
+  text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
+  for link in re.findall(r'\]\(([^)#]+)\)', text):
+    if not link.startswith('https://'):
+      assert (path.parent / link).exists(), link
+  new = {'fedjax_het/algorithms/fedmedian.py', 'configs/fedmedian.py'}
+  for name in re.findall(r'`([\w/]+\.(?:py|jsonl|ipynb))`', text):
+    if '/' in name and name not in new:
+      places = (ROOT / name, ROOT / 'fedjax_het' / name)
+      assert any(place.exists() for place in places), name
+
+
+def test_metrics_doc_names_every_key_of_a_run(tmp_path):
+  config = experiment.default_config('fedin')
+  config.groups = dict(mlp=2)
+  config.model = dict(hidden=8, depth=2, norm='none')
+  config.num_rounds = 1
+  config.compilation_cache = False
+  result = experiment.run(config, tmp_path)
+  text = (ROOT / 'docs' / 'metrics.md').read_text()
+  named = set(re.findall(r'`([^`\n]+)`', text))
+  for row in result.rows:
+    for key in row:
+      assert key.replace('/mlp', '/<group>') in named or (
+          key.partition('/')[0] == 'in_loss'
+      ), key
+  for file in tmp_path.iterdir():
+    assert file.name.startswith('.') or file.name in named or (
+        file.suffix == '.png'
+    ) or f'{file.name}/' in named, file
