@@ -96,5 +96,5 @@ def test_flags_choose_cells(table):
 def test_tables_load_and_unknown_ones_are_refused():
   table = launch_sweep.load_table('configs/tables/fashion_mnist.py')
   assert len(table.rows) == 6 and set(table.paper) <= set(table.rows)
-  with pytest.raises(FileNotFoundError, match='No table file .* there are'):
+  with pytest.raises(FileNotFoundError, match=r'No table file .* there are'):
     launch_sweep.load_table('configs/tables/x.py')

@@ -172,6 +172,24 @@ def test_only_input_and_kernel_are_kept_for_the_backward_pass():
   assert sum(leaf.size for leaf in kept) <= x.size + w.size
 
 
+def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
+  w, x = jnp.zeros((6, 3, 3, 8, 8)), jnp.zeros((16, 64, 64, 8))
+
+  def temporary():  # In units of one layer's slices.
+    def loss(w):
+      y = x
+      for kernel in w:
+        y = jnp.tanh(conv(y, kernel, lowering='gemm'))
+      return jnp.sum(y)
+
+    program = jax.jit(jax.grad(loss)).lower(w).compile()
+    return program.memory_analysis().temp_size_in_bytes / (9 * x.nbytes)
+
+  assert temporary() < 5
+  monkeypatch.setattr(conv_lib, '_LARGE_BYTES', 1 << 40)
+  assert temporary() > 6  # What XLA does if it is let.
+
+
 @pytest.mark.parametrize(
   'options',
   [
