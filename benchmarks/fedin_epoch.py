@@ -144,7 +144,7 @@ def main() -> None:
   parser.add_argument('--output', help='JSON file to write')
   args = parser.parse_args()
   depths = (10,) if args.quick else tuple(NUM_BLOCKS)
-  num_steps, repetitions = (8, 3) if args.quick else (16, 7)
+  num_steps, repetitions = (8, 3) if args.quick else (8, 6)
   if torch is None:
     print('PyTorch is not installed: its column is left out '
           '(`pip install torch==2.13.0`).')

@@ -26,17 +26,6 @@ TARGETS = dict(
 def base(method: str) -> ml_collections.ConfigDict:
   """The default experiment: digits, ten clients, three ResNets, non-IID."""
   config = default_config(method)
-  config.groups = ml_collections.ConfigDict(
-      dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)
-  )
-  config.model = ml_collections.ConfigDict(dict(width=1.0, norm='batch'))
-  config.partition = ml_collections.ConfigDict(
-      dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
-  )
-  config.local.epochs = 2
-  config.local.batch_size = 16
-  config.local.learning_rate = 1e-3
-  config.num_rounds = 20
   config.target_accuracy = 0.90
   return config
 

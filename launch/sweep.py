@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
           announce=lambda line: print(line, flush=True),
       )  # fmt: skip
     print(sweep.render(table, cells, out))
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     _fail(e)
   except (FloatingPointError, OSError) as e:
     _fail(e, 1)

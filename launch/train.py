@@ -242,7 +242,7 @@ def main(argv: Sequence[str]) -> None:
       result = experiment.run(
           config, workdir, observe=progress, stop=lambda: bool(received)
       )
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     _end(progress, e, 2)
   except FloatingPointError as e:
     _end(progress, e, 1)

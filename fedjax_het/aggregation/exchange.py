@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.engine.options import one_of
 from fedjax_het.engine.types import Federation, Group, Received
 from fedjax_het.models.blocks import Variables
 
@@ -273,15 +274,8 @@ def make_exchange(
     ValueError: If an option is unknown, or two groups give different shapes
       to one shared block.
   """
-  if aggregation not in SHARINGS:
-    raise ValueError(
-        f'Unknown aggregation {aggregation!r}; known are '
-        f'{", ".join(SHARINGS)}.'
-    )
-  if weights not in ('uniform', 'data'):
-    raise ValueError(
-        f'Unknown weights {weights!r}; known are uniform and data.'
-    )
+  one_of('aggregation', aggregation, tuple(SHARINGS))
+  one_of('weights', weights, ('uniform', 'data'))
   if server_lr <= 0:
     raise ValueError(f'server_lr must be positive, got {server_lr}.')
   check_shared_shapes(federation, SHARINGS[aggregation])

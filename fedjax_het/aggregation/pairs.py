@@ -100,7 +100,8 @@ def draw_pairs(store: PairStore, client_id, num_pairs: int, key) -> Maybe:
   """Draws pairs for one client, uniformly without replacement.
 
   Pairs of other clients come first; the client's own fill up only where
-  there are too few.
+  there are too few. (FedIN v1 draws from the whole store, its ten clients'
+  own pairs included; v2 speaks of other clients' pairs.)
 
   Args:
     store: The store.

@@ -46,6 +46,7 @@ from fedjax_het.engine.local import (
     shuffled_positions,
     train_epochs,
 )
+from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.projection import project_gradient
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -78,17 +79,22 @@ class Features(NamedTuple):
     clip: Largest L2 norm of one example's feature, None for no clipping.
     noise: Standard deviation of the Gaussian noise in units of the feature's
       own (v2 takes 0.8), 0 for none.
+    sigma: Standard deviation of further noise in absolute units, 0 for none.
   """
 
   clip: float | None = None
   noise: float = 0.0
+  sigma: float = 0.0
 
-  def __call__(self, key, feature):
-    """Clips and noises [B, ...] features."""
+  def __call__(self, key, feature, mask):
+    """Clips and noises [B, ...] features; `mask` [B] or None, as in `Batch`."""
     if self.clip is not None:
       feature = clip_features(feature, self.clip)
     if self.noise:
-      feature = add_feature_noise(key, feature, self.noise)
+      feature = add_feature_noise(key, feature, self.noise, mask)
+    if self.sigma:
+      draw = jax.random.normal(jax.random.fold_in(key, 1), feature.shape)
+      feature = feature + self.sigma * draw
     return feature
 
 
@@ -114,7 +120,7 @@ def forward(model: BlockModel, variables, x, mask, key, protect=_PLAIN):
   s_in, stats = model.apply(
       variables, x, stop=first, train=True, mask=mask, key=keys[0]
   )
-  s_in = protect(keys[1], s_in)
+  s_in = protect(keys[1], s_in, mask)
   s_out, stats = model.apply(
       Variables(variables.params, stats),
       s_in,
@@ -124,7 +130,7 @@ def forward(model: BlockModel, variables, x, mask, key, protect=_PLAIN):
       mask=mask,
       key=keys[2],
   )
-  s_out = protect(keys[3], s_out)
+  s_out = protect(keys[3], s_out, mask)
   logits, stats = model.apply(
       Variables(variables.params, stats),
       s_out,
@@ -180,6 +186,7 @@ def fedin(
     noise: float = 0.0,
     noise_at: str = 'forward',
     clip: float | None = None,
+    sigma: float = 0.0,
 ) -> FederatedAlgorithm:
   """FedIN in both published versions, with their ablations.
 
@@ -207,6 +214,9 @@ def fedin(
     noise_at: 'forward' puts clipping and noise into the client's own forward
       passes (v2), 'upload' on the uploaded pairs only.
     clip: Largest L2 norm of an example's feature, before noise.
+    sigma: Standard deviation of absolute noise on the features, such as
+      `privacy.gaussian_sigma` gives for a `clip`; read there what that does
+      and does not promise.
 
   Returns:
     The algorithm.
@@ -215,10 +225,17 @@ def fedin(
     ValueError: If an option is out of range, or shapes that must agree differ.
   """
   local = federation.local
-  _check(mu, rule, num_pairs, capture, noise_at, noise, local.batch_size)
+  one_of('rule', rule, ('fixed', 'exact', 'sequential'))
+  one_of('scope', scope, ('leaf', 'tree'))
+  one_of('capture', capture, ('final', 'training'))
+  one_of('noise_at', noise_at, ('forward', 'upload'))
+  not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
+  if clip is not None and not clip > 0:
+    raise ValueError(f'clip must be positive or None, got {clip}.')
+  _check_num_pairs(num_pairs, local.batch_size)
   pair_shapes = check_pair_shapes(federation)
   exchange = make_exchange(federation, aggregation, weights)
-  protect = Features(clip, noise)
+  protect = Features(clip, noise, sigma)
   in_forward = protect if noise_at == 'forward' else _PLAIN
   at_upload = protect if noise_at == 'upload' else _PLAIN
   batch_size = min(local.batch_size, num_pairs)
@@ -299,8 +316,9 @@ def fedin(
   def client_update(group, client, sent, data, visit):
     model = group.model
     start = exchange.assemble(group, client, sent.weights)
-    # The training key is that of the baselines: same batches, same draws.
-    pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 1))
+    # Training takes the whole key, as the baselines do: same batches, same
+    # draws. It splits it in two, which are the folds of 0 and 1.
+    pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
     tx = local.optimizer(local.learning_rate(visit.round_num))
     in_opt_state = buffer = None
     if in_training and rule == 'sequential':
@@ -327,7 +345,9 @@ def fedin(
         lambda a: a.reshape(num_pairs, *a.shape[2:]), buffer
     )
     in_key, out_key = jax.random.split(noise_key)
-    pairs = Pairs(at_upload(in_key, s_in), at_upload(out_key, s_out))
+    pairs = Pairs(
+        at_upload(in_key, s_in, mask), at_upload(out_key, s_out, mask)
+    )
     return own, Uplink(delta, Maybe(pairs, mask)), metrics
 
   def server_update(server, received, key):
@@ -395,22 +415,7 @@ def _final_pairs(model, end, data, key, num_chunks, batch_size, protect):
   return jax.lax.map(one, (place, jax.random.split(key, num_chunks)))
 
 
-def _check(
-    mu, rule, num_pairs, capture, noise_at, noise, batch_size: int
-) -> None:
-  """Refuses options that are out of range, in one line."""
-
-  def one_of(name, value, known):
-    if value not in known:
-      raise ValueError(f'{name} must be one of {known}, got {value!r}.')
-
-  one_of('rule', rule, ('fixed', 'exact', 'sequential'))
-  one_of('capture', capture, ('final', 'training'))
-  one_of('noise_at', noise_at, ('forward', 'upload'))
-  if mu < 0:
-    raise ValueError(f'mu must not be negative, got {mu}.')
-  if noise < 0:
-    raise ValueError(f'noise must not be negative, got {noise}.')
+def _check_num_pairs(num_pairs: int, batch_size: int) -> None:
   if num_pairs < 1 or (num_pairs > batch_size and num_pairs % batch_size):
     raise ValueError(
         f'num_pairs must be between 1 and the batch size {batch_size}, or a '

@@ -13,6 +13,7 @@ References:
 from fedjax_het.aggregation.averaging import average_weights
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.engine.local import proximal_gradient, train_model
+from fedjax_het.engine.options import not_negative
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
 
@@ -41,8 +42,7 @@ def fedprox(
     ValueError: If `mu` is negative, an option is unknown, or shared blocks
       differ in shape.
   """
-  if mu < 0:
-    raise ValueError(f'mu must not be negative, got {mu}.')
+  not_negative(mu=mu)
 
   def train(group, start, data, visit):
     anchor = start.params

@@ -279,40 +279,50 @@ def make_round(
     ids = cohort.at[place].get(mode='fill', fill_value=0)
     return ids, jnp.asarray(row_of)[ids], jnp.sum(mine)
 
-  def run_round(state: State, data: FederatedData, key, sampling_key):
-    cohort = sample_cohort(
-        sampling_key, state.round_num, num_clients, cohort_size
-    )
+  @jax.jit
+  def plan(round_num, sampling_key):
+    cohort = sample_cohort(sampling_key, round_num, num_clients, cohort_size)
+    return [choose(cohort, i, g) for i, g in enumerate(federation.groups)]
+
+  @jax.jit
+  def finish(state, chosen, results, key):
+    """Stores what the clients keep, and lets the server do its step."""
     received, reports, clients = {}, {}, {}
-    for i, group in enumerate(federation.groups):
-      ids, rows, num_valid = choose(cohort, i, group)
-      old = state.clients[group.name]
-      summed, kept = mapped[group.name](
-          (state.server, old, data, key, state.round_num),
-          (ids, rows),
-          num_valid,
-      )
+    for group, (ids, rows, num_valid), (summed, kept) in zip(
+        federation.groups, chosen, results, strict=True
+    ):
       updated, kept, finite, metrics, down, up = kept
       real = jnp.arange(len(ids)) < num_valid
       rows = jnp.where(real, rows, group.num_clients)
       clients[group.name] = jax.tree.map(
           lambda leaf, new, rows=rows: leaf.at[rows].set(new, mode='drop'),
-          old,
+          state.clients[group.name],
           updated,
       )
       sender = jnp.where(real & finite, ids, num_clients)
       received[group.name] = Received(summed, kept, sender)
       reports[group.name] = GroupReport(
-          jnp.where(real, ids, num_clients),
-          finite | ~real,
-          metrics,
-          down,
-          up,
+          jnp.where(real, ids, num_clients), finite | ~real, metrics, down, up
       )
-    server = algorithm.server_update(
-        state.server, received, round_key(key, state.round_num)
-    )
+    # The server draws as a client that does not exist.
+    server_key = client_key(key, state.round_num, num_clients)
+    server = algorithm.server_update(state.server, received, server_key)
     return State(state.round_num + 1, server, clients), reports
+
+  def run_round(state: State, data: FederatedData, key, sampling_key):
+    chosen = plan(state.round_num, sampling_key)
+    results = [
+        mapped[group.name](
+            (state.server, state.clients[group.name], data, key,
+             state.round_num),
+            (ids, rows),
+            num_valid,
+        )
+        for group, (ids, rows, num_valid) in zip(
+            federation.groups, chosen, strict=True
+        )
+    ]  # fmt: skip
+    return finish(state, chosen, results, key)
 
   if backend in mapping.TRACEABLE:
     return jax.jit(run_round, donate_argnums=0)

@@ -79,20 +79,26 @@ def train_row(
 
 
 def test_row(
-    round_num: int, scores: Mapping[str, Scores], seconds: float
+    round_num: int,
+    scores: Mapping[str, Scores],
+    federation: Federation,
+    seconds: float,
 ) -> Row:
   """The line of an evaluation on the global test set.
 
   Args:
     round_num: Rounds done; 0 before training.
     scores: {group: scores}.
+    federation: The federation.
     seconds: Wall time of the evaluation.
 
   Returns:
     `accuracy` in [0, 1] and `loss` in nats: the mean over groups of
     `accuracy/<group>`, itself the mean over the group's evaluated models, of
-    which there are `models/<group>`; `accuracy/worst` and
-    `accuracy/<group>/worst` are the lowest of a single model.
+    which there are `models/<group>`; `accuracy/<group>/models` are all of
+    them, `accuracy/worst` and `accuracy/<group>/worst` the lowest;
+    `accuracy/clients` is the mean over clients, each group counting with the
+    number of its clients.
   """
   means, groups = {}, {}
   for name in ('accuracy', 'loss'):
@@ -102,9 +108,18 @@ def test_row(
     means[name] = _mean([groups[f'{name}/{group}'] for group in scores])
   for group, score in scores.items():
     groups[f'accuracy/{group}/worst'] = _number(np.min(score.accuracy))
+    models = np.asarray(score.accuracy, np.float64).tolist()
+    groups[f'accuracy/{group}/models'] = models
     groups[f'models/{group}'] = len(score.client_id)
   means['accuracy/worst'] = min(
       groups[f'accuracy/{group}/worst'] for group in scores
+  )
+  means['accuracy/clients'] = (
+      sum(
+          group.num_clients * groups[f'accuracy/{group.name}']
+          for group in federation.groups
+      )
+      / federation.num_clients
   )
   row = {'round': round_num, 'split': 'test', 'seconds': seconds}
   return {**row, **means, **groups}

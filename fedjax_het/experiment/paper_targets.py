@@ -117,12 +117,14 @@ def find(config: Mapping[str, Any]) -> list[Target]:
     The targets, maybe none.
   """
   method = method_name(config['algorithm'])
-  partition = config['partition']['name']
+  partition = config['partition']
+  iid = partition['name'] == 'iid'
   if method is None or not (
-      partition == 'iid' or partition.startswith('dirichlet')
+      iid
+      or (partition['name'].startswith('dirichlet')
+      and partition.get('alpha') == 0.5)
   ):
     return []
-  iid = partition == 'iid'
   aggregation = config['algorithm'].get('aggregation', 'layerwise')
   if aggregation == 'ends':
     return _from_v1(method, config['dataset'], iid)

@@ -38,7 +38,9 @@ def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
     The keys of initial values, of training, and of sampling.
   """
   init_key, train_key = jax.random.split(jax.random.key(config.seed))
-  return init_key, train_key, jax.random.key(config.sampling_seed)
+  # Folded, so that equal seeds do not give sampling the keys of the others.
+  sampling_key = jax.random.fold_in(jax.random.key(config.sampling_seed), 2)
+  return init_key, train_key, sampling_key
 
 
 def compile_programs(experiment: Experiment, state: State) -> Programs:

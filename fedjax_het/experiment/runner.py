@@ -215,7 +215,10 @@ def _train(
   def test(round_num, state):
     begin = time.perf_counter()
     scores = jax.device_get(programs.evaluate(state))
-    write(metrics.test_row(round_num, scores, time.perf_counter() - begin))
+    seconds = time.perf_counter() - begin
+    write(
+        metrics.test_row(round_num, scores, experiment.federation, seconds)
+    )
 
   done = int(state.round_num)
   if not write.rows:

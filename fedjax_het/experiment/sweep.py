@@ -1,6 +1,7 @@
 """Runs the cells of a results table, each once, and renders the table."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +17,9 @@ from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import tables
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.workdir import write_atomically
+
+# Entries of a config that do not change the numbers of a cell.
+_IRRELEVANT = ('data_dir', 'compilation_cache', 'tensorboard')
 
 
 class Table(NamedTuple):
@@ -81,22 +85,20 @@ def run_cells(
     The cells' results, in the order of rows and seeds.
 
   Raises:
-    ValueError: As `run`.
+    ValueError: As `run`, and if a stored result is of another config.
     OSError: As `run`.
   """
   cells = []
   for seed in table.seeds:
     for label, config in table.rows.items():
       path = pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
+      config = _with_seed(config, seed, overrides or {})
       if not path.exists():
         announce(f'{label}, seed {seed}: running')
-        result = run(
-            _with_seed(config, seed, overrides or {}),
-            pathlib.Path(workdirs, _slug(label, seed)),
-        )
+        result = run(config, pathlib.Path(workdirs, _slug(label, seed)))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(_cell(label, seed, result), indent=1))
-      cell = json.loads(path.read_text(encoding='utf-8'))
+      cell = _read_cell(path, config)
       announce(f'{label}, seed {seed}: {tables.percent(cell["last"])}')
       cells.append(cell)
   return cells
@@ -114,18 +116,41 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
 
   Raises:
     FileNotFoundError: If a row has no result at all.
+    ValueError: If a result is of another config.
   """
   cells = []
-  for label in table.rows:
-    paths = [
-        pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
+  for label, config in table.rows.items():
+    paths = {
+        seed: pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
         for seed in table.seeds
-    ]
-    found = [path for path in paths if path.exists()]
+    }
+    found = {seed: path for seed, path in paths.items() if path.exists()}
     if not found:
       raise FileNotFoundError(f'No result of {label!r} under {out}/cells.')
-    cells += [json.loads(path.read_text(encoding='utf-8')) for path in found]
+    cells += [
+        _read_cell(path, _with_seed(config, seed, {}))
+        for seed, path in found.items()
+    ]
   return cells
+
+
+def _read_cell(path: pathlib.Path, config) -> dict[str, Any]:
+  """A stored result, if it is one of this config."""
+  cell = json.loads(path.read_text(encoding='utf-8'))
+  wanted = _comparable(json.loads(config.to_json_best_effort()))
+  stored = _comparable(cell['config'])
+  odd = sorted(k for k in wanted | stored if wanted.get(k) != stored.get(k))
+  if odd:
+    raise ValueError(
+        f'{path} is of another config: {odd[0]} is {stored.get(odd[0])} there '
+        f'and {wanted.get(odd[0])} here; delete it to run the cell again.'
+    )
+  return cell
+
+
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+  """A config's top level without what does not change a result."""
+  return {k: v for k, v in config.items() if k not in _IRRELEVANT}
 
 
 def _cell(label: str, seed: int, result) -> dict[str, Any]:
@@ -166,7 +191,7 @@ def _spread(values: Sequence[float | None]) -> str:
 def render(
     table: Table, cells: Sequence[Mapping[str, Any]], out: str | os.PathLike
 ) -> str:
-  """Writes table.md and curves.png.
+  """Writes table.md and, where the extra `plots` is there, curves.png.
 
   Args:
     table: The table.
@@ -209,8 +234,9 @@ def render(
       f'test set and flatters. Hardware: {"; ".join(where)}.\n\n{markdown}\n\n'
       '![Accuracy by round](curves.png)\n',
   )
-  pictures.draw_curves(
-      curves, folder / 'curves.png', 'Mean test accuracy', percent=True
-  )
+  with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
+    pictures.draw_curves(
+        curves, folder / 'curves.png', 'Mean test accuracy', percent=True
+    )
   return markdown
 

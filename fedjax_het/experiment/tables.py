@@ -47,7 +47,7 @@ def seconds(value: float | None) -> str:
 
 
 def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
-  """Accuracy by group, last and best round, and the mean over groups.
+  """Accuracy by group, last and best round, and means over groups, clients.
 
   Args:
     summary: A run's summary, with at least one evaluation.
@@ -84,6 +84,10 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
       percent(last['accuracy/worst']),
       percent(best['accuracy']),
   ])
+  table.append([
+      'mean over clients', '', '', percent(last['accuracy/clients']), '',
+      percent(best['accuracy/clients']),
+  ])  # fmt: skip
   return table
 
 

@@ -78,22 +78,55 @@ def slice_taps(
   Returns:
     An array [B, H', W', C] for each tap, in row order.
   """
-  outs = geometry.out_sizes(x.shape[1:3])
-  if any(itertools.chain(*geometry.padding)):
-    config = [(low, high, 0) for low, high in geometry.padding]
-    config = [(0, 0, 0), *config, (0, 0, 0)]
-    x = lax.pad(x, jnp.array(pad_value, x.dtype), config)
-  spans = [
-      (out - 1) * s + 1 for out, s in zip(outs, geometry.strides, strict=True)
-  ]
+  rows = _shifts(_pad(x, geometry.padding, pad_value), geometry, 0)
+  return [tap for row in rows for tap in _shifts(row, geometry, 1)]
+
+
+def join_taps(
+    x: jax.Array, geometry: Geometry, after: jax.Array | None = None
+) -> jax.Array:
+  """What all taps see, side by side.
+
+  The shifts along one axis are joined before those along the other are
+  taken: the pieces that are copied are longer, and a 7x7 kernel needs 14 of
+  them instead of 49.
+
+  Args:
+    x: [B, H, W, C].
+    geometry: Of the kernel.
+    after: A number on which the result shall wait. XLA then neither computes
+      it earlier nor takes it for an equal one and holds that in memory (on a
+      CPU it ignores `optimization_barrier`). The value does not matter, but a
+      NaN may show.
+
+  Returns:
+    [B, H', W', h * w * C].
+  """
+  (top, bottom), sides = geometry.padding
+  spare = 0 if after is None else 1  # A row of padding that no tap reaches.
+  zero = 0 if after is None else jnp.minimum(jnp.abs(after), 0)
+  x = _pad(x, ((top, bottom + spare), sides), zero)
+  for axis in (1, 0):
+    parts = _shifts(x, geometry, axis, spare)
+    x = jnp.concatenate(parts, axis=3) if len(parts) > 1 else parts[0]
+  return x
+
+
+def _pad(x, padding, value):
+  if not any(itertools.chain(*padding)):
+    return x
+  config = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
+  return lax.pad(x, jnp.asarray(value, x.dtype), config)
+
+
+def _shifts(x, geometry, axis, spare=0):
+  """The taps of one row (axis 1) or column (axis 0) of the kernel."""
+  kernel, stride = geometry.kernel[axis], geometry.strides[axis]
+  size = x.shape[1 + axis] - (0 if axis else spare)
+  span = size - kernel - (size - kernel) % stride + 1
   return [
-      lax.slice(
-          x,
-          (0, i, j, 0),
-          (x.shape[0], i + spans[0], j + spans[1], x.shape[3]),
-          (1, *geometry.strides, 1),
-      )
-      for i, j in itertools.product(*map(range, geometry.kernel))
+      lax.slice_in_dim(x, tap, tap + span, stride, 1 + axis)
+      for tap in range(kernel)
   ]
 
 

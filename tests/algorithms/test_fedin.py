@@ -24,6 +24,11 @@ def visit():
   return Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
 
 
+def fixed_pairs():
+  keys = jax.random.split(jax.random.key(9))
+  return Pairs(*(jax.random.normal(key, (4, 4)) for key in keys))
+
+
 def one_step(**options):
   """A client's first SGD step on one full batch, and what it started from."""
   local = tiny_local(optax.sgd, RATE, epochs=1, batch_size=4)
@@ -32,10 +37,7 @@ def one_step(**options):
   data = tiny_data([4]).client(0)
   algorithm = fedin(federation, num_pairs=4, **options)
   server = algorithm.init(jax.random.key(0))
-  keys = jax.random.split(jax.random.key(9))
-  pairs = Pairs(
-      jax.random.normal(keys[0], (4, 4)), jax.random.normal(keys[1], (4, 4))
-  )
+  pairs = fixed_pairs()
   sent = Downlink(server.weights, Maybe(pairs, jnp.ones(4, bool)))
   client = algorithm.init_client(group, 0, jax.random.key(0))
   _, uplink, metrics = algorithm.client_update(
@@ -111,14 +113,19 @@ def test_sequential_rule_takes_two_steps():
     assert_tree_close(
         change[name], jax.tree.map(lambda g: -RATE * g, g_loc[name])
     )
-  moved = [
-      np.max(np.abs(np.asarray(c + RATE * g)))
-      for name in model.intermediate
-      for c, g in zip(
-          jax.tree.leaves(change[name]), jax.tree.leaves(g_loc[name])
+  start = model.init(jax.random.key(0))
+  after = jax.tree.map(lambda w, g: w - RATE * g, start.params, g_loc)
+  g_in = jax.grad(
+      lambda params: in_loss(
+          model, start._replace(params=params), fixed_pairs(),
+          jnp.ones(4, bool), None,
       )
-  ]
-  assert max(moved) > 1e-3
+  )(after)  # fmt: skip
+  for name in model.intermediate:
+    want = jax.tree.map(
+        lambda a, b: -RATE * (a + b), g_loc[name], g_in[name]
+    )
+    assert_tree_close(change[name], want)
 
 
 def test_in_loss_touches_the_intermediate_layers_only():
@@ -202,7 +209,7 @@ def test_every_client_of_the_cohort_has_its_pairs_stored():
     dict(capture='training', num_pairs=8),
     dict(aggregation='ends', lam=2.0, mu=0.0, capture='training', num_pairs=8),
     dict(noise=0.8, num_pairs=4),
-    dict(noise=0.8, noise_at='upload', clip=0.5, num_pairs=4),
+    dict(sigma=0.1, noise_at='upload', clip=0.5, num_pairs=4),
     dict(num_pairs=2),
     dict(rule='sequential', aggregation='architecture', num_pairs=4),
 ])  # fmt: skip
@@ -278,12 +285,27 @@ def test_sizes_of_both_papers():
         (dict(rule='exakt'), "rule must be one of .* got 'exakt'"),
         (dict(capture='x'), 'capture must be one of'),
         (dict(noise_at='x'), 'noise_at must be one of'),
-        (dict(mu=-1.0), 'mu must not be negative, got -1.0'),
-        (dict(noise=-1.0), 'noise must not be negative'),
+        (dict(mu=-1.0), 'mu must be finite and at least 0, got -1.0'),
+        (dict(noise=-1.0), 'noise must be finite'),
+        (dict(lam=-1.0), 'lam must be finite'),
+        (dict(scope='x'), 'scope must be one of leaf, tree'),
+        (dict(clip=-3.0), 'clip must be positive or None, got -3.0'),
         (dict(num_pairs=6), 'num_pairs must be between 1 and the batch size 4'),
-        (dict(aggregation='x'), "Unknown aggregation 'x'"),
+        (dict(aggregation='x'), 'aggregation must be one of layerwise'),
     ],
 )
 def test_options_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
     fedin(tiny_federation(), **{'num_pairs': 4, **options})
+
+
+def test_noise_and_pairs_are_drawn_with_keys_of_their_own():
+  """No key of the uploaded pairs is one of the training steps'."""
+  key = visit().key
+  steps = jax.random.split(key)
+  own = jax.random.split(jax.random.fold_in(key, 2))
+  used = jax.random.key_data(
+      jnp.concatenate([steps, *(jax.random.split(k, 64) for k in steps)])
+  )
+  for k in jax.random.key_data(own):
+    assert not np.any(np.all(np.asarray(used) == np.asarray(k), axis=1))

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
+from fedjax_het.engine.types import Visit
 from tests.tiny import tiny_data, tiny_federation
 
 OPTIONS = {'fedin': dict(num_pairs=4)}
@@ -82,8 +83,9 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
       assert any(np.any(a != b) for a, b in zip(before, after))
 
 
-@pytest.mark.parametrize('backend,chunk', [('loop', None), ('vmap', 1),
-                                           ('shard_map', None)])
+@pytest.mark.parametrize(
+    'backend,chunk', [('loop', None), ('vmap', 2), ('shard_map', None)]
+)
 def test_backends_agree(name, reference, backend, chunk):
   got = run(name, backend=backend, chunk=chunk)
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
@@ -159,8 +161,42 @@ def test_grouping_order_does_not_matter(name, reference):
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_of_a_client_changes_nothing(name, reference):
-  data = tiny_data()
-  padded = data.replace(index=jnp.pad(data.index, ((0, 0), (0, 5))))
-  got = run(name, data=padded, backend='map')
-  assert_close(got, reference, rtol=1e-6, atol=1e-7)
+PADDED = {name: [{}] for name in ALGORITHMS} | {
+    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)]
+}
+
+
+@pytest.mark.parametrize(
+    'name,options', [(n, o) for n, os in sorted(PADDED.items()) for o in os]
+)
+def test_padding_of_a_client_changes_nothing(name, options):
+  """Neither the length of a table nor what stands in its padding counts.
+
+  With norm layers, partial batches, and noise scaled to the features.
+  """
+  federation = tiny_federation()
+  group = federation.groups[1]
+  algorithm = ALGORITHMS[name](federation, **options)
+  data = tiny_data((5, 6, 3, 7, 8, 6))
+  strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
+  inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]
+  longer = jnp.pad(data.index, ((0, 0), (0, 5)))
+  padded = data.replace(index=jnp.where(inside, longer, strange))
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 1, jax.random.key(0))
+  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
+
+  @jax.jit
+  def update(data):
+    sent = algorithm.downlink(server, group, visit)
+    return algorithm.client_update(group, client, sent, data.client(1), visit)
+
+  assert_close(update(padded), update(data), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend,chunk', [('shard_map', 2), ('pmap', None)])
+def test_fedin_on_several_devices(backend, chunk):
+  want = run('fedin', backend='map')
+  got = run('fedin', backend=backend, chunk=chunk)
+  assert_close(got, want, rtol=1e-5, atol=1e-6)

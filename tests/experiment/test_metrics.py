@@ -1,5 +1,7 @@
 """Lines of metrics.jsonl: what they add up to, torn lines, missing rounds."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -73,8 +75,17 @@ def test_test_row_means_over_groups_not_clients():
       a=Scores(np.array([0, 1, 2]), np.array([0.2, 0.4, 0.6]), np.ones(3)),
       b=Scores(np.array([3]), np.array([0.8]), np.array([np.inf])),
   )
-  row = metrics.test_row(2, scores, 0.1)
+  federation = types.SimpleNamespace(
+      groups=(
+          types.SimpleNamespace(name='a', num_clients=3),
+          types.SimpleNamespace(name='b', num_clients=1),
+      ),
+      num_clients=4,
+  )
+  row = metrics.test_row(2, scores, federation, 0.1)
   assert row['accuracy'] == pytest.approx((0.4 + 0.8) / 2)
+  assert row['accuracy/clients'] == pytest.approx((3 * 0.4 + 0.8) / 4)
+  assert row['accuracy/a/models'] == [0.2, 0.4, 0.6]
   assert row['accuracy/a'] == pytest.approx(0.4)
   assert row['accuracy/a/worst'] == 0.2 and row['accuracy/worst'] == 0.2
   assert row['models/a'] == 3 and row['models/b'] == 1
