@@ -109,10 +109,12 @@ def _cpu_name() -> str:
 
 
 def markdown(header: list[str], rows: list[list[object]]) -> str:
-  """A table; numbers are rounded to three digits."""
+  """A table; numbers are rounded to three digits or to whole ones."""
 
   def cell(value):
-    return f'{value:.3g}' if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+      return str(value)
+    return f'{value:.0f}' if value >= 100 else f'{value:.3g}'
 
   lines = [header, ['---'] * len(header), *([cell(v) for v in r] for r in rows)]
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
