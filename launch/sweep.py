@@ -16,18 +16,22 @@ from typing import NoReturn
 
 from absl import app, flags
 
-_TABLE = flags.DEFINE_string(
-    'table', 'configs/tables/fashion_mnist.py', 'File of the table.'
-)
-_OUT = flags.DEFINE_string('out', None, 'Folder of the results.')
-_WORKDIRS = flags.DEFINE_string(
-    'workdirs', None, 'Folder of the runs; runs/<table> by default.'
-)
-_DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder of the data set.')
-_SEEDS = flags.DEFINE_list('seeds', None, 'Seeds, instead of the table\'s.')
-_ROWS = flags.DEFINE_list('rows', None, 'Labels of rows, instead of all.')
-_SHOW = flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def define_flags() -> None:
+  """Defines the flags; not at import, since other programs share names."""
+  flags.DEFINE_string(
+      'table', 'configs/tables/fashion_mnist.py', 'File of the table.'
+  )
+  flags.DEFINE_string('out', None, 'Folder of the results.')
+  flags.DEFINE_string(
+      'workdirs', None, 'Folder of the runs; runs/<table> by default.'
+  )
+  flags.DEFINE_string('data_dir', None, 'Folder of the data set.')
+  flags.DEFINE_list('seeds', None, "Seeds, instead of the table's.")
+  flags.DEFINE_list('rows', None, 'Labels of rows, instead of all.')
+  flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
 
 
 def _fail(error, code: int = 2) -> NoReturn:
@@ -84,15 +88,16 @@ def main(argv: Sequence[str]) -> None:
   del argv
   from fedjax_het.experiment import sweep
 
-  name = pathlib.Path(_TABLE.value).stem
-  out = pathlib.Path(_OUT.value or f'results/{name}')
-  workdirs = pathlib.Path(_WORKDIRS.value or f'runs/{name}')
+  options = flags.FLAGS
+  name = pathlib.Path(options.table).stem
+  out = pathlib.Path(options.out or f'results/{name}')
+  workdirs = pathlib.Path(options.workdirs or f'runs/{name}')
   try:
-    table = choose(load_table(_TABLE.value), _SEEDS.value, _ROWS.value)
-    if _SHOW.value:
+    table = choose(load_table(options.table), options.seeds, options.rows)
+    if options.render:
       cells = sweep.read_cells(table, out)
     else:
-      overrides = {'data_dir': _DATA_DIR.value} if _DATA_DIR.value else {}
+      overrides = {'data_dir': options.data_dir} if options.data_dir else {}
       cells = sweep.run_cells(
           table, out, workdirs, overrides=overrides,
           announce=lambda line: print(line, flush=True),
@@ -108,4 +113,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+  define_flags()
   app.run(main, flags_parser=parse_flags)

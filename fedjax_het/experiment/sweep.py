@@ -188,6 +188,10 @@ def _spread(values: Sequence[float | None]) -> str:
   return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
 
 
+def _seeds(cells: Sequence[Mapping[str, Any]]) -> str:
+  return ', '.join(map(str, sorted({cell['seed'] for cell in cells})))
+
+
 def render(
     table: Table, cells: Sequence[Mapping[str, Any]], out: str | os.PathLike
 ) -> str:
@@ -202,8 +206,8 @@ def render(
     The table as Markdown.
   """
   rows = [[
-      'method', 'last round', 'best round', 'worst model', 'target in round',
-      'seconds a round', 'paper',
+      'method', 'seeds', 'last round', 'best round', 'worst model',
+      'target in round', 'seconds a round', 'paper',
   ]]  # fmt: skip
   curves = {}
   for label in table.rows:
@@ -211,6 +215,7 @@ def render(
     reached = [str(cell['reached'] or '-') for cell in mine]
     rows.append([
         label,
+        str(len(mine)),
         _spread([cell['last'] for cell in mine]),
         _spread([cell['best'] for cell in mine]),
         _spread([cell['worst'] for cell in mine]),
@@ -229,9 +234,10 @@ def render(
       folder / 'table.md',
       f'# {table.title}\n\n{table.setting}\n\n'
       'Test accuracy in percent on the whole test set, mean over groups; mean '
-      f'± sample deviation over the seeds {", ".join(map(str, table.seeds))} '
-      '(of training, partition and sampling). The best round is chosen on the '
-      f'test set and flatters. Hardware: {"; ".join(where)}.\n\n{markdown}\n\n'
+      f'± sample deviation over seeds {_seeds(cells)} (of training, partition '
+      'and sampling), of which a row has as many as it says. The best round '
+      f'is chosen on the test set and flatters. Hardware: {"; ".join(where)}.'
+      f'\n\n{markdown}\n\n'
       '![Accuracy by round](curves.png)\n',
   )
   with contextlib.suppress(ImportError):  # No extra `plots`: no picture.

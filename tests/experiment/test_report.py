@@ -90,7 +90,7 @@ def test_refuses_what_is_no_run(workdir, tmp_path):
 def config_of(algorithm, dataset, partition, groups=None, **options):
   config = experiment.default_config(algorithm).to_dict()
   config['dataset'] = dataset
-  config['partition'] = dict(name=partition, seed=0)
+  config['partition'] = dict(name=partition, seed=0, alpha=0.5)
   config['algorithm'].update(options)
   if groups is not None:
     config['groups'] = groups
@@ -158,6 +158,11 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
         (config_of('fedin', 'cifar10', 'iid', rule='sequential'), []),
         (config_of('fedin', 'cifar10', 'iid', noise=0.5), []),
         (config_of('fedin', 'cifar10', 'shards'), []),
+        (
+            config_of('fedin', 'cifar10', 'dirichlet')
+            | dict(partition=dict(name='dirichlet', seed=0, alpha=0.1)),
+            [],
+        ),
         (config_of('private', 'cifar10', 'iid'), []),
         (config_of('fedin', 'digits', 'iid'), []),
     ],

@@ -71,12 +71,20 @@ def test_the_table_says_what_it_shows(table, finished):
   text = (out / 'results' / 'table.md').read_text()
   assert markdown in text and 'seeds 0, 3' in text and 'Quick runs.' in text
   mean = 50 * (cells[1]['last'] + cells[3]['last'])
-  assert f'| FedAvg (x1) | {mean:.1f} ± ' in markdown
+  assert f'| FedAvg (x1) | 2 | {mean:.1f} ± ' in markdown
   assert '| 89.2 ± 1.1 |' in markdown
   assert (out / 'results' / 'curves.png').stat().st_size > 1000
   # No path of the machine is kept.
   stored = out / 'results' / 'cells' / 'private-0.json'
   assert str(out) not in stored.read_text()
+
+
+def test_a_result_of_another_config_is_refused(table, finished):
+  out, _, _ = finished
+  rows = {'Private': table.rows['Private'].copy_and_resolve_references()}
+  rows['Private'].num_rounds = 3
+  with pytest.raises(ValueError, match='num_rounds is 2 there and 3 here'):
+    sweep.read_cells(table._replace(rows=rows), out / 'results')
 
 
 def test_missing_results_are_named(table, tmp_path):
