@@ -231,7 +231,12 @@ def _across_devices(inner, backend, mesh):
         devices=list(mesh.devices.flat),
     )
 
+    # After a round the state lies on the whole mesh, and what follows from it
+    # too; `pmap` wants each device's share in its place.
+    share = jax.sharding.NamedSharding(mesh, jax.P('client'))
+
     def run(shared, args, num_valid):
+      args = jax.device_put(args, share)
       return pmapped(shared, args, jnp.asarray(num_valid))
 
   def mapped(shared, args, num_valid):

@@ -130,7 +130,9 @@ def test_runs_from_anywhere_and_ends_with_a_table(tmp_path):
       'best round (2)',
   ]  # fmt: skip
   names = [row[0] for row in rows if not row[0].startswith('-')]
-  assert names == ['mlp2', 'mlp3', 'mlp4', 'mean over groups']
+  assert names == [
+      'mlp2', 'mlp3', 'mlp4', 'mean over groups', 'mean over clients',
+  ]  # fmt: skip
   assert lines[-1] == f'Report: runs/{workdir.name}/report.md'
   # The same run again finds it finished.
   again = launch(QUICK, f'--workdir={workdir}', cwd=tmp_path)
