@@ -41,6 +41,7 @@ class ClientData:
     size: [] int32, how many entries of `index` count.
     preprocess: `(uint8 images, key or None) -> float32 images`; augments only
       when a key is given.
+    public: [P] int32, examples that everybody has; None where there are none.
   """
 
   images: jax.Array
@@ -48,6 +49,12 @@ class ClientData:
   index: jax.Array
   size: jax.Array
   preprocess: Callable[..., jax.Array] = flax.struct.field(pytree_node=False)
+  public: jax.Array | None = None
+
+  def of_public(self) -> 'ClientData':
+    """The public examples as if they were this client's own."""
+    size = jnp.int32(len(self.public))
+    return self.replace(index=self.public, size=size)
 
   def batch(self, position, mask=None, key=None) -> Batch:
     """Gathers the examples at `position` ([B] int32) of the client's table."""
@@ -66,6 +73,7 @@ class FederatedData:
     index: [K, M] int32, one padded row per client.
     sizes: [K] int32, number of examples of each client.
     preprocess: See `ClientData`.
+    public: See `ClientData`.
   """
 
   images: jax.Array
@@ -73,6 +81,7 @@ class FederatedData:
   index: jax.Array
   sizes: jax.Array
   preprocess: Callable[..., jax.Array] = flax.struct.field(pytree_node=False)
+  public: jax.Array | None = None
 
   @property
   def num_clients(self) -> int:
@@ -87,6 +96,7 @@ class FederatedData:
         self.index[client_id],
         self.sizes[client_id],
         self.preprocess,
+        self.public,
     )
 
 
@@ -162,6 +172,7 @@ def federate(
     labels: np.ndarray,
     parts: Sequence[np.ndarray],
     preprocess: Callable[..., jax.Array],
+    public: np.ndarray | None = None,
 ) -> FederatedData:
   """Puts a data set and its partition on the device.
 
@@ -170,6 +181,7 @@ def federate(
     labels: [N] integers.
     parts: One array of example indices per client.
     preprocess: See `ClientData`.
+    public: [P] indices of the examples that everybody has; None for none.
 
   Returns:
     The federated data, index rows padded beyond the largest client.
@@ -202,4 +214,5 @@ def federate(
       jnp.asarray(index),
       jnp.asarray(sizes),
       preprocess,
+      None if public is None else jnp.asarray(public, jnp.int32),
   )

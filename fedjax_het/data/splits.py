@@ -45,6 +45,40 @@ def split_validation(parts, fraction, *, seed, labels=None):
   return train, validation
 
 
+def split_public(labels, size, *, seed):
+  """Sets aside a public set, with the classes in their proportions.
+
+  Args:
+    labels: [n] integers.
+    size: Examples of the public set.
+    seed: Integer >= 0.
+
+  Returns:
+    (public, rest), int32 indices in ascending order that together are 0..n-1.
+
+  Raises:
+    ValueError: If `size` is not in [1, n - 1].
+  """
+  labels = np.asarray(labels)
+  if not 1 <= size < len(labels):
+    raise ValueError(
+        f'A public set of {size} examples cannot be taken from '
+        f'{len(labels)} training examples and leave some; it must hold '
+        f'between 1 and {len(labels) - 1}.'
+    )
+  # A stream of its own, apart from the clients' of `split_validation`.
+  rng = dealing.generator(seed, 2**31 - 1)
+  order = rng.permutation(len(labels))
+  by_class = order[np.argsort(labels[order], kind='stable')]
+  even = (np.arange(size) + rng.random()) / size
+  public = np.zeros(len(labels), bool)
+  public[by_class[(even * len(labels)).astype(int)]] = True
+  return (
+      np.flatnonzero(public).astype(np.int32),
+      np.flatnonzero(~public).astype(np.int32),
+  )
+
+
 def split_like(labels, parts, test_labels, *, seed):
   """Divides a test set as a partition divided the training set.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
@@ -20,11 +21,13 @@ class Scores(NamedTuple):
       stands for all where one model serves the group.
     accuracy: [E] float32 in [0, 1].
     loss: [E] float32, mean cross-entropy in nats.
+    views: {name: [E] float32}, accuracies of the algorithm's further views.
   """
 
   client_id: np.ndarray
   accuracy: jax.Array
   loss: jax.Array
+  views: dict[str, jax.Array] = {}
 
 
 def pad_batches(images, labels, batch_size: int):
@@ -60,6 +63,7 @@ def make_evaluate(
     *,
     batch_size: int = 500,
     clients_per_group: int | None = None,
+    data: FederatedData | None = None,
 ) -> Callable[[State], dict[str, Scores]]:
   """Builds the evaluation on the full test set.
 
@@ -73,29 +77,42 @@ def make_evaluate(
       use batch statistics at test time.
     clients_per_group: For personal models, how many clients of each group are
       evaluated, evenly spread over the group; None for all.
+    data: The clients' examples, for an algorithm that calibrates.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
+
+  Raises:
+    ValueError: If the algorithm calibrates and there are no data.
   """
+  if algorithm.calibrate is not None and data is None:
+    raise ValueError('This algorithm needs make_evaluate(data=...).')
   batches = pad_batches(np.asarray(images), np.asarray(labels), batch_size)
   num = len(labels)
 
   def score(group: Group, variables: Any, batches):
     def step(totals, batch):
       x, y, mask = batch
-      logits = algorithm.predict(group, variables, preprocess(x))
+      x = preprocess(x)
+
+      def hits(logits):
+        return jnp.sum((jnp.argmax(logits, -1) == y) & mask)
+
+      logits = algorithm.predict(group, variables, x)
       loss = optax.softmax_cross_entropy_with_integer_labels(
           logits.astype(jnp.float32), y
       )
-      correct = jnp.argmax(logits, -1) == y
-      return (
-          totals[0] + jnp.sum(correct & mask),
-          totals[1] + jnp.sum(jnp.where(mask, loss, 0.0)),
-      ), None
+      views = {
+          name: hits(predict(group, variables, x))
+          for name, predict in algorithm.views.items()
+      }
+      found = hits(logits), jnp.sum(jnp.where(mask, loss, 0.0)), views
+      return jax.tree.map(jnp.add, totals, found), None
 
-    start = (jnp.int32(0), jnp.float32(0.0))
-    (correct, loss), _ = jax.lax.scan(step, start, batches)
-    return correct / num, loss / num
+    views = dict.fromkeys(algorithm.views, jnp.int32(0))
+    start = (jnp.int32(0), jnp.float32(0.0), views)
+    totals, _ = jax.lax.scan(step, start, batches)
+    return jax.tree.map(lambda total: total / num, totals)
 
   def rows_of(group):
     if not algorithm.personal:
@@ -104,20 +121,23 @@ def make_evaluate(
     return np.linspace(0, group.num_clients - 1, count).round().astype(int)
 
   @jax.jit
-  def run(state, batches):
+  def run(state, batches, data):
     results = {}
+    server = state.server
+    if algorithm.calibrate is not None:
+      server = algorithm.calibrate(server, data)
     for group in federation.groups:
 
       def one(row, group=group):
         client = jax.tree.map(lambda a: a[row], state.clients[group.name])
-        model = algorithm.client_model(state.server, client, group)
+        model = algorithm.client_model(server, client, group)
         return score(group, model, batches)
 
       results[group.name] = jax.lax.map(one, jnp.asarray(rows_of(group)))
     return results
 
   def evaluate(state: State) -> dict[str, Scores]:
-    results = run(state, batches)
+    results = run(state, batches, data)
     return {
         group.name: Scores(
             group.client_ids[rows_of(group)], *results[group.name]

@@ -63,6 +63,7 @@ def train_epochs(
     epochs: int,
     batch_size: int,
     drop_last: bool = False,
+    steps: int | None = None,
 ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
   """Runs a step over a client's shuffled minibatches.
 
@@ -79,41 +80,61 @@ def train_epochs(
     epochs: Passes over the data.
     batch_size: Examples a step, B.
     drop_last: Whether to leave out the last partial batch.
+    steps: Number of minibatches, over as many passes as that takes; None for
+      `epochs` passes.
 
   Returns:
     The carry, the mean of the metrics over the steps (0 without any) and the
     number of steps, [] int32.
   """
   order_key, step_key = jax.random.split(key)
-  order_keys = jax.vmap(jax.random.fold_in, (None, 0))(
-      order_key, jnp.arange(epochs)
-  )
-  orders = jax.vmap(shuffled_positions, (0, None))(order_keys, data)
   per_epoch = steps_per_epoch(data.size, batch_size, drop_last)
-  num_steps = epochs * per_epoch
+
+  def shuffle(epoch):
+    return shuffled_positions(jax.random.fold_in(order_key, epoch), data)
+
+  if steps is None:
+    orders = jax.vmap(shuffle)(jnp.arange(epochs))
+    num_steps = epochs * per_epoch
+  else:
+    orders, num_steps = None, jnp.where(per_epoch > 0, steps, 0)
+
+  def order_at(step, order):
+    """The order of `step`, `order` being that of the step before."""
+    epoch = step // per_epoch
+    if orders is not None:
+      return orders[epoch]
+    begins = step % per_epoch == 0
+    return jax.lax.cond(begins, shuffle, lambda epoch: order, epoch)
 
   step_fn = jax.jit(step_fn)  # Traced once, for its shapes and for the loop.
 
-  def batch_of(step, key):
-    epoch, begin = step // per_epoch, (step % per_epoch) * batch_size
-    place = begin + jnp.arange(batch_size)
+  def batch_of(order, step, key):
+    place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
     mask = None if drop_last else place < data.size
-    last = orders.shape[1] - 1
-    return data.batch(orders[epoch, jnp.minimum(place, last)], mask, key)
+    last = order.shape[0] - 1
+    return data.batch(order[jnp.minimum(place, last)], mask, key)
 
   def body(step, state):
-    carry, totals = state
+    carry, totals, order = state
+    order = order_at(step, order)
     augment_key, key = jax.random.split(jax.random.fold_in(step_key, step))
-    carry, metrics = step_fn(carry, batch_of(step, augment_key), step, key)
-    return carry, jax.tree.map(jnp.add, totals, metrics)
+    batch = batch_of(order, step, augment_key)
+    carry, metrics = step_fn(carry, batch, step, key)
+    return carry, jax.tree.map(jnp.add, totals, metrics), order
+
+  no_order = jnp.zeros(data.index.shape, jnp.int32)
 
   def first_metrics(carry):
     step = jnp.int32(0)
-    return step_fn(carry, batch_of(step, step_key), step, step_key)[1]
+    batch = batch_of(no_order, step, step_key)
+    return step_fn(carry, batch, step, step_key)[1]
 
   shapes = jax.eval_shape(first_metrics, carry)
   totals = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-  carry, totals = jax.lax.fori_loop(0, num_steps, body, (carry, totals))
+  carry, totals, _ = jax.lax.fori_loop(
+      0, num_steps, body, (carry, totals, no_order)
+  )
   means = jax.tree.map(lambda t: t / jnp.maximum(num_steps, 1), totals)
   return carry, means, num_steps
 
@@ -141,6 +162,89 @@ def proximal_gradient(grads, params, anchor, mu: float):
   return jax.tree.map(lambda g, w, a: g + mu * (w - a), grads, params, anchor)
 
 
+def visit_examples(local: LocalTraining, size: int) -> int:
+  """Examples that a client of `size` examples trains on in one visit."""
+  if local.steps is not None:
+    return local.steps * min(local.batch_size, size)
+  if local.drop_last:
+    size -= size % local.batch_size
+  return local.epochs * size
+
+
+def init_optimizer(local: LocalTraining, params):
+  """The optimiser's first state, for methods that keep it between visits."""
+  return local.optimizer(local.learning_rate(jnp.int32(0))).init(params)
+
+
+def fit(
+    loss_fn: Callable[..., tuple[jax.Array, tuple[Any, dict[str, jax.Array]]]],
+    local: LocalTraining,
+    start: Variables,
+    data: ClientData,
+    visit: Visit,
+    *,
+    opt_state: Any = None,
+    grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
+) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
+  """Minimises a loss over a client's minibatches.
+
+  Args:
+    loss_fn: `(variables, batch, key) -> (loss, (stats, metrics))`, where
+      `stats` are the running statistics to go on with and `metrics` maps names
+      to float arrays.
+    local: How to train: epochs or steps, batch size, optimiser, learning rate.
+      `dataclasses.replace(local, epochs=...)` gives a phase its own.
+    start: Variables at the beginning.
+    data: The examples.
+    visit: The client's turn.
+    opt_state: The optimiser's state to go on with; None begins anew.
+    grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
+
+  Returns:
+    Variables at the end, the optimiser's state, the metrics and 'train_loss'
+    as means over the steps, and the number of steps ([] int32).
+  """
+  tx = local.optimizer(local.learning_rate(visit.round_num))
+
+  def objective(params, stats, batch, key):
+    return loss_fn(Variables(params, stats), batch, key)
+
+  def step(carry, batch, step_num, key):
+    del step_num
+    (params, stats), opt_state = carry
+    (loss, (stats, metrics)), grads = jax.value_and_grad(
+        objective, has_aux=True
+    )(params, stats, batch, key)
+    updates, opt_state = tx.update(grad_hook(grads, params), opt_state, params)
+    params = optax.apply_updates(params, updates)
+    metrics = dict(metrics, train_loss=loss)
+    return (Variables(params, stats), opt_state), metrics
+
+  (end, opt_state), metrics, num_steps = train_epochs(
+      step,
+      (start, tx.init(start.params) if opt_state is None else opt_state),
+      data,
+      visit.key,
+      epochs=local.epochs,
+      batch_size=local.batch_size,
+      drop_last=local.drop_last,
+      steps=local.steps,
+  )
+  return end, opt_state, metrics, num_steps
+
+
+def model_loss(model: BlockModel) -> Callable[..., Any]:
+  """Cross-entropy of a whole model in training mode, as `fit` takes it."""
+
+  def loss_fn(variables, batch, key):
+    logits, stats = model.apply(
+        variables, batch.x, train=True, mask=batch.mask, key=key
+    )
+    return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+
+  return loss_fn
+
+
 def train_model(
     model: BlockModel,
     local: LocalTraining,
@@ -163,35 +267,7 @@ def train_model(
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
   """
-  tx = local.optimizer(local.learning_rate(visit.round_num))
-
-  def loss_fn(params, stats, batch, key):
-    logits, stats = model.apply(
-        Variables(params, stats),
-        batch.x,
-        train=True,
-        mask=batch.mask,
-        key=key,
-    )
-    return cross_entropy(logits, batch.y, batch.mask), stats
-
-  def step(carry, batch, step_num, key):
-    del step_num
-    (params, stats), opt_state = carry
-    (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-        params, stats, batch, key
-    )
-    updates, opt_state = tx.update(grad_hook(grads, params), opt_state, params)
-    params = optax.apply_updates(params, updates)
-    return (Variables(params, stats), opt_state), {'train_loss': loss}
-
-  (end, _), metrics, num_steps = train_epochs(
-      step,
-      (start, tx.init(start.params)),
-      data,
-      visit.key,
-      epochs=local.epochs,
-      batch_size=local.batch_size,
-      drop_last=local.drop_last,
+  end, _, metrics, num_steps = fit(
+      model_loss(model), local, start, data, visit, grad_hook=grad_hook
   )
   return end, metrics, num_steps

@@ -300,7 +300,9 @@ def make_round(
           updated,
       )
       sender = jnp.where(real & finite, ids, num_clients)
-      received[group.name] = Received(summed, kept, sender)
+      received[group.name] = Received(
+          summed, kept, sender, jnp.zeros_like(sender)
+      )
       reports[group.name] = GroupReport(
           jnp.where(real, ids, num_clients), finite | ~real, metrics, down, up
       )
@@ -327,6 +329,35 @@ def make_round(
   if backend in mapping.TRACEABLE:
     return jax.jit(run_round, donate_argnums=0)
   return run_round
+
+
+def make_warm_up(
+    algorithm: FederatedAlgorithm, federation: Federation, **options
+) -> Callable[..., tuple[State, dict[str, GroupReport]]]:
+  """Builds what all clients do before the first round.
+
+  Args:
+    algorithm: An algorithm with a `warm_up`.
+    federation: The federation.
+    **options: `backend`, `chunk`, `mesh` of `make_round`.
+
+  Returns:
+    `warm_up(state, data, key) -> (state, {group: report})`, to be called with
+    the first state, which is donated; no round counts as done after it.
+  """
+  run_round = make_round(
+      algorithm._replace(client_update=algorithm.warm_up),
+      federation,
+      cohort_size=federation.num_clients,
+      **options,
+  )
+
+  def warm_up(state, data, key):
+    # No round has this number, so no round draws what is drawn here.
+    state, reports = run_round(state, data, round_key(key, 2**31 - 1), key)
+    return state._replace(round_num=jnp.int32(0)), reports
+
+  return warm_up
 
 
 def round_bytes(report: GroupReport, num_clients: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ An algorithm is a few pure functions written for ONE client and one server;
 the engine batches them over a cohort, in whatever way suits the hardware.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ class LocalTraining:
     batch_size: Examples a step.
     drop_last: Whether the last partial batch of an epoch is left out instead
       of being padded and masked.
+    steps: Minibatches in one visit, whatever the client's size, instead of
+      `epochs` passes; None for whole passes.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -53,6 +55,7 @@ class LocalTraining:
   epochs: int
   batch_size: int
   drop_last: bool = False
+  steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +67,17 @@ class Federation:
     local: The clients' local training.
     local_stats: Whether running norm statistics stay on the client instead of
       being averaged (FedBN-like).
+    sizes: [num_clients] int32, number of examples of each client, for methods
+      whose state depends on it; None where it is not known.
+    num_public: Examples that all clients and the server share; see
+      `FederatedData.public`.
   """
 
   groups: tuple[Group, ...]
   local: LocalTraining
   local_stats: bool = False
+  sizes: np.ndarray | None = None
+  num_public: int = 0
 
   def __post_init__(self):
     names = [group.name for group in self.groups]
@@ -79,11 +88,33 @@ class Federation:
       raise ValueError(
           f'The groups must hold each client of 0..{len(ids) - 1} once.'
       )
+    if self.sizes is not None and len(self.sizes) != len(ids):
+      raise ValueError(
+          f'sizes has {len(self.sizes)} entries for {len(ids)} clients.'
+      )
 
   @property
   def num_clients(self) -> int:
     """Number of clients in all groups."""
     return sum(group.num_clients for group in self.groups)
+
+  @property
+  def num_classes(self) -> int:
+    """Outputs of every model, C; a ValueError if models differ in it."""
+    outputs = {g.name: g.model.num_classes for g in self.groups}
+    if len(set(outputs.values())) != 1:
+      listed = ', '.join(f'{name} {c}' for name, c in outputs.items())
+      raise ValueError(
+          f'All models must have one number of outputs, got {listed}.'
+      )
+    return next(iter(outputs.values()))
+
+  @property
+  def max_examples(self) -> int:
+    """Examples of the largest client; a ValueError if sizes are unknown."""
+    if self.sizes is None:
+      raise ValueError('This method needs Federation(sizes=...).')
+    return int(np.max(self.sizes))
 
 
 class Visit(NamedTuple):
@@ -136,11 +167,14 @@ class Received(NamedTuple):
     kept: `Uplink.kept`, stacked on a leading axis of slots.
     client_id: [slots] int32, ascending; padding slots hold num_clients, which
       a scatter with `mode='drop'` ignores.
+    staleness: [slots] int32, server updates since the client's download; 0 in
+      synchronous rounds.
   """
 
   summed: Any
   kept: Any
   client_id: jax.Array
+  staleness: jax.Array | None = None
 
 
 def _predict(group, variables, x):
@@ -164,6 +198,14 @@ class FederatedAlgorithm(NamedTuple):
     personal: Whether `client_model` depends on the client; if not, one model
       per group is evaluated.
     predict: `(group, variables, x) -> logits [B, C]`.
+    views: Further predictions to evaluate besides, by name, for methods with
+      several models worth testing; same signature as `predict`.
+    warm_up: As `client_update`: what every client does once before the first
+      round, such as pre-training. What it sends reaches `server_update`. None
+      for nothing.
+    calibrate: `(server, data) -> server`: what is put in place of the server's
+      state for evaluation only, such as norm statistics that are collected
+      over all clients' data. None for nothing.
   """
 
   init: Callable[..., Any]
@@ -174,3 +216,6 @@ class FederatedAlgorithm(NamedTuple):
   client_model: Callable[..., Any]
   personal: bool = False
   predict: Callable[..., jax.Array] = _predict
+  views: Mapping[str, Callable[..., jax.Array]] = {}
+  warm_up: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]] | None = None
+  calibrate: Callable[..., Any] | None = None

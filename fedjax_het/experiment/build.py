@@ -20,7 +20,7 @@ from fedjax_het.data.federated import (
 )
 from fedjax_het.data.partition import partition
 from fedjax_het.data.sources import Dataset, load
-from fedjax_het.data.splits import assign_groups
+from fedjax_het.data.splits import assign_groups, split_public
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -81,10 +81,17 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
         f'groups hold {num_clients} clients, more than the '
         f'{len(dataset.train_labels)} training examples of {config.dataset}.'
     )
+  labels, public, private = dataset.train_labels, None, None
+  if config.public_size is not None:
+    with _naming('public_size'):
+      public, private = split_public(
+          labels, config.public_size, seed=config.partition.seed
+      )
+      labels = labels[private]
   with _naming('partition'):
-    parts = partition(
-        dataset.train_labels, num_clients, **config.partition.to_dict()
-    )
+    parts = partition(labels, num_clients, **config.partition.to_dict())
+  if private is not None:
+    parts = [private[part] for part in parts]
   _check_batch_size(config, parts)
   group_of = np.array(
       assign_groups(
@@ -100,7 +107,11 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     members = np.flatnonzero(group_of == name).astype(np.int32)
     made.append(Group(name, net, members))
   federation = Federation(
-      tuple(made), local_training(config), config.local_stats
+      tuple(made),
+      local_training(config),
+      config.local_stats,
+      np.array([len(part) for part in parts], np.int32),
+      0 if public is None else len(public),
   )
   options = config.algorithm.to_dict()
   with _naming('algorithm'):
@@ -113,7 +124,9 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       parts,
       federation,
       algorithm,
-      federate(dataset.train_images, dataset.train_labels, parts, normalise),
+      federate(
+          dataset.train_images, dataset.train_labels, parts, normalise, public
+      ),
       normalise,
       config.cohort_size or num_clients,
   )
@@ -189,6 +202,7 @@ def local_training(config) -> LocalTraining:
       local.epochs,
       local.batch_size,
       local.drop_last,
+      local.steps,
   )
 
 

@@ -41,6 +41,8 @@ OPTIMIZERS = ('adam', 'adamw', 'sgd')
 # every visit.
 LOCAL = dict(
     epochs=Field(2, int, low=1),
+    # Minibatches a visit instead of whole epochs; None for epochs.
+    steps=Field(None, int | None, low=1),
     batch_size=Field(16, int, low=1),
     optimizer=Field('adam', str, choices=OPTIMIZERS),
     learning_rate=Field(1e-3, float, above=0),
@@ -68,6 +70,9 @@ FIELDS = dict(
     data_dir=Field(None, str | None),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
+    # Training examples set aside as a public set, in the classes' proportions,
+    # before the others are dealt to clients; None for no public set.
+    public_size=Field(None, int | None, low=1),
     # None deals clients to groups in order, a seed at random.
     group_seed=Field(None, int | None, low=0),
     # Whether running norm statistics stay on the client (FedBN).

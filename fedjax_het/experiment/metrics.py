@@ -35,6 +35,7 @@ def train_row(
     reports: Mapping[str, GroupReport],
     federation: Federation,
     seconds: float,
+    split: str = 'train',
 ) -> Row:
   """The line of a round's local training.
 
@@ -43,6 +44,7 @@ def train_row(
     reports: {group: report} on the host.
     federation: The federation.
     seconds: Wall time of the round.
+    split: 'train', or 'warm_up' for what comes before the first round.
 
   Returns:
     Client metrics (`train_loss` is called `loss`) as the mean over a group's
@@ -52,7 +54,7 @@ def train_row(
     count in none of the means.
   """
   num_clients = federation.num_clients
-  row: Row = {'round': round_num, 'split': 'train', 'seconds': seconds}
+  row: Row = {'round': round_num, 'split': split, 'seconds': seconds}
   groups: Row = {}
   values: dict[str, list[float | None]] = {}
   counts: Row = {'clients': 0, 'bytes_up': 0, 'bytes_down': 0}
@@ -98,7 +100,8 @@ def test_row(
     which there are `models/<group>`; `accuracy/<group>/models` are all of
     them, `accuracy/worst` and `accuracy/<group>/worst` the lowest;
     `accuracy/clients` is the mean over clients, each group counting with the
-    number of its clients.
+    number of its clients. A method's further views stand as
+    `views/<view>/<group>` and, as mean over clients, `views/<view>`.
   """
   means, groups = {}, {}
   for name in ('accuracy', 'loss'):
@@ -121,6 +124,17 @@ def test_row(
       )
       / federation.num_clients
   )
+  for view in next(iter(scores.values())).views:
+    for group in federation.groups:
+      values = np.asarray(scores[group.name].views[view], np.float64)
+      groups[f'views/{view}/{group.name}'] = _number(values.mean())
+    means[f'views/{view}'] = (
+        sum(
+            group.num_clients * groups[f'views/{view}/{group.name}']
+            for group in federation.groups
+        )
+        / federation.num_clients
+    )
   row = {'round': round_num, 'split': 'test', 'seconds': seconds}
   return {**row, **means, **groups}
 
@@ -197,7 +211,7 @@ def cut_rows(path: pathlib.Path, rounds: int) -> list[Row]:
 
   Args:
     path: metrics.jsonl; it may be absent.
-    rounds: Rounds that the restored state has done.
+    rounds: Rounds that the restored state has done; -1 removes all lines.
 
   Returns:
     The rows that stay.
@@ -236,8 +250,8 @@ class Summary(NamedTuple):
     best: Row of the evaluation with the highest mean accuracy. It is chosen
       on the test set, so it flatters.
     reached: First evaluated round whose mean accuracy is at least the target.
-    bytes_up: Bytes from clients to the server, all rounds.
-    bytes_down: Bytes from the server to clients, all rounds.
+    bytes_up: Bytes from clients to the server, warm-up and all rounds.
+    bytes_down: Bytes from the server to clients, warm-up and all rounds.
     round_seconds: Median wall time of a round, compilation not included.
     dropped: Updates left out because they were not finite.
   """
@@ -263,6 +277,7 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
     The summary.
   """
   train = [row for row in rows if row['split'] == 'train']
+  sending = [row for row in rows if row['split'] != 'test']
   tests = [row for row in rows if row['split'] == 'test']
   scored = [row for row in tests if row['accuracy'] is not None]
   reached = [
@@ -275,10 +290,10 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
       last=tests[-1] if tests else None,
       best=max(scored, key=lambda row: row['accuracy'], default=None),
       reached=reached[0] if reached else None,
-      bytes_up=sum(row['bytes_up'] for row in train),
-      bytes_down=sum(row['bytes_down'] for row in train),
+      bytes_up=sum(row['bytes_up'] for row in sending),
+      bytes_down=sum(row['bytes_down'] for row in sending),
       round_seconds=(
           float(np.median([row['seconds'] for row in train])) if train else None
       ),
-      dropped=sum(len(row['nonfinite']) for row in train),
+      dropped=sum(len(row['nonfinite']) for row in sending),
   )

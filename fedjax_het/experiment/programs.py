@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.rounds import GroupReport, State, make_round
+from fedjax_het.engine.rounds import (
+  GroupReport,
+  State,
+  make_round,
+  make_warm_up,
+)
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)
@@ -20,11 +25,14 @@ class Programs(NamedTuple):
   Attributes:
     run_round: `(state) -> (state, {group: report})`; donates the state.
     evaluate: `(state) -> {group: scores}`.
+    warm_up: As `run_round`, what comes before the first round; None for
+      nothing.
     memory: Bytes that XLA planned for a round; {} where it does not say.
   """
 
   run_round: Callable[..., tuple[State, dict[str, GroupReport]]]
   evaluate: Callable[[State], Any]
+  warm_up: Callable[..., tuple[State, dict[str, GroupReport]]] | None
   memory: dict[str, int]
 
 
@@ -71,6 +79,9 @@ def compile_programs(experiment: Experiment, state: State) -> Programs:
           config.eval_batch_size, len(experiment.dataset.test_labels)
       ),
       clients_per_group=config.eval_clients_per_group,
+      data=(
+          None if experiment.algorithm.calibrate is None else experiment.data
+      ),
   )
   _, key, sampling_key = run_keys(config)
   memory = {}
@@ -89,7 +100,19 @@ def compile_programs(experiment: Experiment, state: State) -> Programs:
   def one_round(state):
     return run_round(state, experiment.data, key, sampling_key)
 
-  return Programs(one_round, evaluate, memory)
+  warm_up = None
+  if experiment.algorithm.warm_up is not None:
+    program = make_warm_up(
+        experiment.algorithm,
+        experiment.federation,
+        backend=config.backend,
+        chunk=config.chunk,
+    )
+
+    def warm_up(state):
+      return program(state, experiment.data, key)
+
+  return Programs(one_round, evaluate, warm_up, memory)
 
 
 def _program_memory(compiled) -> dict[str, int]:

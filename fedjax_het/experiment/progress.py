@@ -28,6 +28,8 @@ class Progress:
     """Takes a line of metrics.jsonl."""
     train = row['split'] == 'train'
     done = row['round']
+    if row['split'] == 'warm_up':
+      return
     if self._first is None:
       self._start(done - 1 if train else done)
     if train:

@@ -168,7 +168,8 @@ def _begin(
         f'The workdir {folder} has done {restored.step} rounds, more than '
         f'num_rounds={experiment.config.num_rounds}.'
     )
-  rows = metrics.cut_rows(path, restored.step)
+  # The first checkpoint is from before the warm-up, which is done again.
+  rows = metrics.cut_rows(path, restored.step or -1)
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
   return restored.state, rows, notes
@@ -222,6 +223,18 @@ def _train(
 
   done = int(state.round_num)
   if not write.rows:
+    if programs.warm_up is not None:
+      _log.info('Warming up ...')
+      begin = time.perf_counter()
+      state, reports = programs.warm_up(state)
+      reports = jax.device_get(reports)
+      seconds = time.perf_counter() - begin
+      _check_finite(experiment, reports, 0)
+      write(
+          metrics.train_row(
+              0, reports, experiment.federation, seconds, 'warm_up'
+          )
+      )
     test(0, state)
   while done < config.num_rounds:
     begin = time.perf_counter()

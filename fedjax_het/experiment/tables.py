@@ -122,7 +122,7 @@ def communication(rows, facts: Mapping[str, Any]) -> Table:
   Returns:
     The table, with the sum over groups last.
   """
-  train = [row for row in rows if row['split'] == 'train']
+  train = [row for row in rows if row['split'] != 'test']
   table = [[
       'group',
       'visits',
