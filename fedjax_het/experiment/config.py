@@ -1,6 +1,7 @@
 """What an experiment's config holds, its defaults, and what is refused."""
 
 from collections.abc import Mapping
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -153,6 +154,26 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   config['model'] = dict(width=1.0, norm='batch')
   config['algorithm'] = algorithm_config(algorithm)
   return ml_collections.ConfigDict(config).lock()
+
+
+def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config with the entries that did not exist when it was stored.
+
+  Args:
+    stored: A config as plain JSON values, maybe of an older version.
+
+  Returns:
+    The same with the defaults of the entries that it lacks, which are what
+    that version did.
+  """
+  name = stored.get('algorithm', {}).get('name')
+  # A method that is no more: nothing is known of its options.
+  default = default_config(name if name in ALGORITHMS else 'private')
+  full = json.loads(json.dumps(default.to_dict()))
+  result = {**full, **stored}
+  for section in ('local', 'algorithm'):
+    result[section] = {**full[section], **stored.get(section, {})}
+  return result
 
 
 def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:

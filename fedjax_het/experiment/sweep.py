@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_het.analysis import pictures
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import tables
+from fedjax_het.experiment.config import with_new_entries
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.workdir import write_atomically
 
@@ -138,7 +139,7 @@ def _read_cell(path: pathlib.Path, config) -> dict[str, Any]:
   """A stored result, if it is one of this config."""
   cell = json.loads(path.read_text(encoding='utf-8'))
   wanted = _comparable(json.loads(config.to_json_best_effort()))
-  stored = _comparable(cell['config'])
+  stored = _comparable(with_new_entries(cell['config']))
   odd = sorted(k for k in wanted | stored if wanted.get(k) != stored.get(k))
   if odd:
     raise ValueError(

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_het import algorithms, experiment
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.experiment.config import default_config, with_new_entries
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -223,3 +224,15 @@ def test_model_options_go_to_the_models_that_have_them():
   assert group_spec(config, 'resnet10') == (
       'resnet10', 1, dict(width=0.125, norm='group'),
   )  # fmt: skip
+
+
+def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
+  """What was stored stays, and chosen sections are not mixed with defaults."""
+  config = default_config('fedprox')
+  config.local.epochs = 7
+  config.groups = ml_collections.ConfigDict(dict(mlp=3))
+  full = json.loads(json.dumps(config.to_dict()))
+  old = json.loads(json.dumps(full))
+  del old['public_size'], old['local']['steps'], old['algorithm']['server_lr']
+  assert with_new_entries(old) == full
+  assert with_new_entries(dict(algorithm=dict(name='gone')))['seed'] == 0
