@@ -134,6 +134,66 @@ def draw_curves(
     return _save(figure, path)
 
 
+def draw_bars(series, path, ylabel, title=None, *, percent=False):
+  """Draws groups of bars: one group per name, one bar per label.
+
+  Args:
+    series: {label: {name: values}}; values are [S] for S runs, drawn as their
+      mean with a line of one standard deviation (population) to each side. A
+      label may lack names.
+    path: Where to write; .png, .pdf or .svg.
+    ylabel: Name of the values.
+    title: Text above, or None.
+    percent: Whether to print values in [0, 1] as percentages.
+
+  Returns:
+    The path, a pathlib.Path. The file appears complete or not at all.
+
+  Raises:
+    ImportError: If matplotlib is not installed.
+    FileNotFoundError: If the folder does not exist.
+    ValueError: If there is no bar, or the suffix is unknown.
+  """
+  path = _check_path(path)
+  matplotlib = _import_matplotlib()
+  names = list(dict.fromkeys(n for bars in series.values() for n in bars))
+  if not names:
+    raise ValueError('There is no bar to draw: series is empty.')
+  with matplotlib.rc_context(_STYLE):
+    width = 2.6 + 0.22 * len(names) * (len(series) + 1)
+    figure = matplotlib.figure.Figure(
+        figsize=(max(width, 7.2), 4.2), layout='constrained'
+    )
+    axes = figure.add_subplot()
+    thick = 1 / (len(series) + 1)
+    for i, (label, bars) in enumerate(series.items()):
+      mine = [name for name in names if name in bars]
+      place = np.array([names.index(name) for name in mine], float)
+      values = [np.asarray(bars[name], float) for name in mine]
+      axes.bar(
+          place + (i - (len(series) - 1) / 2) * thick,
+          [v.mean() for v in values],
+          thick,
+          yerr=[v.std() for v in values] if max(map(len, values)) > 1 else None,
+          label=label,
+          color=f'C{i}',
+      )
+    axes.set(ylabel=ylabel, xticks=range(len(names)))
+    axes.set_xticklabels(
+        names,
+        rotation=30 if max(map(len, names)) > 8 else 0,
+        ha='right' if max(map(len, names)) > 8 else 'center',
+    )
+    axes.grid(True, axis='y')
+    axes.set_axisbelow(True)
+    if percent:
+      axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    if title is not None:
+      axes.set_title(title, loc='left')
+    figure.legend(loc='outside right upper')
+    return _save(figure, path)
+
+
 def _as_curve(label, rounds, values):
   rounds, values = np.asarray(rounds), np.atleast_2d(np.asarray(values, float))
   if values.ndim != 2 or rounds.shape != values.shape[1:]:

@@ -32,6 +32,8 @@ class Table(NamedTuple):
     rows: {label: config}.
     paper: {label: what the paper reports, in its own setting}.
     seeds: Seeds of training, partition and sampling, all three alike.
+    families: {name: groups}: sets of groups that are compared besides, in a
+      second table and in bars; {} for none.
   """
 
   title: str
@@ -39,6 +41,7 @@ class Table(NamedTuple):
   rows: Mapping[str, Any]
   paper: Mapping[str, str]
   seeds: Sequence[int]
+  families: Mapping[str, Sequence[str]] = {}
 
 
 def hardware() -> str:
@@ -160,6 +163,10 @@ def _cell(label: str, seed: int, result) -> dict[str, Any]:
   config.pop('data_dir', None)
   tests = [row for row in result.rows if row['split'] == 'test']
   summary = result.summary
+  models = {
+      group: summary.last[f'accuracy/{group}/models']
+      for group in config['groups']
+  }
   return dict(
       row=label,
       seed=seed,
@@ -173,6 +180,7 @@ def _cell(label: str, seed: int, result) -> dict[str, Any]:
       round_seconds=summary.round_seconds,
       rounds=[row['round'] for row in tests],
       accuracy=[row['accuracy'] for row in tests],
+      models=models,
       hardware=hardware(),
       versions=facts_lib.versions(),
       config=config,
@@ -230,6 +238,7 @@ def render(
     )
   folder = pathlib.Path(out)
   markdown = tables.as_markdown(rows)
+  families = _families(table, cells, folder) if table.families else ''
   where = sorted({cell['hardware'] for cell in cells})
   write_atomically(
       folder / 'table.md',
@@ -239,7 +248,7 @@ def render(
       'and sampling), of which a row has as many as it says. The best round '
       f'is chosen on the test set and flatters. Hardware: {"; ".join(where)}.'
       f'\n\n{markdown}\n\n'
-      '![Accuracy by round](curves.png)\n',
+      f'![Accuracy by round](curves.png)\n{families}',
   )
   with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
     pictures.draw_curves(
@@ -247,3 +256,30 @@ def render(
     )
   return markdown
 
+
+def _families(
+    table: Table, cells: Sequence[Mapping[str, Any]], folder: pathlib.Path
+) -> str:
+  """Draws models and families as bars; returns the families' table."""
+  rows = [['method', *table.families]]
+  bars = {}
+  for label in table.rows:
+    mine = [c['models'] for c in cells if c['row'] == label and 'models' in c]
+    if not mine:
+      continue
+    bars[label] = {
+        group: [np.mean(models[group]) for models in mine] for group in mine[0]
+    }
+    row = [label]
+    for groups in table.families.values():
+      values = [bars[label][group] for group in groups if group in mine[0]]
+      row.append(_spread(list(np.mean(values, axis=0))) if values else '-')
+    rows.append(row)
+  with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
+    pictures.draw_bars(
+        bars, folder / 'models.png', 'Test accuracy, last round', percent=True
+    )
+  return (
+      f'\n## By family of models\n\n{tables.as_markdown(rows)}\n\n'
+      '![Accuracy of every model](models.png)\n'
+  )

@@ -127,6 +127,20 @@ def test_curves_differ_in_more_than_colour(tmp_path, figures):
   )
 
 
+def test_bars_stand_at_their_names_with_means_over_runs(tmp_path, figures):
+  series = {'A': {'x': [0.2, 0.4], 'y': [0.5, 0.5]}, 'B': {'y': [0.9, 0.7]}}
+  pictures.draw_bars(series, tmp_path / 'a.png', 'Accuracy', percent=True)
+  (axes,) = figures[0].axes
+  first, second = (
+      [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
+      for bars in axes.containers
+      if hasattr(bars, 'patches')
+  )
+  np.testing.assert_allclose(first, [(-1 / 6, 0.3), (5 / 6, 0.5)])
+  np.testing.assert_allclose(second, [(7 / 6, 0.8)])
+  assert [label.get_text() for label in axes.get_xticklabels()] == ['x', 'y']
+
+
 def test_a_failed_drawing_leaves_the_old_file(tmp_path, monkeypatch):
   path = tmp_path / 'a.png'
   pictures.draw_partition(LABELS, PARTS, path)
@@ -169,6 +183,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     pictures.draw_partition(LABELS, [], path)
   with pytest.raises(ValueError, match='series is empty'):
     pictures.draw_curves({}, path, 'Accuracy')
+  with pytest.raises(ValueError, match='no bar to draw'):
+    pictures.draw_bars({'a': {}}, path, 'Accuracy')
   with pytest.raises(ValueError, match=r"'a': rounds of shape \(2,\)"):
     pictures.draw_curves({'a': ([1, 2], [1.0])}, path, 'Accuracy')
   assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from configs import fedavg, private
@@ -77,6 +78,20 @@ def test_the_table_says_what_it_shows(table, finished):
   # No path of the machine is kept.
   stored = out / 'results' / 'cells' / 'private-0.json'
   assert str(out) not in stored.read_text()
+
+
+def test_families_are_means_over_their_groups(table, finished, tmp_path):
+  _, cells, _ = finished
+  families = {'both': ('mlp2', 'mlp3'), 'deep': ('mlp4',), 'none': ('x',)}
+  sweep.render(table._replace(families=families), cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert '| method | both | deep | none |' in text
+  deep = [100 * np.mean(c['models']['mlp4']) for c in (cells[0], cells[2])]
+  spread = f'{np.mean(deep):.1f} ± {np.std(deep, ddof=1):.1f}'
+  (row,) = (x for x in text.splitlines() if x.startswith('| Private | ') and
+            x.count('|') == 5)  # fmt: skip
+  assert row.endswith(f'| {spread} | - |')
+  assert (tmp_path / 'models.png').stat().st_size > 1000
 
 
 def test_a_result_of_another_config_is_refused(table, finished):
