@@ -117,7 +117,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   with _naming('algorithm'):
     algorithm = ALGORITHMS[options.pop('name')](federation, **options)
   augment = _AUGMENT[config.local.augment]
-  normalise = Normalise(dataset.mean, dataset.std, augment)
+  mean, std = dataset.mean, dataset.std
+  if config.normalise == 'half':
+    mean = std = (0.5,) * len(mean)
+  normalise = Normalise(mean, std, augment)
   return Experiment(
       ml_collections.FrozenConfigDict(config),
       dataset,

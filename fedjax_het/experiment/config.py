@@ -71,6 +71,9 @@ FIELDS = dict(
     data_dir=Field(None, str | None),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
+    # What images are normalised by: the training set's mean and deviation, or
+    # 0.5 and 0.5, as pretrained vision transformers expect.
+    normalise=Field('dataset', str, choices=('dataset', 'half')),
     # Training examples set aside as a public set, in the classes' proportions,
     # before the others are dealt to clients; None for no public set.
     public_size=Field(None, int | None, low=1),

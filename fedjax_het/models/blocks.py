@@ -5,6 +5,7 @@ the extractor, the intermediate layers and the classifier of FedIN, a frozen
 prefix of FeDepth, or the layers that two architectures share are sub-dicts.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ class BlockModel:
     num_classes: Size of the last output.
     cut: (end of the extractor, start of the classifier) as block positions;
       FedIN's e | in | c. The intermediate span is never empty.
+    pretrained: {block name: parameters} that `init` takes instead of drawing
+      them; None for none.
   """
 
   name: str
@@ -75,6 +78,9 @@ class BlockModel:
   input_shape: tuple[int, int, int]
   num_classes: int
   cut: tuple[int, int]
+  pretrained: Mapping[str, Any] | None = dataclasses.field(
+      default=None, compare=False, repr=False
+  )
 
   def __post_init__(self):
     names = self.block_names
@@ -133,6 +139,8 @@ class BlockModel:
         block_key = jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1)
         variables = _draw_block(module, block_key, shape)
         params[name] = variables.get('params', {})
+        if self.pretrained and name in self.pretrained:
+          params[name] = jax.tree.map(jnp.asarray, self.pretrained[name])
         if 'batch_stats' in variables:
           stats[name] = variables['batch_stats']
       shape = _output_shape(module, shape)

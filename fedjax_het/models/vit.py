@@ -10,12 +10,15 @@ References:
   <https://arxiv.org/abs/2010.11929>`_, 2020.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.pretrained import load_vit
 
 _INIT = layers.truncated_normal(0.02)
 HEADS = {'s': 6, 't': 3}  # Attention heads of ViT-S and ViT-T.
@@ -99,6 +102,7 @@ def vit(
     variant: str,
     patch: int | None = None,
     width: float = 1.0,
+    pretrained: str | None = None,
 ) -> BlockModel:
   """ViT-S (6 heads, 384 features) or ViT-T (3 heads, 192 features).
 
@@ -111,13 +115,16 @@ def vit(
       64 pixels and 4 below.
     width: Multiplies the heads, rounded down, at least 1; each has 64
       features.
+    pretrained: Path of an AugReg checkpoint to start from; see `pretrained`.
 
   Returns:
     A `BlockModel`; a net of fewer blocks holds a subset of its leaves.
 
   Raises:
     ValueError: For an unknown variant, a depth or width that is not
-      positive, or a patch that does not divide the image.
+      positive, a patch that does not divide the image, or a checkpoint of
+      another architecture.
+    FileNotFoundError: If there is no checkpoint at that path.
   """
   layers.check_choice('variant', variant, HEADS)
   if depth < 1:
@@ -138,6 +145,10 @@ def vit(
   head = layers.Linear(num_classes, kernel_init=_INIT)
   blocks += [Block('token', Token()), Block('head', head)]
   cut = (2, len(blocks) - 1)
-  return BlockModel(
+  model = BlockModel(
       f'vit_{variant}{depth}', tuple(blocks), input_shape, num_classes, cut
   )
+  if pretrained is None:
+    return model
+  values = load_vit(pretrained, model.abstract_variables.params)
+  return dataclasses.replace(model, pretrained=values)

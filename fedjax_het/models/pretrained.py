@@ -1,0 +1,153 @@
+"""Pretrained vision transformers from the published AugReg checkpoints.
+
+The files are `.npz` archives with one array for each leaf of the authors'
+Flax model. The head is not taken: a client's data have classes of their own.
+The authors' images are scaled to [-1, 1], mean and deviation 0.5.
+
+References:
+  Steiner et al., `How to train your ViT? Data, Augmentation, and
+  Regularization in Vision Transformers <https://arxiv.org/abs/2106.10270>`_,
+  2021; checkpoints by google-research/vision_transformer.
+"""
+
+from collections.abc import Mapping
+import math
+import os
+from typing import Any
+import zipfile
+
+import jax
+import numpy as np
+
+_NUMBER = 'Transformer/encoderblock_{}/'
+
+
+def load_vit(
+    path: str | os.PathLike, shapes: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Reads the blocks of a vision transformer, all but its head.
+
+  A file of more encoder blocks than the model gives its first ones. Learned
+  positions of another number of patches are resized bilinearly, the class
+  token's apart. A model of one channel takes the sum over the file's three.
+
+  Args:
+    path: An `.npz` file in the AugReg layout.
+    shapes: {block name: tree of shapes}, the model's parameters.
+
+  Returns:
+    {block name: parameters}, float32 arrays of those shapes.
+
+  Raises:
+    FileNotFoundError: If there is no such file.
+    ValueError: If it cannot be read, or is of another architecture, naming
+      the first leaf that does not fit.
+  """
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      leaves = {name: np.asarray(file[name], np.float32) for name in file}
+  except FileNotFoundError:
+    raise FileNotFoundError(f'No pretrained weights at {path}.') from None
+  except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError,
+          TypeError) as e:  # fmt: skip
+    raise ValueError(f'{path} is no readable .npz file ({e}).') from e
+  blocks = {}
+  for name in (name for name in shapes if name != 'head'):
+    if name == 'embed':
+      blocks[name] = _embed(path, leaves, shapes[name])
+    elif name == 'token':
+      norm = _norm(path, leaves, 'Transformer/encoder_norm')
+      blocks[name] = {'norm': norm}
+    else:
+      number = int(name.removeprefix('encoder'))
+      blocks[name] = _encoder_block(path, leaves, _NUMBER.format(number))
+    _check(path, name, blocks[name], shapes[name])
+  return blocks
+
+
+def _take(path, leaves, name):
+  if name not in leaves:
+    raise ValueError(
+        f'{path} lacks {name!r}: it is no vision transformer in the AugReg '
+        'layout, or one of fewer blocks than the model.'
+    )
+  return leaves[name]
+
+
+def _norm(path, leaves, name):
+  return {leaf: _take(path, leaves, f'{name}/{leaf}')
+          for leaf in ('scale', 'bias')}  # fmt: skip
+
+
+def _dense(path, leaves, name, num_in):
+  """A dense layer, of which the first `num_in` axes of the kernel are input."""
+  kernel = _take(path, leaves, f'{name}/kernel')
+  rows = math.prod(kernel.shape[:num_in])
+  bias = _take(path, leaves, f'{name}/bias').reshape(-1)
+  return {'kernel': kernel.reshape(rows, -1), 'bias': bias}
+
+
+def _encoder_block(path, leaves, prefix):
+  attention = f'{prefix}MultiHeadDotProductAttention_1/'
+  qkv = [
+      _dense(path, leaves, attention + name, 1)
+      for name in ('query', 'key', 'value')
+  ]
+  return {
+      'norm1': _norm(path, leaves, prefix + 'LayerNorm_0'),
+      'qkv': {
+          leaf: np.concatenate([part[leaf] for part in qkv], axis=-1)
+          for leaf in ('kernel', 'bias')
+      },
+      'out': _dense(path, leaves, attention + 'out', 2),
+      'norm2': _norm(path, leaves, prefix + 'LayerNorm_2'),
+      'mlp1': _dense(path, leaves, prefix + 'MlpBlock_3/Dense_0', 1),
+      'mlp2': _dense(path, leaves, prefix + 'MlpBlock_3/Dense_1', 1),
+  }
+
+
+def _embed(path, leaves, shapes):
+  kernel = _take(path, leaves, 'embedding/kernel')  # [P, P, 3, D]
+  if kernel.ndim == 4 and shapes['patch']['kernel'].shape[0] == math.prod(
+      kernel.shape[:2]
+  ):
+    kernel = kernel.sum(axis=2, keepdims=True)
+  name = 'Transformer/posembed_input/pos_embedding'
+  position = _resize(_take(path, leaves, name), shapes['position'].shape[1])
+  return {
+      'patch': {
+          'kernel': kernel.reshape(-1, kernel.shape[-1]),
+          'bias': _take(path, leaves, 'embedding/bias'),
+      },
+      'token': _take(path, leaves, 'cls'),
+      'position': position,
+  }
+
+
+def _resize(position, num_tokens):
+  """[1, 1 + N, D] positions for another number of patches in a square."""
+  if position.shape[1] == num_tokens:
+    return position
+  token, grid = position[:, :1], position[:, 1:]
+  old, new = (math.isqrt(n - 1) for n in (position.shape[1], num_tokens))
+  if old**2 + 1 != position.shape[1] or new**2 + 1 != num_tokens:
+    raise ValueError(
+        f'Positions of {position.shape[1] - 1} patches cannot be resized to '
+        f'{num_tokens - 1}: both must be squares.'
+    )
+  grid = grid.reshape(1, old, old, -1)
+  shape = (1, new, new, grid.shape[-1])
+  grid = np.asarray(jax.image.resize(grid, shape, 'bilinear'))
+  return np.concatenate([token, grid.reshape(1, new**2, -1)], axis=1)
+
+
+def _check(path, block, got, want):
+  """Refuses a block whose leaves have other shapes than the model's."""
+  got = dict(jax.tree_util.tree_leaves_with_path(got))
+  for place, leaf in jax.tree_util.tree_leaves_with_path(want):
+    if got[place].shape != leaf.shape:
+      name = block + jax.tree_util.keystr(place)
+      raise ValueError(
+          f'{path} is of another architecture: {name} is '
+          f'{got[place].shape} there and {leaf.shape} in the model.'
+      )

@@ -1,0 +1,188 @@
+"""Vision transformers start from files in the AugReg layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.models import create
+from fedjax_het.models.pretrained import load_vit
+from fedjax_het.models.vit import vit
+
+DIM, HEADS, PATCH = 64, 1, 4
+
+
+def augreg(depth=3, channels=3, patches=4, seed=0):
+  """Leaves by their published names: ViT-T of one head."""
+  rng = np.random.default_rng(seed)
+  leaves = {
+      'cls': (1, 1, DIM),
+      'embedding/kernel': (PATCH, PATCH, channels, DIM),
+      'embedding/bias': (DIM,),
+      'Transformer/posembed_input/pos_embedding': (1, 1 + patches, DIM),
+      'Transformer/encoder_norm/scale': (DIM,),
+      'Transformer/encoder_norm/bias': (DIM,),
+      'head/kernel': (DIM, 1000),
+      'head/bias': (1000,),
+  }
+  for i in range(depth):
+    block = f'Transformer/encoderblock_{i}'
+    attention = f'{block}/MultiHeadDotProductAttention_1'
+    leaves |= {
+        f'{block}/LayerNorm_0/scale': (DIM,),
+        f'{block}/LayerNorm_0/bias': (DIM,),
+        f'{block}/LayerNorm_2/scale': (DIM,),
+        f'{block}/LayerNorm_2/bias': (DIM,),
+        f'{block}/MlpBlock_3/Dense_0/kernel': (DIM, 4 * DIM),
+        f'{block}/MlpBlock_3/Dense_0/bias': (4 * DIM,),
+        f'{block}/MlpBlock_3/Dense_1/kernel': (4 * DIM, DIM),
+        f'{block}/MlpBlock_3/Dense_1/bias': (DIM,),
+        f'{attention}/out/kernel': (HEADS, DIM // HEADS, DIM),
+        f'{attention}/out/bias': (DIM,),
+    }
+    for name in ('query', 'key', 'value'):
+      leaves[f'{attention}/{name}/kernel'] = (DIM, HEADS, DIM // HEADS)
+      leaves[f'{attention}/{name}/bias'] = (HEADS, DIM // HEADS)
+  return {
+      name: (0.2 * rng.normal(size=shape)).astype(np.float32)
+      for name, shape in leaves.items()
+  }
+
+
+def save(path, **kwargs):
+  leaves = augreg(**kwargs)
+  np.savez(path, **leaves)
+  return leaves
+
+
+def small(path, size=8, channels=3, depth=2):
+  """A third of ViT-T's three heads."""
+  return vit(
+      (size, size, channels), 5, depth=depth, variant='t', patch=PATCH,
+      width=0.34, pretrained=str(path),
+  )  # fmt: skip
+
+
+def reference(leaves, x, depth):
+  """The class token's features, written from the published model."""
+
+  def norm(x, name):
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    return x * leaves[f'{name}/scale'] + leaves[f'{name}/bias']
+
+  batch = len(x)
+  patches = [
+      x[:, i : i + PATCH, j : j + PATCH]
+      for i in range(0, x.shape[1], PATCH)
+      for j in range(0, x.shape[2], PATCH)
+  ]
+  tokens = [np.broadcast_to(leaves['cls'][0, 0], (batch, DIM))] + [
+      np.einsum('bijc,ijcd->bd', p, leaves['embedding/kernel'])
+      + leaves['embedding/bias']
+      for p in patches
+  ]
+  x = np.stack(tokens, 1)
+  x = x + leaves['Transformer/posembed_input/pos_embedding']
+  for i in range(depth):
+    block = f'Transformer/encoderblock_{i}'
+    attention = f'{block}/MultiHeadDotProductAttention_1'
+    y = norm(x, f'{block}/LayerNorm_0')
+    q, k, v = (
+        np.einsum('btd,dhe->bthe', y, leaves[f'{attention}/{n}/kernel'])
+        + leaves[f'{attention}/{n}/bias']
+        for n in ('query', 'key', 'value')
+    )
+    scores = np.einsum('bthe,bshe->bhts', q, k) / np.sqrt(DIM // HEADS)
+    weights = np.asarray(jax.nn.softmax(jnp.asarray(scores), axis=-1))
+    y = np.einsum('bhts,bshe->bthe', weights, v)
+    x = x + (
+        np.einsum('bthe,hed->btd', y, leaves[f'{attention}/out/kernel'])
+        + leaves[f'{attention}/out/bias']
+    )
+    y = norm(x, f'{block}/LayerNorm_2')
+    y = y @ leaves[f'{block}/MlpBlock_3/Dense_0/kernel']
+    y = y + leaves[f'{block}/MlpBlock_3/Dense_0/bias']
+    y = np.asarray(jax.nn.gelu(jnp.asarray(y), approximate=False))
+    y = y @ leaves[f'{block}/MlpBlock_3/Dense_1/kernel']
+    x = x + y + leaves[f'{block}/MlpBlock_3/Dense_1/bias']
+  return norm(x, 'Transformer/encoder_norm')[:, 0]
+
+
+@pytest.mark.parametrize('depth', [2, 3])
+def test_a_loaded_model_computes_what_the_published_one_does(tmp_path, depth):
+  leaves = save(tmp_path / 'w.npz')
+  model = small(tmp_path / 'w.npz', depth=depth)
+  variables = model.init(jax.random.key(0))
+  x = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
+  with jax.numpy_rank_promotion('allow'):
+    want = reference(leaves, x, depth)
+    got = model.apply(variables, x, stop=len(model.blocks) - 1)[0]
+  np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_the_head_is_drawn_and_everything_else_is_the_files(tmp_path):
+  save(tmp_path / 'w.npz')
+  model = small(tmp_path / 'w.npz')
+  a, b = (model.init(jax.random.key(i)).params for i in (0, 1))
+  for name in model.block_names:
+    if name != 'head':
+      jax.tree.map(np.testing.assert_array_equal, a[name], b[name])
+  assert jnp.any(a['head']['kernel'] != b['head']['kernel'])
+
+
+def test_positions_are_resized_and_the_class_tokens_stays(tmp_path):
+  leaves = save(tmp_path / 'w.npz', patches=4)
+  name = 'Transformer/posembed_input/pos_embedding'
+  plane = np.array([[0.0, 1.0], [2.0, 3.0]]).reshape(1, 4, 1)
+  leaves[name][:, 1:] = plane
+  np.savez(tmp_path / 'w.npz', **leaves)
+  got = small(tmp_path / 'w.npz', size=16).init(jax.random.key(0)).params
+  position = np.asarray(got['embed']['position'])
+  assert position.shape == (1, 17, DIM)
+  np.testing.assert_array_equal(position[:, 0], leaves[name][:, 0])
+  grid = position[0, 1:, 0].reshape(4, 4)
+  # Halves of pixels: the rows of a plane go from 0 to 2 by 0, .25, .75, 1.
+  steps = np.array([0.0, 0.25, 0.75, 1.0])
+  np.testing.assert_allclose(
+      grid, 2 * steps[:, None] + steps[None], atol=1e-6
+  )
+
+
+def test_one_channel_takes_the_sum_over_three(tmp_path):
+  leaves = save(tmp_path / 'w.npz')
+  model = small(tmp_path / 'w.npz', channels=1)
+  kernel = model.init(jax.random.key(0)).params['embed']['patch']['kernel']
+  np.testing.assert_allclose(
+      kernel, leaves['embedding/kernel'].sum(2).reshape(-1, DIM), rtol=1e-6
+  )
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+  path = tmp_path / 'w.npz'
+  with pytest.raises(FileNotFoundError, match='No pretrained weights at'):
+    small(path)
+  path.write_bytes(b'not an archive')
+  with pytest.raises(ValueError, match=r'is no readable \.npz file'):
+    small(path)
+  np.savez(path, weights=np.zeros(3))
+  with pytest.raises(ValueError, match=r"lacks 'embedding/kernel'.*AugReg"):
+    small(path)
+  save(path, depth=1)
+  with pytest.raises(ValueError, match="lacks 'Transformer/encoderblock_1/"):
+    small(path)
+  save(path, patches=5)
+  with pytest.raises(ValueError, match='5 patches cannot be resized to 4'):
+    small(path)
+  with pytest.raises(ValueError, match=r'another architecture: .* is \('):
+    leaves = augreg()
+    leaves['embedding/bias'] = np.zeros(7, np.float32)
+    np.savez(path, **leaves)
+    small(path)
+
+
+def test_blocks_of_a_wider_model_are_refused(tmp_path):
+  save(tmp_path / 'w.npz')
+  shapes = create('vit_t16', (8, 8, 3), 5, patch=PATCH).abstract_variables
+  with pytest.raises(ValueError, match=r'\(48, 64\) there and \(48, 192\) in'):
+    load_vit(tmp_path / 'w.npz', shapes.params)
