@@ -10,11 +10,11 @@ value is marked.
 """
 
 from collections.abc import Callable, Mapping
-import difflib
 
 import ml_collections
 
 from fedjax_het.experiment.config import default_config
+from fedjax_het.names import check_name
 
 Variant = Callable[[ml_collections.ConfigDict], None]
 # Mean accuracies whose first round FedIN v2 reports (ResNets, Table 1).
@@ -172,12 +172,7 @@ def get_config(
   kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES)
   known = [name for kind in kinds for name in kind]
   for name in names:
-    if name not in known:
-      close = difflib.get_close_matches(name, known, n=1)
-      hint = f' (did you mean {close[0]!r}?)' if close else ''
-      raise ValueError(
-          f'Unknown variant {name!r}{hint}; known are {", ".join(known)}.'
-      )
+    check_name('variant', name, known)
   config = base(method)
   for kind in kinds:
     chosen = [name for name in kind if name in names]

@@ -9,9 +9,10 @@ printed, and written to `out` as comparison.md with a picture of the curves.
 
 from collections.abc import Sequence
 import pathlib
-import sys
 
 from absl import app, flags
+
+from launch.terminal import fail
 
 _OUT = flags.DEFINE_string(
     'out', 'comparison', 'Folder for the comparison of several runs.'
@@ -23,15 +24,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(list(argv))
   except flags.Error as e:
-    _fail(e)
+    fail(e)
   if len(rest) < 2:
-    _fail('Name one or more workdirs: python -m launch.report DIR [DIR ...].')
+    fail('Name one or more workdirs: python -m launch.report DIR [DIR ...].')
   return rest
-
-
-def _fail(error) -> None:
-  print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
-  sys.exit(2)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     print(experiment.write_comparison(folders, out))
     print(f'\nComparison: {out / "comparison.md"}')
   except (ValueError, OSError) as e:
-    _fail(e)
+    fail(e)
 
 
 if __name__ == '__main__':

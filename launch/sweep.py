@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import importlib.util
 import pathlib
 import sys
-from typing import NoReturn
 
 from absl import app, flags
+
+from launch.terminal import fail, parse_flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -32,22 +33,6 @@ def define_flags() -> None:
   flags.DEFINE_list('seeds', None, "Seeds, instead of the table's.")
   flags.DEFINE_list('rows', None, 'Labels of rows, instead of all.')
   flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
-
-
-def _fail(error, code: int = 2) -> NoReturn:
-  print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
-  sys.exit(code)
-
-
-def parse_flags(argv: Sequence[str]) -> list[str]:
-  """absl's flags parser with one line per error."""
-  try:
-    rest = flags.FLAGS(list(argv))
-  except flags.Error as e:
-    _fail(e)
-  if len(rest) > 1:
-    _fail(f'Unexpected argument {rest[1]!r}; options look like --out=DIR.')
-  return rest
 
 
 def load_table(name: str):
@@ -104,11 +89,11 @@ def main(argv: Sequence[str]) -> None:
       )  # fmt: skip
     print(sweep.render(table, cells, out))
   except (ValueError, FileNotFoundError, ImportError) as e:
-    _fail(e)
+    fail(e)
   except (FloatingPointError, OSError) as e:
-    _fail(e, 1)
+    fail(e, 1)
   except KeyboardInterrupt:
-    _fail('Interrupted; the same command goes on where it was.', 130)
+    fail('Interrupted; the same command goes on where it was.', 130)
   print(f'\nTable: {out / "table.md"}')
 
 

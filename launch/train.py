@@ -14,7 +14,6 @@ interrupted.
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import difflib
 import importlib.util
 import logging
 import pathlib
@@ -28,6 +27,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 import tqdm
+
+from launch.terminal import fail, line
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONFIG = config_flags.DEFINE_config_file(
@@ -56,19 +57,6 @@ class CommandError(ValueError):
   """A command line that cannot be understood."""
 
 
-def _fail(error: BaseException | str, code: int) -> NoReturn:
-  """Prints an error on one line and ends the process."""
-  print(f'Error: {_line(error)}', file=sys.stderr)
-  sys.exit(code)
-
-
-def _line(error: BaseException | str) -> str:
-  """An error's text on one line, without the number of an OSError."""
-  if isinstance(error, OSError) and error.strerror and not error.filename:
-    error = error.strerror
-  return ' '.join(str(error).split())
-
-
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser, with the default config and one line per error.
 
@@ -92,7 +80,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   except (CommandError, flags.Error) as e:
     if '--debug' in argv:
       raise
-    _fail(e, 2)
+    fail(e, 2)
 
 
 def _with_config(argv: list[str]) -> list[str]:
@@ -145,12 +133,14 @@ def _load_config(spec: str) -> Any:
     raise CommandError(str(e)) from e
   except (AttributeError, KeyError, TypeError) as e:
     # Most often an entry that the locked config does not have.
-    raise CommandError(f'{name}: {_line(e)}') from e
+    raise CommandError(f'{name}: {line(e)}') from e
 
 
 def _check_overrides(argv: list[str]) -> None:
   """Refuses overrides of keys that do not exist, or with values of no sense."""
   config = _load_config(argv[1].split('=', 1)[1])
+  from fedjax_het.names import did_you_mean
+
   for i, arg in enumerate(argv):
     match = _OVERRIDE.fullmatch(arg)
     if not match:
@@ -160,8 +150,7 @@ def _check_overrides(argv: list[str]) -> None:
       known = list(section) if hasattr(section, 'keys') else []
       if name not in known:
         where = '.'.join(path[: depth + 1])
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f' (did you mean {close[0]!r}?)' if close else ''
+        hint = did_you_mean(name, known)
         listed = f'; known are {", ".join(known)}' if known else ''
         raise CommandError(f'Unknown config key {where}{hint}{listed}.')
       kind = section.get_type(name)
@@ -255,8 +244,7 @@ def main(argv: Sequence[str]) -> None:
   progress.close()
   print()
   print(tables.as_text(tables.results(result.summary, result.facts)))
-  for line in tables.totals(result.summary, config.target_accuracy):
-    print(line)
+  print(*tables.totals(result.summary, config.target_accuracy), sep='\n')
   print(f'Report: {workdir / "report.md"}')
   if not result.finished:
     rounds = result.summary.rounds
@@ -276,7 +264,7 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   if isinstance(error, KeyboardInterrupt):
     print(advice, file=sys.stderr)
     sys.exit(code)
-  _fail(f'{_line(error)}. {advice}' if advice else error, code)
+  fail(f'{line(error)}. {advice}' if advice else error, code)
 
 
 if __name__ == '__main__':

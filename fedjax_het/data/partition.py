@@ -11,11 +11,11 @@ clients (sizes vary widely), `dirichlet_balanced` draws for each client its mix
 of classes (sizes are fixed). State which one a result used.
 """
 
-import difflib
 import inspect
 
 import numpy as np
 
+from fedjax_het import names
 from fedjax_het.data import dealing
 
 
@@ -36,18 +36,14 @@ def partition(labels, num_clients, *, name='dirichlet', seed, **options):
     ValueError: If the name or an option is unknown, a value is out of its
       range, or the form cannot be satisfied.
   """
-  if name not in PARTITIONS:
-    raise ValueError(
-        f'Unknown partition {name!r}.{_suggest(name, PARTITIONS)} It is one of '
-        f'{", ".join(PARTITIONS)}.'
-    )
+  names.check_name('partition', name, PARTITIONS)
   parameters = list(inspect.signature(PARTITIONS[name]).parameters)
   known = [p for p in parameters if p not in ('labels', 'num_clients', 'seed')]
   for option in options:
     if option not in known:
       raise ValueError(
-          f'Partition {name!r} has no option {option!r}.'
-          f'{_suggest(option, known)} It takes {", ".join(known)}.'
+          f'Partition {name!r} has no option {option!r}'
+          f'{names.did_you_mean(option, known)}; it takes {", ".join(known)}.'
       )
   return PARTITIONS[name](labels, num_clients, seed=seed, **options)
 
@@ -403,8 +399,3 @@ PARTITIONS = {
     'label_count': label_count,
     'quantity': quantity,
 }
-
-
-def _suggest(name, known):
-  close = difflib.get_close_matches(str(name), known, n=1)
-  return f' Did you mean {close[0]!r}?' if close else ''

@@ -12,12 +12,12 @@ file. For a data set `name`, the first of these that is there is read:
    be gzipped or not.
 """
 
-import difflib
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het import names
 from fedjax_het.data import catalog, raw_formats, tfds_source
 
 DATASETS = catalog.DATASETS
@@ -49,13 +49,7 @@ class Dataset(NamedTuple):
 
 def check_name(name: str) -> None:
   """Raises a ValueError with the closest known name if `name` is unknown."""
-  if name in DATASETS:
-    return
-  close = difflib.get_close_matches(str(name), DATASETS, n=1)
-  hint = f' (did you mean {close[0]!r}?)' if close else ''
-  raise ValueError(
-      f'Unknown data set {name!r}{hint}; known are {", ".join(DATASETS)}.'
-  )
+  names.check_name('data set', name, DATASETS)
 
 
 def _statistics(

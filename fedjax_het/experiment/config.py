@@ -14,6 +14,7 @@ from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.experiment import options as opt
 from fedjax_het.models import MODELS
+from fedjax_het.names import check_name, did_you_mean
 
 
 class Field(NamedTuple):
@@ -129,7 +130,7 @@ def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
   Raises:
     ValueError: If the name or an option is unknown.
   """
-  opt.check_name('algorithm', name, ALGORITHMS)
+  check_name('algorithm', name, ALGORITHMS)
   known = opt.keyword_options(ALGORITHMS[name])
   opt.check_options('algorithm', options, known, f'algorithm {name!r}')
   values = {k: _plain(Field(d, kind)) for k, (kind, d) in known.items()}
@@ -244,7 +245,7 @@ def _check_keys(section, known, prefix: str) -> None:
   for name in section:
     if name not in known:
       raise ValueError(
-          f'Unknown config key {prefix}{name}{opt.did_you_mean(name, known)}; '
+          f'Unknown config key {prefix}{name}{did_you_mean(name, known)}; '
           f'known are {", ".join(known)}.'
       )
   for name in known:
@@ -259,7 +260,7 @@ def _check_field(name: str, value: Any, field: Field) -> None:
   if value is None:
     return
   if field.choices:
-    opt.check_name(name, value, field.choices)
+    check_name(name, value, field.choices)
   if field.low is not None and value < field.low:
     raise ValueError(f'{name} must be at least {field.low}, got {value}.')
   if field.above is not None and value <= field.above:
@@ -290,7 +291,7 @@ def _check_local(local) -> None:
 def _check_section(section, where: str, table) -> None:
   """A section of a name out of `table` and the options of that entry."""
   name = section.get('name')
-  opt.check_name(where, name, table)
+  check_name(where, name, table)
   given = {k: v for k, v in section.items() if k != 'name'}
   known = opt.keyword_options(table[name])
   opt.check_options(where, given, known, f'{where} {name!r}')
@@ -308,7 +309,7 @@ def _check_groups(config) -> None:
           f'and not {" or ".join(_RESERVED)}.'
       )
     model, clients, given = group_spec(config, name)
-    opt.check_name(f'model of groups.{name}', model, MODELS)
+    check_name(f'model of groups.{name}', model, MODELS)
     _check_field(f'groups.{name}', clients, Field(1, int, low=1))
     known = opt.keyword_options(MODELS[model])
     opt.check_options(f'groups.{name}', given, known, f'model {model!r}')
@@ -317,6 +318,6 @@ def _check_groups(config) -> None:
     if name not in used:
       raise ValueError(
           f'model.{name}: none of the models has an option {name!r}'
-          f'{opt.did_you_mean(name, used)}; they take '
+          f'{did_you_mean(name, used)}; they take '
           f'{", ".join(sorted(used))}.'
       )

@@ -1,12 +1,13 @@
 """Options by name: what a constructor accepts, and one clear line if not."""
 
-from collections.abc import Callable, Iterable, Mapping
-import difflib
+from collections.abc import Callable, Mapping
 import inspect
 import math
 import types
 import typing
 from typing import Any
+
+from fedjax_het.names import did_you_mean
 
 _WORDS = {
     bool: 'True or False',
@@ -16,31 +17,6 @@ _WORDS = {
     tuple: 'a tuple',
     type(None): 'None',
 }
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-  """' (did you mean 'x'?)' for the nearest known name, or ''."""
-  close = difflib.get_close_matches(str(name), [*known], n=1)
-  return f' (did you mean {close[0]!r}?)' if close else ''
-
-
-def check_name(what: str, name: Any, known: Iterable[str]) -> None:
-  """Refuses a name that is not known.
-
-  Args:
-    what: What is named, such as 'algorithm'.
-    name: The name.
-    known: All names.
-
-  Raises:
-    ValueError: With the nearest and all known names.
-  """
-  known = [*known]
-  if name not in known:
-    raise ValueError(
-        f'Unknown {what} {name!r}{did_you_mean(name, known)}; known are '
-        f'{", ".join(known)}.'
-    )
 
 
 def _accepts(kind: Any, value: Any) -> bool:

@@ -7,7 +7,6 @@ a vector (a global mean, flattening, the class token), so that s_out is [B, D].
 """
 
 from collections.abc import Callable
-import difflib
 import functools
 import inspect
 
@@ -19,6 +18,7 @@ from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import simple_cnn
 from fedjax_het.models.vit import vit
+from fedjax_het.names import check_name, did_you_mean
 
 _with = functools.partial
 
@@ -50,11 +50,7 @@ def model_options(name: str) -> dict[str, object]:
   Raises:
     ValueError: For an unknown name.
   """
-  if name not in MODELS:
-    raise ValueError(
-        f'Unknown model {name!r}{_hint(str(name), MODELS)}; known are '
-        f'{", ".join(MODELS)}.'
-    )
+  check_name('model', name, MODELS)
   constructor = MODELS[name]
   fixed = getattr(constructor, 'keywords', {})
   return {
@@ -84,8 +80,8 @@ def create(name: str, input_shape, num_classes: int, **options) -> BlockModel:
   for option in options:
     if option not in known:
       raise ValueError(
-          f'Model {name!r} has no option {option!r}{_hint(option, known)}; it '
-          f'accepts {", ".join(known)}.'
+          f'Model {name!r} has no option {option!r}'
+          f'{did_you_mean(option, known)}; it accepts {", ".join(known)}.'
       )
   shape = tuple(input_shape)
   if len(shape) != 3 or any(int(n) != n or n < 1 for n in shape):
@@ -98,11 +94,6 @@ def create(name: str, input_shape, num_classes: int, **options) -> BlockModel:
         f'num_classes must be a positive integer, got {num_classes!r}.'
     )
   return MODELS[name](shape, num_classes, **options)
-
-
-def _hint(word, known):
-  close = difflib.get_close_matches(word, known, n=1)
-  return f' (did you mean {close[0]!r}?)' if close else ''
 
 
 __all__ = [
