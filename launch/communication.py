@@ -177,7 +177,8 @@ NOTE = """\
 FedAvg's upload holds one number more than the model, the weight of its change.
 The model counts with its norms' running statistics. FedHe sends ten logits and
 one count for every class, FD ten numbers. FedMD is computed by its rule, the
-others are measured."""
+others are measured.
+"""
 
 
 def define_flags() -> None:
@@ -210,7 +211,7 @@ def main(argv: Sequence[str]) -> None:
   for title, image_shape, fedavg, rate in TABLES:
     table = rows(image_shape, fedavg, rate, num_public)
     print(render(title, table, num_public), end='\n\n')
-  print(NOTE)
+  print(NOTE, end='')
 
 
 if __name__ == '__main__':
