@@ -129,9 +129,10 @@ def _homogeneous(config):
 def _cpu(config):
   """A quarter of the width and few rounds: minutes on two CPU cores."""
   config.model.width = 0.25
-  config.num_rounds = 20 if config.local.steps is None else 200
+  few = config.local.steps is not None  # Visits of a few minibatches.
+  config.num_rounds = 60 if few else 20
   config.local.epochs = 2
-  config.eval_every = config.num_rounds // 4
+  config.eval_every = 30 if few else 5
   config.target_accuracy = 0.70  # In reach of so few rounds.
   # Personal models: a few of each group stand for all.
   config.eval_clients_per_group = 4
