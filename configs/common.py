@@ -5,14 +5,15 @@ Whatever their order on the command line they are applied in the order data
 set, setting, split, method, size; of all but the method's, one at most.
 
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
-the later journal version of the same title. Where a paper is silent, the
-value is marked.
+the later journal version of the same title; 'fedhe' is `fedhe_setting.py`.
+Where a paper is silent, the value is marked.
 """
 
 from collections.abc import Callable, Mapping
 
 import ml_collections
 
+from configs import fedhe_setting
 from fedjax_het.experiment.config import default_config
 from fedjax_het.names import check_name
 
@@ -90,6 +91,18 @@ def _iid(config):
   )
 
 
+def _dirichlet(config):
+  """Each client its share of every class by Dirichlet, sizes unequal."""
+  config.partition = ml_collections.ConfigDict(
+      dict(
+          name='dirichlet',
+          seed=config.partition.seed,
+          alpha=0.5,
+          min_size=64,  # A batch of any setting.
+      )
+  )
+
+
 def _balanced(config):
   """Each client its mix of classes by Dirichlet, all of one size."""
   config.partition = ml_collections.ConfigDict(
@@ -107,17 +120,19 @@ def _shards(config):
 
 
 def _homogeneous(config):
-  """All clients hold a ResNet18 (the setting of FedIN v2's Table 5a)."""
+  """All clients hold one net: FedIN v2's Table 5a, and FedHe's model 9."""
+  model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
   number = sum(config.groups.to_dict().values())
-  config.groups = ml_collections.ConfigDict(dict(resnet18=number))
+  config.groups = ml_collections.ConfigDict({model: number})
 
 
 def _cpu(config):
   """A quarter of the width and few rounds: minutes on two CPU cores."""
   config.model.width = 0.25
-  config.num_rounds = 20
+  few = config.local.steps is not None  # Visits of a few minibatches.
+  config.num_rounds = 60 if few else 20
   config.local.epochs = 2
-  config.eval_every = 5
+  config.eval_every = 30 if few else 5
   config.target_accuracy = 0.70  # In reach of so few rounds.
   # Personal models: a few of each group stand for all.
   config.eval_clients_per_group = 4
@@ -146,8 +161,13 @@ DATA = {
         'cinic10',
     )
 }
-SETTINGS = {'v1': _v1, 'v2': _v2}
-SPLITS = {'iid': _iid, 'balanced': _balanced, 'shards': _shards}
+SETTINGS = {'v1': _v1, 'v2': _v2, 'fedhe': fedhe_setting.apply}
+SPLITS = {
+    'iid': _iid,
+    'dirichlet': _dirichlet,
+    'balanced': _balanced,
+    'shards': _shards,
+}
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
 

@@ -104,7 +104,7 @@ def _with_config(argv: list[str]) -> list[str]:
     known = sorted(
         f'configs/{path.name}'
         for path in (_ROOT / 'configs').glob('*.py')
-        if path.name not in ('__init__.py', 'common.py')
+        if path.name not in ('__init__.py', 'common.py', 'fedhe_setting.py')
     )
     raise CommandError(
         f'No config file {name!r}; there are {", ".join(known)}.'

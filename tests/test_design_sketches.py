@@ -1,4 +1,4 @@
-"""The six methods sketched in docs/design.md run, and do what they claim."""
+"""The five methods sketched in docs/design.md run, and do what they claim."""
 
 import pathlib
 import re
@@ -44,13 +44,6 @@ class Server(NamedTuple):
   logits: Any
 
 
-class Logits(NamedTuple):
-  """Sums of logits and counts, by class."""
-
-  sums: Any
-  counts: Any
-
-
 def sketch(name, federation, **names):
   """A sketch's functions, with all that the text says they share."""
   blocks = dict(
@@ -74,7 +67,6 @@ def sketch(name, federation, **names):
           for n in (
               'cross_entropy',
               'masked_mean',
-              'shuffled_positions',
               'train_epochs',
           )
       },
@@ -125,52 +117,6 @@ def own_optimiser(federation):
     return variables, tx.init(variables.params)
 
   return init_client
-
-
-def fedhe(federation):
-  names = sketch('fedhe', federation, alpha=1.0, Logits=Logits)
-  return FederatedAlgorithm(
-      init=lambda key: Logits(
-          jnp.zeros((NUM_CLASSES, NUM_CLASSES)), jnp.zeros(NUM_CLASSES)
-      ),
-      init_client=own_optimiser(federation),
-      downlink=names['downlink'],
-      client_update=names['client_update'],
-      server_update=names['server_update'],
-      client_model=lambda server, client, group: client[0],
-      personal=True,
-  )
-
-
-def test_fedhe_uploads_class_sums_over_counts_plus_one():
-  """With a learning rate of 0 the logits are known in closed form."""
-  federation = federate(local=tiny_local(optax.sgd, lr=0.0))
-  _, state, reports = run(fedhe(federation), federation)
-  data, want = tiny_data(SIZES), np.zeros((NUM_CLASSES, NUM_CLASSES))
-  seen = np.zeros(NUM_CLASSES)
-  for group in federation.groups:
-    variables = group.model.init(jax.random.key(0))
-    for i in group.client_ids:
-      mine = data.index[i, : SIZES[i]]
-      x = data.preprocess(data.images[mine])
-      logits, _ = group.model.apply(variables, x)
-      rows = np.eye(NUM_CLASSES)[data.labels[mine]]
-      want += rows.T @ np.asarray(logits) / (rows.sum(0)[:, None] + 1)
-      seen += rows.any(0)
-  np.testing.assert_allclose(state.server.sums, want, rtol=1e-4, atol=1e-5)
-  np.testing.assert_array_equal(state.server.counts, seen)
-  up = rounds.num_bytes(reports['tiny1'].up)
-  np.testing.assert_array_equal(up, 4 * NUM_CLASSES * (NUM_CLASSES + 1))
-
-
-def test_fedhe_sends_known_classes_only():
-  federation = federate()
-  algorithm = fedhe(federation)
-  sums = jnp.arange(9.0).reshape(3, 3)
-  server = Logits(sums, jnp.array([2.0, 0.0, 1.0]))
-  sent = algorithm.downlink(server, federation.groups[0], None)
-  assert rounds.num_bytes(rounds.measure(sent)) == 2 * 4 * NUM_CLASSES
-  np.testing.assert_array_equal(sent.value[0], [0, 0.5, 1])
 
 
 def fedepth(federation, spans):

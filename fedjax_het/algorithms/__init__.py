@@ -7,7 +7,9 @@ Adding a method takes a module in this folder and a line here.
 
 from collections.abc import Callable
 
+from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.private import private
@@ -18,6 +20,16 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'fedin': fedin,
+    'fedhe': fedhe,
+    'fd': fd,
 }
 
-__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']
+__all__ = [
+    'ALGORITHMS',
+    'fd',
+    'fedavg',
+    'fedhe',
+    'fedin',
+    'fedprox',
+    'private',
+]

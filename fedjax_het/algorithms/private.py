@@ -8,33 +8,47 @@ References:
   <https://arxiv.org/abs/1910.03581>`_, 2019.
 """
 
-from fedjax_het.engine.local import train_model
+from fedjax_het.engine.local import fit, init_optimizer, model_loss
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 
 
-def private(federation: Federation) -> FederatedAlgorithm:
+def private(
+    federation: Federation, *, keep_optimizer: bool = False
+) -> FederatedAlgorithm:
   """Local training only.
 
   Args:
     federation: Groups and local training.
+    keep_optimizer: Whether the optimiser's state stays between visits, as with
+      methods that exchange no weights; else it begins anew in every visit.
 
   Returns:
-    The algorithm; its client state is the client's whole model.
+    The algorithm; its client state is the client's whole model and, if that is
+    kept, its optimiser's state (None if not).
   """
+  local = federation.local
+
+  def init_client(group, client_id, key):
+    variables = group.model.init(key)
+    if not keep_optimizer:
+      return variables, None
+    return variables, init_optimizer(local, variables.params)
 
   def client_update(group, client, sent, data, visit):
     del sent
-    end, metrics, _ = train_model(
-        group.model, federation.local, client, data, visit
-    )
-    return end, Uplink(()), metrics
+    variables, opt_state = client
+    end, opt_state, metrics, _ = fit(
+        model_loss(group.model), local, variables, data, visit,
+        opt_state=opt_state,
+    )  # fmt: skip
+    return (end, opt_state if keep_optimizer else None), Uplink(()), metrics
 
   return FederatedAlgorithm(
       init=lambda key: (),
-      init_client=lambda group, client_id, key: group.model.init(key),
+      init_client=init_client,
       downlink=lambda server, group, visit: (),
       client_update=client_update,
       server_update=lambda server, received, key: server,
-      client_model=lambda server, client, group: client,
+      client_model=lambda server, client, group: client[0],
       personal=True,
   )

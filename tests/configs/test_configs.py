@@ -12,7 +12,7 @@ FOLDER = pathlib.Path(common.__file__).parent
 METHODS = sorted(
     path.stem
     for path in FOLDER.glob('*.py')
-    if path.stem not in ('__init__', 'common')
+    if path.stem not in ('__init__', 'common', 'fedhe_setting')
 )
 
 
@@ -95,6 +95,20 @@ def test_the_papers_settings():
     mine = v2.to_dict()
     del mine['algorithm']
     assert other == mine
+
+
+def test_the_setting_of_fedhe():
+  config = load('fedhe').get_config('fedhe')
+  assert config.groups.to_dict() == {f'fedhe_cnn{i}': 1 for i in range(10)}
+  local = config.local
+  assert (local.steps, local.batch_size, local.learning_rate) == (3, 50, 1e-3)
+  assert (config.num_rounds, config.cohort_size) == (5000, None)
+  assert config.partition.name == 'iid' and config.dataset == 'mnist'
+  one = load('fedhe').get_config('homogeneous,fedhe,cifar10,dirichlet,cpu')
+  assert one.groups.to_dict() == dict(fedhe_cnn9=10)
+  assert one.dataset == 'cifar10' and one.partition.alpha == 0.5
+  assert one.num_rounds < 1000 and one.model.width < 1
+  assert load('private').get_config('fedhe').algorithm.keep_optimizer
 
 
 def test_unknown_variants_are_refused_with_the_list():

@@ -1,0 +1,35 @@
+"""FD: federated distillation by class means of outputs."""
+
+from configs import common
+
+
+def _set(**options):
+  """A variant that sets options of the method."""
+
+  def apply(config):
+    config.algorithm.update(options)
+
+  return apply
+
+
+VARIANTS = dict(
+    # The papers' softmax outputs instead of logits.
+    prob=_set(space='prob'),
+    kl=_set(regulariser='kl'),
+    # The mean of all clients, the receiver's own vector included.
+    all=_set(mean='all'),
+)
+
+
+def get_config(arg=''):
+  """FD on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fd.py[:variant,...]`.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('fd', arg, VARIANTS)

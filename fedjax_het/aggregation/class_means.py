@@ -1,0 +1,141 @@
+"""Output vectors added up by class, which FedHe and FD exchange."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.local import cross_entropy, fit, masked_mean
+from fedjax_het.engine.types import LocalTraining, Received, Visit
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+class ClassVectors(NamedTuple):
+  """One vector for each class, a sum or a mean, and what stands behind it.
+
+  Attributes:
+    vectors: [..., C, D] float32.
+    counts: [..., C] float32, how many vectors were added or averaged; zero
+      for a class that nobody has, whose vector is zero.
+  """
+
+  vectors: jax.Array
+  counts: jax.Array
+
+
+def class_sums(vectors, labels, num_classes: int, mask=None) -> ClassVectors:
+  """Adds up vectors by class.
+
+  Args:
+    vectors: [B, D].
+    labels: [B] int32.
+    num_classes: C.
+    mask: [B] bool, examples that count; None for all.
+
+  Returns:
+    Sums [C, D] and counts [C].
+  """
+  rows = jax.nn.one_hot(labels, num_classes)
+  if mask is not None:
+    rows = jnp.where(mask[:, None], rows, 0.0)
+  # In full precision on every platform: these are sums, not activations.
+  sums = jnp.matmul(rows.T, vectors, precision='highest')
+  return ClassVectors(sums, jnp.sum(rows, axis=0))
+
+
+def class_means(total: ClassVectors) -> jax.Array:
+  """[..., C, D]: sums over counts, zero for a class without any."""
+  return total.vectors / jnp.maximum(total.counts, 1.0)[..., None]
+
+
+def fit_and_sum(
+    model: BlockModel,
+    local: LocalTraining,
+    start: Variables,
+    data,
+    visit: Visit,
+    *,
+    opt_state: Any,
+    penalty: Callable[..., jax.Array],
+    weight: float,
+    name: str,
+    output: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> tuple[Variables, Any, dict[str, jax.Array], ClassVectors]:
+  """Trains on cross-entropy plus a penalty, and adds up outputs by class.
+
+  What is added up comes from the training passes themselves (dropout on,
+  batch statistics, before the step), so it costs no pass of its own.
+
+  Args:
+    model: The architecture.
+    local: How to train.
+    start: Variables at the beginning.
+    data: The client's examples.
+    visit: The client's turn.
+    opt_state: The optimiser's state to go on with.
+    penalty: `(logits [B, C], labels [B]) -> [B]`, averaged over the batch.
+    weight: Factor on the penalty; 0 leaves it out of the gradient.
+    name: The penalty's name among the metrics.
+    output: Maps logits [B, C] to what is added up, [B, D].
+
+  Returns:
+    Variables at the end, the optimiser's state, the metrics 'train_loss',
+    'cross_entropy' and `name` as means over the steps, and the sums.
+  """
+
+  def loss_fn(variables, batch, key):
+    logits, stats = model.apply(
+        variables, batch.x, train=True, mask=batch.mask, key=key
+    )
+    logits = logits.astype(jnp.float32)
+    loss = cross_entropy(logits, batch.y, batch.mask)
+    extra = masked_mean(penalty(logits, batch.y), batch.mask)
+    sums = class_sums(output(logits), batch.y, model.num_classes, batch.mask)
+    metrics = {'cross_entropy': loss, name: extra, **sums._asdict()}
+    return loss + weight * extra if weight else loss, (stats, metrics)
+
+  end, opt_state, metrics, num_steps = fit(
+      loss_fn, local, start, data, visit, opt_state=opt_state
+  )
+  # `fit` has averaged over the steps; counts are whole numbers again.
+  total = ClassVectors(
+      metrics.pop('vectors') * num_steps,
+      jnp.round(metrics.pop('counts') * num_steps),
+  )
+  return end, opt_state, metrics, total
+
+
+def gather_uploads(
+    received: Mapping[str, Received],
+) -> tuple[jax.Array, Any]:
+  """The `kept` uplinks of all groups on one axis.
+
+  Args:
+    received: {group name: Received}.
+
+  Returns:
+    Clients' ids [S] int32, the number of clients for padding, and the uplinks,
+    leaves [S, ...].
+  """
+  groups = list(received.values())
+  ids = jnp.concatenate([group.client_id for group in groups])
+  return ids, jax.tree.map(
+      lambda *parts: jnp.concatenate(parts), *(group.kept for group in groups)
+  )
+
+
+def keep_latest(store, client_id, uploads):
+  """Puts uploads in the place of their senders' earlier ones.
+
+  Args:
+    store: A tree of leaves [N, ...].
+    client_id: [S] int32; ids outside 0..N-1 are ignored.
+    uploads: The same tree, leaves [S, ...].
+
+  Returns:
+    The new store.
+  """
+  return jax.tree.map(
+      lambda old, new: old.at[client_id].set(new, mode='drop'), store, uploads
+  )
