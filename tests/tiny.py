@@ -8,6 +8,7 @@ import optax
 from fedjax_het.data.federated import federate
 from fedjax_het.engine.types import Federation, Group, LocalTraining
 from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.norm import BatchNorm
 
 NUM_CLASSES = 3
 SHAPE = (2, 2, 1)
@@ -24,9 +25,7 @@ class Dense(nn.Module):
   def __call__(self, x, train, mask):
     x = nn.Dense(self.features)(x.reshape(x.shape[0], -1))
     if self.norm:
-      x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(
-          x, mask=None if mask is None else mask[:, None]
-      )
+      x = BatchNorm()(x, train, mask)
     return nn.relu(x) if self.relu else x
 
 

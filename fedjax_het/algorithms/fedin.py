@@ -13,7 +13,8 @@ client uploads pairs (s_in, s_out) = (input, output of in). One round:
        fixed:  Z = G_in + (lam/2) G_loc
   3. It uploads weights and pairs; the server averages and stores.
 
-Without pairs (the first round) the step is local training alone. The two
+Without pairs (the first round) the step is local training alone. For the
+fixed rule minibatch and pairs take one pass through `in` together. The two
 papers' settings are options: the defaults are those of the later version
 ('v2'); `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
 pairs are those of the first ('v1').
@@ -39,9 +40,15 @@ from fedjax_het.aggregation.pairs import (
     empty_store,
     store_pairs,
 )
+from fedjax_het.algorithms.fedin_passes import (
+    PLAIN,
+    Features,
+    feature_error,
+    forward,
+    in_loss,
+)
 from fedjax_het.engine.local import (
     cross_entropy,
-    masked_mean,
     proximal_gradient,
     shuffled_positions,
     train_epochs,
@@ -54,8 +61,7 @@ from fedjax_het.engine.types import (
     Maybe,
     Uplink,
 )
-from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.privacy import add_feature_noise, clip_features
+from fedjax_het.models.blocks import Variables
 
 
 class Server(NamedTuple):
@@ -72,103 +78,14 @@ class Downlink(NamedTuple):
   pairs: Maybe
 
 
-class Features(NamedTuple):
-  """How a client protects the features it produces.
+def _one_pass(rule: str, lam: float, num_pairs: int, batch_size: int) -> bool:
+  """Whether one pass over batch and pairs gives Z.
 
-  Attributes:
-    clip: Largest L2 norm of one example's feature, None for no clipping.
-    noise: Standard deviation of the Gaussian noise in units of the feature's
-      own (v2 takes 0.8), 0 for none.
-    sigma: Standard deviation of further noise in absolute units, 0 for none.
+  The fixed Z is (lam/2) times the gradient of L_loc + (2/lam) L_IN, which
+  leaves the gradients of extractor and classifier as they are. The two parts
+  of a batch are equally long.
   """
-
-  clip: float | None = None
-  noise: float = 0.0
-  sigma: float = 0.0
-
-  def __call__(self, key, feature, mask):
-    """Clips and noises [B, ...] features; `mask` [B] or None, as in `Batch`."""
-    if self.clip is not None:
-      feature = clip_features(feature, self.clip)
-    if self.noise:
-      feature = add_feature_noise(key, feature, self.noise, mask)
-    if self.sigma:
-      draw = jax.random.normal(jax.random.fold_in(key, 1), feature.shape)
-      feature = feature + self.sigma * draw
-    return feature
-
-
-_PLAIN = Features()
-
-
-def forward(model: BlockModel, variables, x, mask, key, protect=_PLAIN):
-  """A training forward pass that shows the features (v2 Eq. 4-6).
-
-  Args:
-    model: The client's architecture.
-    variables: Its variables.
-    x: [B, ...] inputs.
-    mask: [B] bool or None.
-    key: A random key, for dropout and noise.
-    protect: Applied to s_in and s_out on their way.
-
-  Returns:
-    Logits [B, C], `Pairs` (s_in, s_out), and the updated running statistics.
-  """
-  keys = jax.random.split(key, 5)
-  first, last = model.cut
-  s_in, stats = model.apply(
-      variables, x, stop=first, train=True, mask=mask, key=keys[0]
-  )
-  s_in = protect(keys[1], s_in, mask)
-  s_out, stats = model.apply(
-      Variables(variables.params, stats),
-      s_in,
-      start=first,
-      stop=last,
-      train=True,
-      mask=mask,
-      key=keys[2],
-  )
-  s_out = protect(keys[3], s_out, mask)
-  logits, stats = model.apply(
-      Variables(variables.params, stats),
-      s_out,
-      start=last,
-      train=True,
-      mask=mask,
-      key=keys[4],
-  )
-  return logits, Pairs(s_in, s_out), stats
-
-
-def in_loss(model: BlockModel, variables, pairs: Pairs, mask, key):
-  """L_IN: mean squared error of the intermediate layers on given pairs.
-
-  Norms use the batch statistics of the pairs; running statistics are not
-  moved.
-
-  Args:
-    model: The client's architecture.
-    variables: Variables with at least the intermediate layers.
-    pairs: `Pairs` [B, ...], constants.
-    mask: [B] bool, pairs that count.
-    key: A random key, for dropout.
-
-  Returns:
-    The mean over pairs and elements, 0 when no pair counts.
-  """
-  out, _ = model.apply(
-      variables,
-      pairs.s_in,
-      start=model.cut[0],
-      stop=model.cut[1],
-      train=True,
-      mask=mask,
-      key=key,
-  )
-  error = jnp.square(out - pairs.s_out)
-  return masked_mean(jnp.mean(error.reshape(len(mask), -1), axis=1), mask)
+  return rule == 'fixed' and lam > 0 and num_pairs >= batch_size
 
 
 def fedin(
@@ -236,10 +153,11 @@ def fedin(
   pair_shapes = check_pair_shapes(federation)
   exchange = make_exchange(federation, aggregation, weights)
   protect = Features(clip, noise, sigma)
-  in_forward = protect if noise_at == 'forward' else _PLAIN
-  at_upload = protect if noise_at == 'upload' else _PLAIN
+  in_forward = protect if noise_at == 'forward' else PLAIN
+  at_upload = protect if noise_at == 'upload' else PLAIN
   batch_size = min(local.batch_size, num_pairs)
   num_chunks = num_pairs // batch_size
+  one_pass = in_training and _one_pass(rule, lam, num_pairs, local.batch_size)
 
   def init(key):
     store = empty_store(
@@ -259,19 +177,30 @@ def fedin(
     """One local step of the algorithm box, on (variables, optimiser, ...)."""
     model = group.model
 
-    def local_loss(params, stats, batch, key):
-      logits, pairs, stats = forward(
-          model, Variables(params, stats), batch.x, batch.mask, key, in_forward
+    def local_loss(params, stats, batch, key, received=None):
+      """CE, and (2/lam) L_IN on top where there are `received` pairs."""
+      variables = Variables(params, stats)
+      logits, pairs, stats, out = forward(
+          model, variables, batch.x, batch.mask, key, in_forward, received
       )
-      return cross_entropy(logits, batch.y, batch.mask), (stats, pairs)
+      loss = total = cross_entropy(logits, batch.y, batch.mask)
+      metrics = {'train_loss': loss}
+      if received is not None:
+        (_, s_out), present = received
+        metrics['in_loss'] = feature_error(out, s_out, present)
+        total = loss + (2 / lam) * metrics['in_loss']
+      return total, (stats, pairs, metrics)
+
+    def share_of_pairs(step_num):
+      begin = (step_num % num_chunks) * batch_size
+      return jax.tree.map(
+          lambda a: jax.lax.dynamic_slice_in_dim(a, begin, batch_size),
+          sent.pairs,
+      )
 
     def in_gradient(params, stats, step_num, key):
       """G_in over the step's share of the pairs, and whether there is any."""
-      begin = (step_num % num_chunks) * batch_size
-      pairs, mask = jax.tree.map(
-          lambda a: jax.lax.dynamic_slice_in_dim(a, begin, batch_size),
-          tuple(sent.pairs),
-      )
+      pairs, mask = share_of_pairs(step_num)
       names = model.intermediate
       loss, grads = jax.value_and_grad(
           lambda middle: in_loss(
@@ -283,12 +212,17 @@ def fedin(
     def step(carry, batch, step_num, key):
       (params, stats), opt_state, in_opt_state, buffer = carry
       key, in_key = jax.random.split(key)
-      (loss, (new_stats, pairs)), grads = jax.value_and_grad(
-          local_loss, has_aux=True
-      )(params, stats, batch, key)
-      grads = proximal_gradient(grads, params, anchor, mu)  # G_loc
-      metrics = {'train_loss': loss}
-      if in_training and rule != 'sequential':
+      received = share_of_pairs(step_num) if one_pass else None
+      grads, (new_stats, pairs, metrics) = jax.grad(local_loss, has_aux=True)(
+          params, stats, batch, key, received
+      )
+      # G_loc; in one pass G_loc + (2/lam) G_in on the intermediate layers.
+      grads = proximal_gradient(grads, params, anchor, mu)
+      if one_pass:
+        factor = jnp.where(jnp.any(received.present), lam / 2, 1.0)
+        z = {name: grads[name] for name in model.intermediate}
+        grads = {**grads, **jax.tree.map(lambda g: factor * g, z)}
+      elif in_training and rule != 'sequential':
         metrics['in_loss'], g_in, some = in_gradient(
             params, stats, step_num, in_key
         )
@@ -409,7 +343,7 @@ def _final_pairs(model, end, data, key, num_chunks, batch_size, protect):
     place, key = arg
     mask = place < data.size
     batch = data.batch(order[jnp.minimum(place, len(order) - 1)], mask)
-    _, pairs, _ = forward(model, end, batch.x, mask, key, protect)
+    _, pairs, _, _ = forward(model, end, batch.x, mask, key, protect)
     return pairs, mask
 
   return jax.lax.map(one, (place, jax.random.split(key, num_chunks)))

@@ -36,7 +36,8 @@ class Block(NamedTuple):
     name: Position-independent name, such as 'stage1_block0'. Two architectures
       share a block exactly when both list its name.
     module: A hashable linen module, called as `module(x, train, mask)`; `mask`
-      is [B] bool (False for padding examples) or None.
+      is [B] bool (False for padding examples) or None, or [G, B / G] for a
+      batch of G parts, which only layers that mix examples have to heed.
   """
 
   name: str
@@ -167,7 +168,9 @@ class BlockModel:
       train: Whether norms use (and update the running) batch statistics and
         dropout is active.
       mask: [B] bool, False for padding examples, which batch statistics
-        ignore; None means that every example counts.
+        ignore; None means that every example counts. [G, B / G] is a batch of
+        G parts: each has batch statistics of its own, and the running ones
+        follow the first.
       key: Needed when `train` and the span has dropout.
 
     Returns:

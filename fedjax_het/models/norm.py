@@ -46,10 +46,15 @@ def batch_moments(
   Args:
     x: [B, ..., C], float32.
     mask: [B] bool, False for examples to ignore; None means that all count.
+      [G, B / G] means a batch of G parts with moments of their own.
 
   Returns:
-    Mean and variance, [C] each; zeros if every example is masked.
+    Mean and variance, [C] each ([G, C] of G parts); zeros where every example
+    is masked.
   """
+  if mask is not None and mask.ndim == 2:
+    parts = x.reshape((*mask.shape, *x.shape[1:]))
+    return jax.vmap(batch_moments)(parts, mask)
 
   def mean(values):
     values = _example_mean(values)
@@ -87,7 +92,8 @@ class BatchNorm(nn.Module):
   def __call__(self, x, train=False, mask=None):
     """Normalises [B, ..., C]; see `Block` for `train` and `mask`.
 
-    If every example is masked the running statistics stay as they are.
+    If every example is masked the running statistics stay as they are. Of a
+    batch in parts they see the first alone.
     """
     channels = x.shape[-1:]
     scale = self.param('scale', nn.initializers.ones, channels)
@@ -102,11 +108,16 @@ class BatchNorm(nn.Module):
         if not self.is_initializing():
           keep = self.momentum
           if mask is not None:
-            keep = jnp.where(jnp.any(mask), keep, 1.0)
+            some = jnp.any(jnp.atleast_2d(mask)[0])
+            keep = jnp.where(some, keep, 1.0)
           for running, new in ((running_mean, mean), (running_var, var)):
+            new = jnp.atleast_2d(new)[0]
             running.value = keep * running.value + (1 - keep) * new
       else:
         mean, var = running_mean.value, running_var.value
+    if mean.ndim == 2:  # [G, C] -> [B, C]
+      mean, var = (jnp.repeat(m, len(x) // len(m), axis=0) for m in (mean, var))
+      scale, bias = scale[None], bias[None]
     # One multiplication and one addition per number of x.
     scale = scale * lax.rsqrt(var + self.epsilon)
     return x * _spread(scale, x) + _spread(bias - mean * scale, x)

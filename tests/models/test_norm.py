@@ -128,6 +128,35 @@ def test_masked_examples_may_hold_anything():
   jax.tree.map(np.testing.assert_array_equal, stats, other)
 
 
+@pytest.mark.parametrize('policy', POLICIES)
+def test_parts_of_a_batch_are_normalised_apart(policy):
+  """As one call each; the running statistics follow the first part."""
+  x = jnp.concatenate([images(), 3 * images(seed=1) - 2])
+  masks = jnp.stack([MASK, ~MASK])
+  module = norm_layer(policy, 'norm')
+  variables = init(module, x)
+
+  def run(x, mask):
+    return module.apply(variables, x, True, mask, mutable='batch_stats')
+
+  y, stats = run(x, masks)
+  first, want = run(x[:4], masks[0])
+  second, _ = run(x[4:], masks[1])
+  np.testing.assert_allclose(
+      y, jnp.concatenate([first, second]), rtol=1e-5, atol=1e-6
+  )
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), stats, want
+  )
+  if policy == 'batch':  # An empty first part moves nothing.
+    _, stats = run(x, jnp.stack([jnp.zeros(4, bool), MASK]))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        stats['batch_stats'],
+        variables['batch_stats'],
+    )
+
+
 def test_batch_only_has_no_statistics_and_one_mode():
   x = images()
   module = norm_layer('batch_only', 'norm')
