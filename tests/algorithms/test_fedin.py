@@ -147,8 +147,8 @@ def test_pairs_of_the_own_unchanged_model_give_no_loss():
   assert float(loss) == 0.0
 
 
-def run(make, num_rounds, norm=True, **options):
-  federation = tiny_federation(norm=norm)
+def run(make, num_rounds, norm=True, local=None, **options):
+  federation = tiny_federation(norm=norm, local=local)
   algorithm = make(federation, **options)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
@@ -184,9 +184,12 @@ def test_first_round_is_local_training():
   """Nobody has pairs yet, so the step is that of FedProx.
 
   To rounding: the sums of one pass have twice as many terms, half of them 0.
+  With SGD, since Adam blows the rounding of a gradient that is zero (of a
+  bias in front of a norm) up to a step of full size.
   """
-  got = run(fedin, 1, num_pairs=4)[0]
-  assert_tree_close(got, run(fedprox, 1)[0])
+  sgd = tiny_local(optax.sgd)
+  got = run(fedin, 1, local=sgd, num_pairs=4)[0]
+  assert_tree_close(got, run(fedprox, 1, local=sgd)[0])
 
 
 def test_without_mu_fedprox_is_fedavg(prox):
