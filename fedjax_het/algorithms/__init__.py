@@ -8,7 +8,9 @@ Adding a method takes a module in this folder and a line here.
 from collections.abc import Callable
 
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedin import fedin
+from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.private import private
 from fedjax_het.engine.types import FederatedAlgorithm
@@ -18,6 +20,16 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'fedin': fedin,
+    'fedmd': fedmd,
+    'fedgkt': fedgkt,
 }
 
-__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']
+__all__ = [
+    'ALGORITHMS',
+    'fedavg',
+    'fedgkt',
+    'fedin',
+    'fedmd',
+    'fedprox',
+    'private',
+]
