@@ -251,7 +251,11 @@ def fedgkt(
     def publish(batch):
       h, _ = model.apply(variables, batch.x, stop=model.cut[0])
       z, _ = model.apply(variables, h, start=model.cut[0])
-      return h, z, batch.y
+      real = batch.position < data.size
+      return jax.tree.map(
+          lambda a: jnp.where(jnp.expand_dims(real, range(1, a.ndim)), a, 0),
+          (h, z, batch.y),
+      )
 
     message = Maybe(
         map_examples(publish, data, length), jnp.arange(length) < data.size
