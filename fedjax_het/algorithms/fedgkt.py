@@ -334,17 +334,17 @@ def fedgkt(
     if not server_epochs:
       return done
     slots = gather(received)
-    ids, h, _, _, sizes = slots
+    ids, h, _, y, sizes = slots
     # By client and not by group; those that are none stand last.
     order = jnp.argsort(ids)
     net, opt_state, logits = train_net(server, slots, order, key)
     if server_logits == 'eval':
-      size = min(256, length)
-      rows = h.reshape(-1, *shape)
-      logits = jax.lax.map(
-          lambda x: chief.apply(net, x[None], start=begin)[0][0],
-          rows,
-          batch_size=size,
+      num = len(ids) * length
+      rows = ClientData(
+          h.reshape(num, *shape), y.reshape(num), jnp.arange(num), num, _as_it_is
+      )
+      logits = map_examples(
+          lambda batch: chief.apply(net, batch.x, start=begin)[0], rows, num
       ).reshape(logits.shape)
     present = jnp.arange(length)[None] < sizes[:, None]
     return done._replace(

@@ -282,7 +282,9 @@ def test_evaluation_composes_extractor_and_server_and_shows_the_clients():
   )(state)  # fmt: skip
   for group in federation.groups:
     for row in range(2):
-      client = jax.tree.map(lambda a: a[row], state.clients[group.name])
+      client = jax.tree.map(
+          lambda a, row=row: a[row], state.clients[group.name]
+      )
       model = algorithm.client_model(state.server, client, group)
       own, net = model
       whole = Variables(
@@ -336,5 +338,5 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_unknown_sizes_are_refused():
-  with pytest.raises(ValueError, match='needs Federation.sizes='):
+  with pytest.raises(ValueError, match='This method needs Federation'):
     make(federate_tiny(sizes=None))

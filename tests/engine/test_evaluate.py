@@ -74,5 +74,5 @@ def test_calibration_replaces_the_server_for_evaluation_alone():
 
 def test_calibration_needs_data():
   algorithm = fedavg(FEDERATION)._replace(calibrate=lambda server, data: server)
-  with pytest.raises(ValueError, match='needs make_evaluate.data='):
+  with pytest.raises(ValueError, match='This algorithm needs make_eval'):
     evaluate(algorithm)
