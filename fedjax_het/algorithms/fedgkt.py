@@ -341,7 +341,11 @@ def fedgkt(
     if server_logits == 'eval':
       num = len(ids) * length
       rows = ClientData(
-          h.reshape(num, *shape), y.reshape(num), jnp.arange(num), num, _as_it_is
+          h.reshape(num, *shape),
+          y.reshape(num),
+          jnp.arange(num),
+          jnp.int32(num),
+          _as_it_is,
       )
       logits = map_examples(
           lambda batch: chief.apply(net, batch.x, start=begin)[0], rows, num
