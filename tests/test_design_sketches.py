@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +34,6 @@ from tests.tiny import (
 TEXT = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'design.md'
 NOTHING = Variables({}, {})
 SIZES = (5, 8, 3, 7)
-
-
-class Server(NamedTuple):
-  """FedGKT's: a large net, and logits by client and example."""
-
-  net: Any
-  logits: Any
 
 
 def sketch(name, federation, **names):
@@ -288,53 +280,3 @@ def test_moon_differs_from_fedavg_by_its_pull_alone(mu, num_rounds, equal):
     gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), got.server,
                         want.server)  # fmt: skip
     assert max(jax.tree.leaves(gaps)) > 1e-3
-
-
-def test_fedgkt_returns_logits_to_the_examples_they_belong_to():
-  """A planted server answers each example with its own label."""
-  federation = federate()
-  num, size = federation.num_clients, max(SIZES)
-
-  def server_step(net, batch):
-    _, _, labels, here = batch
-    return net + jnp.sum(here), jax.nn.one_hot(labels, NUM_CLASSES)
-
-  names = sketch(
-      'fedgkt',
-      federation,
-      alpha=1.0,
-      Server=Server,
-      max_examples=size,
-      batch_size=4,
-      server_epochs=2,
-      server_step=server_step,
-      distillation=lambda z, teacher: jnp.sum((z - teacher) ** 2, axis=-1),
-  )
-  algorithm = FederatedAlgorithm(
-      init=lambda key: Server(
-          jnp.int32(0),
-          Maybe(
-              jnp.zeros((num, size, NUM_CLASSES)), jnp.zeros((num, size), bool)
-          ),
-      ),
-      init_client=own_optimiser(federation),
-      downlink=names['downlink'],
-      client_update=names['client_update'],
-      server_update=names['server_update'],
-      client_model=lambda server, client, group: client[0],
-      personal=True,
-  )
-  _, state, reports = run(algorithm, federation, num_rounds=2)
-  data = tiny_data(SIZES)
-  value, present = state.server.logits
-  assert state.server.net == 2 * 2 * sum(SIZES)  # Rounds, epochs, examples.
-  for i, n in enumerate(SIZES):
-    assert present[i].tolist() == [True] * n + [False] * (size - n)
-    labels = data.labels[data.index[i, :n]]
-    np.testing.assert_array_equal(np.argmax(value[i, :n], -1), labels)
-  # Features of 4, logits of 3 and a label, of 5 and 3 examples.
-  up = rounds.num_bytes(reports['tiny1'].up)
-  assert up.tolist() == [4 * (4 + 3 + 1) * n for n in (5, 3)]
-  down = rounds.num_bytes(reports['tiny1'].down)
-  assert down.tolist() == [4 * 3 * n for n in (5, 3)]
-

@@ -42,14 +42,27 @@ def tiny_model(depth: int, *, width=4, norm=True) -> BlockModel:
   )
 
 
-def tiny_data(sizes=(5, 8, 3, 7, 8, 6), seed=0):
-  """Separable random examples dealt to clients of the given sizes."""
+SIZES = (5, 8, 3, 7, 8, 6)
+
+
+def tiny_data(sizes=SIZES, seed=0, public=0):
+  """Separable random examples dealt to clients of the given sizes.
+
+  The last `public` examples besides are everybody's.
+  """
   rng = np.random.default_rng(seed)
+  own, sizes = len(sizes), (*sizes, public)
   labels = rng.integers(0, NUM_CLASSES, sum(sizes))
   means = rng.integers(40, 215, (NUM_CLASSES, *SHAPE))
   images = means[labels] + rng.integers(-30, 30, (len(labels), *SHAPE))
   parts = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
-  return federate(images.astype(np.uint8), labels, parts, preprocess)
+  return federate(
+      images.astype(np.uint8),
+      labels,
+      parts[:own],
+      preprocess,
+      parts[own] if public else None,
+  )
 
 
 def preprocess(images, key=None):

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
+from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.private import private
 from fedjax_het.engine.types import FederatedAlgorithm
@@ -22,14 +24,8 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedin': fedin,
     'fedhe': fedhe,
     'fd': fd,
+    'fedmd': fedmd,
+    'fedgkt': fedgkt,
 }
 
-__all__ = [
-    'ALGORITHMS',
-    'fd',
-    'fedavg',
-    'fedhe',
-    'fedin',
-    'fedprox',
-    'private',
-]
+__all__ = ['ALGORITHMS', *ALGORITHMS]

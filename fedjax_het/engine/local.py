@@ -139,6 +139,30 @@ def train_epochs(
   return carry, means, num_steps
 
 
+def map_examples(
+    fn: Callable[..., Any], data: ClientData, num: int, batch_size: int = 256
+):
+  """Applies a function to a client's first examples, a batch at a time.
+
+  Args:
+    fn: `(batch) -> tree` with leaves [B, ...]; inference, whose rows do not
+      depend on the other examples of the batch.
+    data: The examples; nothing is augmented.
+    num: Rows wanted, at most the length of the client's table.
+    batch_size: Largest batch, which bounds memory.
+
+  Returns:
+    The tree with leaves [num, ...], in the order of the table.
+  """
+  steps = -(-num // batch_size)
+  size = -(-num // steps)
+  place = (jnp.arange(steps * size) % num).reshape(steps, size)
+  rows = jax.lax.map(lambda position: fn(data.batch(position)), place)
+  return jax.tree.map(
+      lambda a: a.reshape(steps * size, *a.shape[2:])[:num], rows
+  )
+
+
 def proximal_gradient(grads, params, anchor, mu: float):
   """Adds FedProx's leash: the gradient of (mu/2) ||params - anchor||^2.
 

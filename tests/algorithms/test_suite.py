@@ -1,5 +1,7 @@
 """What every registered algorithm must satisfy."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +10,27 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Visit
-from tests.tiny import tiny_data, tiny_federation
+from tests.tiny import SIZES, tiny_data, tiny_federation
 
-OPTIONS = {'fedin': dict(num_pairs=4)}
+OPTIONS = {
+    'fedin': dict(num_pairs=4),
+    'fedmd': dict(num_alignment=7, digest_batch_size=4),
+    'fedgkt': dict(server_epochs=2),
+}
+NUM_PUBLIC = 11
+# What a method needs to know of the federation; all data are the same.
+NEEDS = {
+    'fedmd': dict(num_public=NUM_PUBLIC),
+    'fedgkt': dict(sizes=np.array(SIZES)),
+}
 COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def make(name, federation=None):
-  federation = federation or tiny_federation(norm=False)
+  federation = federation or tiny_federation(
+      norm=False, **NEEDS.get(name, {})
+  )
   algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
   return algorithm, federation
 
@@ -24,7 +38,7 @@ def make(name, federation=None):
 def run(name, num_rounds=2, data=None, federation=None, keys=KEYS, **kwargs):
   """State after some rounds, on the host."""
   algorithm, federation = make(name, federation)
-  data = tiny_data() if data is None else data
+  data = tiny_data(public=NUM_PUBLIC) if data is None else data
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=COHORT, **kwargs
@@ -61,7 +75,8 @@ def test_a_round_keeps_structure_shapes_and_dtypes(name):
       algorithm, federation, cohort_size=COHORT, backend='map'
   )
   before = rounds.init_state(algorithm, federation, jax.random.key(0))
-  after, reports = jax.eval_shape(run_round, before, tiny_data(), *KEYS)
+  data = tiny_data(public=NUM_PUBLIC)
+  after, reports = jax.eval_shape(run_round, before, data, *KEYS)
   assert _describe(before) == _describe(after)
   assert set(reports) == {group.name for group in federation.groups}
   assert all('train_loss' in r.metrics for r in reports.values())
@@ -116,7 +131,7 @@ def test_no_recompilation_after_the_first_round(name):
   try:
     shares = set()
     for i in range(4):
-      state, reports = run_round(state, tiny_data(), *KEYS)
+      state, reports = run_round(state, tiny_data(public=NUM_PUBLIC), *KEYS)
       shares.add(
           tuple(
               int(np.sum(np.asarray(r.client_id) < federation.num_clients))
@@ -140,9 +155,9 @@ def test_resume_is_exact(name, reference):
       algorithm, federation, cohort_size=COHORT, backend='map'
   )
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  state, _ = run_round(state, tiny_data(), *KEYS)
+  state, _ = run_round(state, tiny_data(public=NUM_PUBLIC), *KEYS)
   state = jax.tree.map(jnp.asarray, jax.device_get(state))
-  state, _ = run_round(state, tiny_data(), *KEYS)
+  state, _ = run_round(state, tiny_data(public=NUM_PUBLIC), *KEYS)
   assert_close(jax.device_get(state), reference, rtol=0, atol=0)
 
 
@@ -155,13 +170,15 @@ def test_keys_rule_the_run(name, reference):
 
 def test_grouping_order_does_not_matter(name, reference):
   """A client's randomness follows its identity, not its group's place."""
-  federation = tiny_federation(norm=False)
-  reversed_ = type(federation)(federation.groups[::-1], federation.local)
+  _, federation = make(name)
+  reversed_ = dataclasses.replace(
+      federation, groups=federation.groups[::-1]
+  )
   got = run(name, federation=reversed_, backend='map')
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
-PADDED = {name: [{}] for name in ALGORITHMS} | {
+PADDED = {name: [OPTIONS.get(name, {})] for name in ALGORITHMS} | {
     'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)]
 }
 
@@ -174,10 +191,10 @@ def test_padding_of_a_client_changes_nothing(name, options):
 
   With norm layers, partial batches, and noise scaled to the features.
   """
-  federation = tiny_federation()
+  federation = tiny_federation(**NEEDS.get(name, {}))
   group = federation.groups[1]
   algorithm = ALGORITHMS[name](federation, **options)
-  data = tiny_data((5, 6, 3, 7, 8, 6))
+  data = tiny_data((5, 6, 3, 7, 8, 6), public=NUM_PUBLIC)
   strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
   inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]
   longer = jnp.pad(data.index, ((0, 0), (0, 5)))

@@ -113,3 +113,33 @@ def test_groups_with_a_seed_are_a_permutation():
 def test_bad_groups_are_refused(counts, seed, message):
   with pytest.raises(ValueError, match=message):
     splits.assign_groups(counts, seed)
+
+
+@pytest.mark.parametrize('size', [1, 7, 500, 4999])
+def test_a_public_set_keeps_the_class_shares_and_loses_nothing(size):
+  public, rest = splits.split_public(LABELS, size, seed=0)
+  assert len(public) == size
+  assert public.dtype == rest.dtype == np.int32
+  both = np.concatenate([public, rest])
+  np.testing.assert_array_equal(np.sort(both), np.arange(len(LABELS)))
+  counts = np.bincount(LABELS[public], minlength=10)
+  assert np.abs(counts - size / 10).max() <= 1.0
+  if size == 500:
+    assert counts.tolist() == [50] * 10
+
+
+def test_a_public_set_follows_its_seed_and_not_the_order_of_labels():
+  first, _ = splits.split_public(LABELS, 100, seed=0)
+  same, _ = splits.split_public(LABELS, 100, seed=0)
+  other, _ = splits.split_public(LABELS, 100, seed=1)
+  np.testing.assert_array_equal(first, same)
+  assert not np.array_equal(first, other)
+  skewed = np.repeat([0, 1], [900, 100])
+  public, _ = splits.split_public(skewed, 100, seed=3)
+  assert np.bincount(skewed[public]).tolist() == [90, 10]
+
+
+@pytest.mark.parametrize('size', [0, 5000, 6000])
+def test_impossible_public_sets_are_refused(size):
+  with pytest.raises(ValueError, match='must hold between 1 and 4999'):
+    splits.split_public(LABELS, size, seed=0)

@@ -22,6 +22,12 @@ def tiny_config(algorithm='fedavg', **changes):
   config.checkpoint_every = 2
   config.cohort_size = 4
   config.compilation_cache = False  # The tests have their own.
+  if algorithm == 'fedmd':
+    config.public_size = 100
+    config.algorithm.pretrain_epochs = 2
+    config.algorithm.transfer_epochs = 2
+  if algorithm == 'fedgkt':
+    config.algorithm.server_epochs = 1
   for name, value in changes.items():
     section, _, key = name.rpartition('__')
     (config[section] if section else config)[key] = value

@@ -1,0 +1,38 @@
+"""FedGKT: small nets on the clients, a large one on the server."""
+
+from configs import common
+
+
+def _released(config):
+  """The authors' released command: the server does not distil, 20 epochs."""
+  config.algorithm.server_distillation = False
+  config.algorithm.server_epochs = 20
+
+
+def _eval_logits(config):
+  """The server's logits are computed in eval mode, after its training."""
+  config.algorithm.server_logits = 'eval'
+
+
+VARIANTS = dict(released=_released, eval_logits=_eval_logits)
+
+
+def get_config(arg=''):
+  """FedGKT on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedgkt.py[:variant,...]`.
+
+  The server trains for 10 epochs on what a round brings, as in FedIN v1, and
+  for 2 on the digits. Its net is the tail of the deepest group's model; the
+  extractors of all groups must give features of one shape.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  config = common.get_config('fedgkt', arg, VARIANTS)
+  if config.dataset == 'digits' and 'released' not in arg.split(','):
+    config.algorithm.server_epochs = 2
+  return config

@@ -1,0 +1,48 @@
+"""FedMD: consensus on the logits of a public set."""
+
+from configs import common
+
+# A tenth of each training set, the public set of the FedHe paper's comparison.
+PUBLIC = dict(
+    digits=143,
+    mnist=6000,
+    fashion_mnist=6000,
+    cifar10=5000,
+    cifar100=5000,
+    svhn_cropped=7325,
+    cinic10=9000,
+)
+
+
+def _new_optimizers(config):
+  """The optimisers begin anew in every visit."""
+  config.algorithm.keep_optimizer = False
+
+
+def _cold(config):
+  """Transfer alone before round 1: no head start by public labels."""
+  config.algorithm.pretrain_epochs = 0
+
+
+VARIANTS = dict(new_optimizers=_new_optimizers, cold=_cold)
+
+
+def get_config(arg=''):
+  """FedMD on the embedded digits, a tenth of them public, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedmd.py[:variant,...]`.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  config = common.get_config('fedmd', arg, VARIANTS)
+  config.public_size = PUBLIC[config.dataset]
+  if 'quick' in arg.split(','):
+    config.algorithm.pretrain_epochs = min(
+        config.algorithm.pretrain_epochs, 2
+    )
+    config.algorithm.transfer_epochs = 2
+  return config

@@ -1,0 +1,342 @@
+"""FedGKT: worked distillation, the store keyed by example, the server's net."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.algorithms import fedgkt as make
+from fedjax_het.algorithms import private
+from fedjax_het.algorithms.fedgkt import choose_server, distillation
+from fedjax_het.engine import rounds
+from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.types import (
+  Federation,
+  Group,
+  Maybe,
+  Received,
+  Visit,
+)
+from fedjax_het.models import BlockModel, Variables
+from fedjax_het.models.blocks import Block
+from tests.tiny import (
+  NUM_CLASSES,
+  Dense,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+  tiny_model,
+)
+
+SIZES = (5, 8, 3, 7)
+LENGTH = max(SIZES)
+
+
+def federate_tiny(**kwargs):
+  """Two groups of two clients: 0 and 2, 1 and 3."""
+  kwargs = dict(norm=False, sizes=np.array(SIZES)) | kwargs
+  return tiny_federation((1, 2), **kwargs)
+
+
+def run(algorithm, federation, num_rounds=1, cohort_size=4):
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  for _ in range(num_rounds):
+    state, reports = run_round(
+        state, tiny_data(SIZES), jax.random.key(1), jax.random.key(2)
+    )
+  return jax.device_get(state), reports
+
+
+def test_worked_divergence():
+  teacher = jnp.array([[3 * np.log(3), 0.0]])
+  got = distillation(jnp.zeros((1, 2)), teacher, 3.0)
+  np.testing.assert_allclose(got, [1.177308], rtol=1e-6)
+  np.testing.assert_allclose(got / 9, [0.130812], rtol=1e-5)
+
+
+def test_gradient_is_temperature_times_the_gap_of_probabilities():
+  rng = np.random.default_rng(0)
+  student, teacher = jnp.asarray(rng.normal(size=(2, 4, 3)), jnp.float32)
+  total = jax.grad(lambda s, t: jnp.sum(distillation(s, t, 2.5)), (0, 1))
+  grad, to_teacher = total(student, teacher)
+  gap = jax.nn.softmax(student / 2.5) - jax.nn.softmax(teacher / 2.5)
+  np.testing.assert_allclose(grad, 2.5 * gap, rtol=1e-4, atol=1e-6)
+  assert not np.any(to_teacher)
+  np.testing.assert_allclose(distillation(teacher, teacher, 2.5), 0, atol=1e-6)
+  np.testing.assert_allclose(total(teacher, teacher)[0], 0, atol=1e-6)
+
+
+def test_without_server_epochs_clients_train_alone():
+  """For ever as in round 1; of stateless SGD, which `private` begins anew."""
+  federation = federate_tiny(local=tiny_local(optax.sgd, 0.1))
+  got, reports = run(make(federation, server_epochs=0), federation, 2)
+  want, _ = run(private(federation), federation, 2)
+  for name, (variables, _) in got.clients.items():
+    pairs = zip(
+        jax.tree.leaves(variables), jax.tree.leaves(want.clients[name])
+    )
+    for a, b in pairs:
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  assert not np.any(got.server.logits.present)
+  assert rounds.num_bytes(reports['tiny1'].down).tolist() == [0, 0]
+
+
+def planted(federation, algorithm):
+  """Whole-number server and messages whose features name the example."""
+  server = algorithm.init(jax.random.key(0))
+  params = jax.tree.map(lambda a: jnp.round(4 * a), server.net.params)
+  server = server._replace(net=Variables(params, server.net.stats))
+  sizes = jnp.array([*SIZES, 0])
+
+  def kept(ids):
+    present = jnp.arange(LENGTH)[None] < sizes[ids][:, None]
+    name = 10.0 * ids[:, None] + jnp.arange(LENGTH)[None]
+    h = name[..., None] * jnp.array([1.0, 2, 0, 1])[None, None]
+    z = jnp.zeros((len(ids), LENGTH, NUM_CLASSES))
+    labels = jnp.zeros((len(ids), LENGTH), jnp.int32)
+    return Received((), Maybe((h, z, labels), present), ids)
+
+  # Client 2 is not of the cohort: its slot is padding.
+  received = {
+      'tiny1': kept(jnp.array([0, 4])),
+      'tiny2': kept(jnp.array([1, 3])),
+  }
+  return server, received
+
+
+@pytest.mark.parametrize('mode', ['train', 'eval'])
+def test_logits_return_to_their_examples_in_whatever_order(mode):
+  federation = federate_tiny(local=tiny_local(optax.sgd, 0.0))
+  algorithm = make(federation, server_logits=mode, server_epochs=2)
+  server, received = planted(federation, algorithm)
+  update = jax.jit(algorithm.server_update)
+  chief = choose_server(federation, None).model
+  assert chief.name == 'tiny2'
+  for seed in (0, 1):  # The order of visits follows the key.
+    after = update(server, received, jax.random.key(seed))
+    assert after.logits.present.sum(1).tolist() == [5, 8, 0, 7]
+    for i, n in ((0, 5), (1, 8), (3, 7)):
+      name = 10.0 * i + jnp.arange(n)
+      h = name[:, None] * jnp.array([1.0, 2, 0, 1])[None]
+      want, _ = chief.apply(server.net, h, start=1)
+      np.testing.assert_array_equal(after.logits.value[i, :n], want)
+      visit = Visit(jnp.int32(i), jnp.int32(1), None)
+      sent = algorithm.downlink(after, federation.groups[0], visit)
+      np.testing.assert_array_equal(sent.value[:n], want)
+    assert not np.any(after.logits.value[2])
+
+
+def test_who_is_absent_keeps_its_logits():
+  federation = federate_tiny(local=tiny_local(optax.sgd, 0.0))
+  algorithm = make(federation, server_epochs=1)
+  server, received = planted(federation, algorithm)
+  old = jnp.full((4, LENGTH, NUM_CLASSES), 7.0)
+  known = jnp.ones((4, LENGTH), bool)
+  server = server._replace(logits=Maybe(old, known))
+  after = algorithm.server_update(server, received, jax.random.key(0))
+  assert np.all(after.logits.value[2] == 7) and after.logits.present[2].all()
+  assert not np.any(after.logits.value[1] == 7)
+
+
+def test_clients_distil_each_example_from_its_own_logits():
+  """At a learning rate of 0 the mean loss is known, whatever the order."""
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=2)
+  federation = federate_tiny(local=local)
+  group = federation.groups[1]
+  algorithm = make(federation, alpha=0.5, temperature=3.0)
+  client = algorithm.init_client(group, 1, jax.random.key(0))
+  data = tiny_data(SIZES).client(1)
+  place = jnp.arange(LENGTH)
+  teacher = place[:, None] * jnp.array([1.0, -1.0, 0.5])[None]
+  known = place != 3
+  sent = Maybe(teacher, known)
+  batch = data.batch(place)
+  logits, _ = group.model.apply(client[0], batch.x)
+  gap = jnp.where(known, distillation(logits, teacher, 3.0), 0.0)
+  want = cross_entropy(logits, batch.y) + 0.5 * jnp.mean(gap)
+  for seed in (0, 1):
+    visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(seed))
+    _, uplink, metrics = algorithm.client_update(
+        group, client, sent, data, visit
+    )
+    np.testing.assert_allclose(metrics['train_loss'], want, rtol=1e-5)
+    h, z, y = uplink.kept.value
+    np.testing.assert_allclose(z, logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(y, batch.y)
+    features, _ = group.model.apply(client[0], batch.x, stop=1)
+    np.testing.assert_allclose(h, features, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
+  federation = federate_tiny(norm=True)
+  algorithm = make(federation, server_epochs=3, server_batch_size=4)
+  state, reports = run(algorithm, federation)
+  steps = 3 * sum(-(-n // 4) for n in SIZES)
+  assert int(state.server.opt_state[0].count) == steps
+  up = rounds.num_bytes(reports['tiny1'].up)
+  assert up.tolist() == [4 * (4 + NUM_CLASSES + 1) * n for n in (5, 3)]
+  # A cohort of two: half of the slots hold nobody.
+  state, reports = run(algorithm, federation, cohort_size=2)
+  here = [
+      int(i)
+      for r in reports.values()
+      for i in np.asarray(r.client_id)
+      if i < 4
+  ]
+  assert len(here) == 2
+  steps = 3 * sum(-(-SIZES[i] // 4) for i in here)
+  assert int(state.server.opt_state[0].count) == steps
+  present = np.arange(LENGTH)[None] < np.array(SIZES)[:, None]
+  present &= np.isin(np.arange(4), here)[:, None]
+  np.testing.assert_array_equal(state.server.logits.present, present)
+
+
+def test_the_servers_loss_with_and_without_distillation():
+  """One SGD step on one batch moves the net by the gradient of its loss."""
+  local = tiny_local(optax.sgd, 1.0, batch_size=LENGTH)
+  federation = tiny_federation(
+      (1,), 1, norm=False, local=local, sizes=np.array([4])
+  )
+  chief = federation.groups[0].model
+  rng = np.random.default_rng(0)
+  h, z = jnp.asarray(rng.normal(size=(2, 4, 4)), jnp.float32)
+  z, y = z[:, :NUM_CLASSES], jnp.array([0, 1, 2, 1])
+  message = Maybe((h[None], z[None], y[None]), jnp.ones((1, 4), bool))
+  received = {'tiny1': Received((), message, jnp.array([0]))}
+  for distils in (True, False):
+    algorithm = make(
+        federation, server_epochs=1, server_alpha=0.3,
+        server_distillation=distils,
+    )  # fmt: skip
+    server = algorithm.init(jax.random.key(0))
+
+    def loss(params, distils=distils):
+      logits, _ = chief.apply(Variables(params, {}), h, start=1)
+      entropy = cross_entropy(logits, y)
+      gap = jnp.mean(distillation(logits, z, 3.0))
+      return 0.3 * entropy + gap if distils else entropy
+
+    params = server.net.params
+    want = jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
+    after = algorithm.server_update(server, received, jax.random.key(0))
+    pairs = zip(
+        jax.tree.leaves(after.net.params), jax.tree.leaves(want), strict=True
+    )
+    for a, b in pairs:
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_16395_numbers_an_example_go_up_at_the_papers_feature_map():
+  class Map(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+      return jnp.tile(nn.Dense(16)(x), (1, 1, 1, 1))
+
+  blocks = (
+      Block('stem', Map()),
+      Block('mid', Dense(4)),
+      Block('head', Dense(10, relu=False)),
+  )
+  model = BlockModel('conv', blocks, (32, 32, 3), 10, (1, 2))
+  federation = Federation(
+      (Group('g', model, np.array([0])),), tiny_local(), sizes=np.array([6])
+  )
+  algorithm = make(federation)
+  data = tiny_data((6,))
+  data = data.replace(images=jnp.zeros((6, 32, 32, 3), jnp.uint8))
+
+  def update():
+    server = algorithm.init(jax.random.key(0))
+    visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+    group = federation.groups[0]
+    return algorithm.client_update(
+        group,
+        algorithm.init_client(group, 0, jax.random.key(0)),
+        algorithm.downlink(server, group, visit),
+        data.client(0),
+        visit,
+    )[1].kept
+
+  kept = jax.eval_shape(update)
+  numbers = sum(leaf.size for leaf in jax.tree.leaves(kept.value))
+  assert numbers == 16_395 * 6 and kept.present.shape == (6,)
+
+
+def test_evaluation_composes_extractor_and_server_and_shows_the_clients():
+  federation = federate_tiny(norm=True)
+  algorithm = make(federation, server_epochs=1)
+  state, _ = run(algorithm, federation)
+  data = tiny_data(SIZES)
+  x = preprocess(data.images)
+  chief = choose_server(federation, None).model
+  scores = make_evaluate(
+      algorithm, federation, np.asarray(data.images), np.asarray(data.labels),
+      preprocess, batch_size=len(x),
+  )(state)  # fmt: skip
+  for group in federation.groups:
+    for row in range(2):
+      client = jax.tree.map(
+          lambda a, row=row: a[row], state.clients[group.name]
+      )
+      model = algorithm.client_model(state.server, client, group)
+      own, net = model
+      whole = Variables(
+          {**net.params, 'stem': own.params['stem']},
+          {**net.stats, 'stem': own.stats['stem']},
+      )
+      want, _ = chief.apply(whole, x)
+      got = algorithm.predict(group, model, x)
+      np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+      right = np.mean(np.argmax(want, -1) == data.labels)
+      np.testing.assert_allclose(scores[group.name].accuracy[row], right)
+      alone, _ = group.model.apply(own, x)
+      right = np.mean(np.argmax(alone, -1) == data.labels)
+      np.testing.assert_allclose(
+          scores[group.name].views['clients'][row], right
+      )
+
+
+def test_the_servers_net_is_that_of_the_deepest_group_or_of_the_one_named():
+  federation = federate_tiny()
+  assert set(make(federation).init(jax.random.key(0)).net.params) == {
+      'mid0', 'mid1', 'head',
+  }  # fmt: skip
+  shallow = make(federation, server_group='tiny1')
+  assert set(shallow.init(jax.random.key(0)).net.params) == {'mid0', 'head'}
+
+
+def test_features_of_different_shapes_are_refused():
+  groups = tuple(
+      Group(f'w{w}', tiny_model(1, width=w), np.array([i]))
+      for i, w in enumerate((4, 5))
+  )
+  federation = Federation(groups, tiny_local(), sizes=np.array([3, 3]))
+  with pytest.raises(ValueError, match='from all groups, got w4 4, w5 5; ch'):
+    make(federation)
+
+
+@pytest.mark.parametrize(
+    'options,message',
+    [
+        (dict(temperature=0.0), 'temperature must be above 0'),
+        (dict(alpha=-1.0), 'alpha must be finite and at least 0'),
+        (dict(server_logits='both'), 'server_logits must be one of'),
+        (dict(server_group='tiny9'), 'server_group must be one of tiny1'),
+        (dict(server_batch_size=0), 'server_batch_size must be at least 1'),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    make(federate_tiny(), **options)
+
+
+def test_unknown_sizes_are_refused():
+  with pytest.raises(ValueError, match='This method needs Federation'):
+    make(federate_tiny(sizes=None))

@@ -1,0 +1,304 @@
+"""FedMD: worked numbers, the paper's round, the subset and early stopping."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.algorithms import fedmd as make
+from fedjax_het.algorithms import private
+from fedjax_het.algorithms.fedmd import (
+  digest_loss,
+  fit_until,
+  public_subset,
+)
+from fedjax_het.data.federated import Batch, federate
+from fedjax_het.engine import rounds
+from fedjax_het.engine.types import Federation, Group, Received, Visit
+from fedjax_het.models import Variables, create
+from tests.tiny import (
+  SHAPE,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+  tiny_model,
+)
+
+SHORT = dict(pretrain_epochs=2, transfer_epochs=2, num_alignment=7)
+SIZES = (5, 8, 3, 7)
+
+
+def federate_tiny(**kwargs):
+  kwargs = dict(num_public=11, norm=False) | kwargs
+  return tiny_federation((1, 2), **kwargs)
+
+
+def received(*logits):
+  """One client of each group sends its logits [N_a, C]."""
+  return {
+      str(i): Received(jnp.asarray(z, jnp.float32), None, jnp.array([i, 9]))
+      for i, z in enumerate(logits)
+  }
+
+
+def consensus(*logits):
+  federation = tiny_federation((1,), 9, num_public=1)
+  server = make(federation).init(jax.random.key(0))
+  return make(federation).server_update(server, received(*logits), None)
+
+
+def test_worked_consensus_digest_loss_and_gradient():
+  z = consensus([[2.0, 0.0]], [[0.0, 4.0]]).consensus
+  assert bool(z.present) and z.value.tolist() == [[1, 2]]
+  model = types.SimpleNamespace(
+      apply=lambda variables, x, **kwargs: (variables.params, {})
+  )
+  batch = Batch(None, None, jnp.array([True]), jnp.array([0]))
+
+  def loss(logits):
+    return digest_loss(model, z.value)(Variables(logits, {}), batch, None)[0]
+
+  value, grad = jax.value_and_grad(loss)(jnp.array([[2.0, 0.0]]))
+  assert float(value) == 1.5 and grad.tolist() == [[0.5, -0.5]]
+
+
+def test_consensus_ignores_the_order_of_clients_and_keeps_a_common_shift():
+  logits = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+  want = consensus(*logits).consensus.value
+  np.testing.assert_allclose(want, logits.mean(0), rtol=1e-5, atol=1e-6)
+  again = consensus(*logits[::-1]).consensus.value
+  np.testing.assert_allclose(again, want, rtol=1e-5, atol=1e-6)
+  shift = np.array([3.0, -1.0], np.float32)
+  moved = consensus(*(logits + shift[None, None])).consensus.value
+  np.testing.assert_allclose(moved, want + shift[None], rtol=1e-5, atol=1e-6)
+
+
+def test_nobody_sends_nothing_is_known():
+  nobody = {'a': Received(jnp.zeros((1, 3)), None, jnp.array([9]))}
+  federation = tiny_federation((1,), 9, num_public=1)
+  algorithm = make(federation)
+  server = algorithm.init(jax.random.key(0))
+  after = algorithm.server_update(server, nobody, None)
+  assert not bool(after.consensus.present)
+
+
+def test_a_client_alone_digests_nothing_and_trains_as_if_private():
+  """Whole numbers in the digest, so that its difference is exactly 0."""
+  federation = tiny_federation(
+      (1,), 1, norm=False, num_public=11, local=tiny_local(optax.sgd, 2e-3)
+  )
+  (group,) = federation.groups
+  algorithm = make(federation, num_alignment=7)
+  data = tiny_data((8,), public=11).replace(
+      preprocess=lambda images, key=None: jnp.floor(images / 64.0)
+  )
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  params = jax.tree.map(lambda a: jnp.round(3 * a), client.variables.params)
+  client = client._replace(variables=Variables(params, {}))
+  server = algorithm.init(jax.random.key(0))
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
+  subset = public_subset(server.seed, 0, data.client(0), 7)
+  z, _ = group.model.apply(client.variables, subset.batch(jnp.arange(7)).x)
+  server = server._replace(
+      consensus=server.consensus._replace(value=z, present=jnp.bool_(True))
+  )
+  got, uplink, metrics = algorithm.client_update(
+      group, client, server, data.client(0), visit
+  )
+  assert float(metrics['digest_loss']) == 0.0
+  want, _, _ = private(federation).client_update(
+      group, client.variables, (), data.client(0), visit
+  )
+  for a, b in zip(jax.tree.leaves(got.variables), jax.tree.leaves(want)):
+    # A digest that moved would move biases by a sizeable part of 2e-3.
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+  assert uplink.summed.shape == (7, 3)
+
+
+@pytest.mark.parametrize('cohort_size', [4])
+def test_the_consensus_is_the_mean_of_the_models_at_the_rounds_start(
+    cohort_size,
+):
+  """After the warm-up and after every round, on the next round's subset."""
+  federation = federate_tiny(norm=True)
+  algorithm = make(federation, **SHORT)
+  data = tiny_data(SIZES, public=11)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  warm_up = rounds.make_warm_up(algorithm, federation, backend='map')
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, backend='map'
+  )
+
+  def check(state, round_num):
+    subset = public_subset(state.server.seed, round_num, data.client(0), 7)
+    x = subset.batch(jnp.arange(7)).x
+    z = [
+        group.model.apply(
+            jax.tree.map(lambda a, i=i: a[i], state.clients[group.name])
+            .variables,
+            x,
+        )[0]
+        for group in federation.groups
+        for i in range(2)
+    ]
+    np.testing.assert_allclose(
+        state.server.consensus.value, sum(z) / 4, rtol=1e-5, atol=1e-6
+    )
+
+  start = jax.device_get(state)
+  state, reports = warm_up(state, data, jax.random.key(1))
+  assert int(state.round_num) == 0
+  check(state, 0)
+  # All clients have trained, each on its own.
+  for name, report in reports.items():
+    assert np.all(np.asarray(report.metrics['pretrain_loss']) > 0)
+    before = start.clients[name].variables.params['stem']
+    after = state.clients[name].variables.params['stem']
+    assert all(
+        np.any(a[i] != b[i])
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after))
+        for i in range(2)
+    )
+  state, reports = run_round(
+      state, data, jax.random.key(1), jax.random.key(2)
+  )
+  check(state, 1)
+  assert np.all(np.asarray(reports['tiny1'].metrics['digest_loss']) > 0)
+
+
+def test_the_subset_is_everybodys_new_each_round_and_flat():
+  labels = np.repeat(np.arange(10), 700)
+  images = np.zeros((7000, 1, 1, 1), np.uint8)
+  order = np.random.default_rng(0).permutation(7000)
+  public = np.concatenate([order[labels[order] == c][:600] for c in range(10)])
+  data = federate(images, labels, [[0], [1], [2]], preprocess, public)
+  seed = jax.random.key_data(jax.random.key(3))
+
+  @jax.jit
+  def draw(client, round_num):
+    return public_subset(seed, round_num, data.client(client), 5000).index
+
+  first = draw(0, 0)
+  np.testing.assert_array_equal(first, draw(2, 0))
+  assert not np.array_equal(np.sort(first), np.sort(draw(0, 1)))
+  for index in (first, draw(0, 1)):
+    assert len(np.unique(index)) == 5000 and np.isin(index, public).all()
+    assert np.bincount(labels[index]).tolist() == [500] * 10
+  few = public_subset(seed, 0, data.client(0), 3).index
+  assert len(np.unique(labels[few])) == 3
+  whole = public_subset(seed, 0, data.client(0), 6000).index
+  np.testing.assert_array_equal(np.sort(whole), np.sort(public))
+
+
+def test_the_public_set_is_shared_and_never_copied_per_client():
+  data = tiny_data(SIZES, public=11)
+
+  def of(client_id):
+    seed = jax.random.key_data(jax.random.key(0))
+    subset = public_subset(seed, 0, data.client(client_id), 7)
+    return data.client(client_id).of_public().index, subset.index
+
+  # vmap refuses these axes for whatever differs between clients.
+  public, subset = jax.vmap(of, out_axes=None)(jnp.arange(4))
+  np.testing.assert_array_equal(public, data.public)
+  assert subset.shape == (7,)
+
+
+def test_80000_numbers_go_up_and_a_seed_more_comes_down():
+  model = create('mlp', SHAPE, 16, hidden=4)
+  federation = Federation(
+      (Group('g', model, np.array([0])),), tiny_local(), num_public=5000
+  )
+  algorithm = make(federation)
+  data = tiny_data((4,), public=5000)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+
+  def update():
+    server = algorithm.init(jax.random.key(0))
+    group = federation.groups[0]
+    client = algorithm.init_client(group, 0, jax.random.key(0))
+    return server, algorithm.client_update(
+        group, client, server, data.client(0), visit
+    )
+
+  server, (_, uplink, _) = jax.eval_shape(update)
+  assert [leaf.size for leaf in jax.tree.leaves(uplink)] == [80_000]
+  assert server.consensus.value.size == 80_000
+  assert server.seed.size * server.seed.dtype.itemsize == 8
+
+
+def test_training_stops_when_the_held_out_tenth_gains_no_more():
+  """With a learning rate of 0 nothing is ever gained after the first epoch."""
+  model = tiny_model(1, norm=False)
+  local = tiny_local(optax.sgd, 0.0, epochs=9, batch_size=4)
+  data = tiny_data((20, 33, 8))
+  start = model.init(jax.random.key(0))
+  state = local.optimizer(0.0).init(start.params)
+
+  def train(client_id, patience, local=local):
+    visit = Visit(client_id, jnp.int32(0), jax.random.key(1))
+    return fit_until(
+        model, local, start, data.client(client_id), visit, state,
+        patience=patience, min_delta=0.001,
+    )  # fmt: skip
+
+  # 18 of 20 examples and 30 of 33 are trained on, in batches of 4.
+  for client_id, per_epoch in ((0, 5), (1, 8)):
+    steps = [int(train(client_id, p)[3]) for p in (1, 3)]
+    assert steps == [2 * per_epoch, 4 * per_epoch]
+  assert int(train(0, 0)[3]) == 9 * 5  # All 20 of them, to the end.
+
+  # Batched, a client that has stopped is left alone.
+  moving = dataclasses.replace(
+      local, learning_rate=lambda round_num: 0.3, epochs=5
+  )
+  together = jax.vmap(lambda i: train(i, 1, moving))(jnp.arange(3))
+  assert len(set(together[3].tolist())) > 1
+  for i in range(3):
+    alone = train(jnp.int32(i), 1, moving)
+    assert int(alone[3]) == int(together[3][i])
+    for a, b in zip(jax.tree.leaves(alone[0]), jax.tree.leaves(together[0])):
+      np.testing.assert_allclose(a, b[i], rtol=1e-5, atol=1e-6)
+
+
+def test_optimisers_are_two_and_are_kept_or_not():
+  federation = federate_tiny()
+  group = federation.groups[0]
+  algorithm = make(federation, num_alignment=7, digest_batch_size=4)
+  data = tiny_data(SIZES, public=11).client(1)
+  server = algorithm.init(jax.random.key(0))
+  server = server._replace(
+      consensus=server.consensus._replace(present=jnp.bool_(True))
+  )
+  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(5))
+  client = algorithm.init_client(group, 1, jax.random.key(0))
+  client, _, _ = algorithm.client_update(group, client, server, data, visit)
+  # 7 public examples once, 8 private ones twice, in batches of 4.
+  assert int(client.digest_state[0].count) == 2
+  assert int(client.private_state[0].count) == 4
+  fresh = make(federation, keep_optimizer=False)
+  client = fresh.init_client(group, 1, jax.random.key(0))
+  assert client.digest_state is None and client.private_state is None
+
+
+@pytest.mark.parametrize(
+    'options,message',
+    [
+        (dict(num_alignment=12), 'num_alignment must be between 1 and the 11'),
+        (dict(digest_batch_size=0), 'digest_batch_size must be at least 1'),
+        (dict(transfer_patience=-1), 'transfer_patience must be finite'),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    make(federate_tiny(), **options)
+
+
+def test_a_federation_without_public_set_is_refused():
+  with pytest.raises(ValueError, match='needs a public set; set public_size'):
+    make(tiny_federation())

@@ -1,0 +1,78 @@
+"""Evaluation: further views, and what calibration may and may not change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import fedavg, private
+from fedjax_het.engine import evaluate as evaluate_lib
+from fedjax_het.engine import rounds
+from fedjax_het.experiment import metrics
+from tests.tiny import NUM_CLASSES, preprocess, tiny_data, tiny_federation
+
+FEDERATION = tiny_federation((1, 2), norm=False)
+DATA = tiny_data((5, 8, 3, 7))
+IMAGES, LABELS = np.asarray(DATA.images), np.asarray(DATA.labels)
+
+
+def evaluate(algorithm, **kwargs):
+  state = rounds.init_state(algorithm, FEDERATION, jax.random.key(0))
+  run = evaluate_lib.make_evaluate(
+      algorithm, FEDERATION, IMAGES, LABELS, preprocess, batch_size=7, **kwargs
+  )
+  return state, run(state)
+
+
+def constant(number):
+  """Predicts one class."""
+
+  def predict(group, variables, x):
+    return jnp.tile(jax.nn.one_hot(number, NUM_CLASSES)[None], (len(x), 1))
+
+  return predict
+
+
+def test_views_are_scored_beside_the_prediction():
+  algorithm = private(FEDERATION)._replace(
+      views={'first': constant(0), 'last': constant(2)}
+  )
+  _, scores = evaluate(algorithm)
+  _, plain = evaluate(private(FEDERATION))
+  row = metrics.test_row(3, scores, FEDERATION, 0.0)
+  for group in FEDERATION.groups:
+    got = scores[group.name]
+    np.testing.assert_array_equal(got.accuracy, plain[group.name].accuracy)
+    for name, number in (('first', 0), ('last', 2)):
+      share = np.mean(LABELS == number)
+      np.testing.assert_allclose(got.views[name], [share] * 2, rtol=1e-6)
+      assert row[f'views/{name}/{group.name}'] == pytest.approx(share)
+      assert row[f'views/{name}'] == pytest.approx(share)
+  assert not any(
+      key.startswith('views')
+      for key in metrics.test_row(3, plain, FEDERATION, 0.0)
+  )
+
+
+def test_calibration_replaces_the_server_for_evaluation_alone():
+  """All weights zero but one bias: everything is of that class."""
+
+  def calibrate(server, data):
+    zeros = jax.tree.map(jnp.zeros_like, server)
+    top = jnp.argmax(jnp.bincount(data.labels, length=NUM_CLASSES))
+    bias = jax.nn.one_hot(top, NUM_CLASSES)
+    zeros.params['head']['Dense_0']['bias'] = bias
+    return zeros
+
+  algorithm = fedavg(FEDERATION)._replace(calibrate=calibrate)
+  state, scores = evaluate(algorithm, data=DATA)
+  most = np.bincount(LABELS).max() / len(LABELS)
+  for score in scores.values():
+    np.testing.assert_allclose(score.accuracy, [most], rtol=1e-6)
+  assert np.any(state.server.params['stem']['Dense_0']['kernel'])
+
+
+def test_calibration_needs_data():
+  algorithm = fedavg(FEDERATION)._replace(calibrate=lambda server, data: server)
+  with pytest.raises(ValueError, match='This algorithm needs make_eval'):
+    evaluate(algorithm)
