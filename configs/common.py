@@ -2,7 +2,7 @@
 
 `get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`.
 Whatever their order on the command line they are applied in the order data
-set, setting, split, method, size; of all but the method's, one at most.
+set, setting, split, method, size, clock; of all but the method's, one at most.
 
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
 the later journal version of the same title. Where a paper is silent, the
@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 import difflib
 
 import ml_collections
+import numpy as np
 
-from fedjax_het.experiment.config import default_config
+from fedjax_het.experiment.config import default_config, group_spec
 
 Variant = Callable[[ml_collections.ConfigDict], None]
 # Mean accuracies whose first round FedIN v2 reports (ResNets, Table 1).
@@ -135,6 +136,47 @@ def _quick(config):
   config.local.epochs = 1
 
 
+# Three classes of devices and the percentage of clients that have one. The
+# speeds are in the proportions 10 : 4 : 1 that benchmarks of phones show between
+# the generations of a few years; for the small nets of the digits, hundreds of
+# images a second are what one core of a phone trains. The links are the usual
+# ones of home WiFi, 4G and a poor 3G reception, slower up than down.
+FLEET = dict(
+    fast=(50, dict(
+        examples_per_second=1000.0, up=2.5e6, down=1e7, latency=0.02,
+        jitter=0.1,
+    )),
+    medium=(30, dict(
+        examples_per_second=400.0, up=1.25e6, down=5e6, latency=0.05,
+        jitter=0.1,
+    )),
+    # Stragglers: slow, often away, and one visit in twenty breaks off.
+    slow=(20, dict(
+        examples_per_second=100.0, up=1.25e5, down=5e5, latency=0.2,
+        jitter=0.3, pause=1.0, drop_out=0.05,
+    )),
+)  # fmt: skip
+
+
+def _clock(mode: str) -> Variant:
+  def apply(config):
+    config.clock.mode = mode
+    # In order, the largest models would all fall to the slowest devices.
+    config.clock.device_seed = 0
+    number = sum(group_spec(config, name)[1] for name in config.groups)
+    ends = np.cumsum([share for share, _ in FLEET.values()]) * number // 100
+    counts = np.diff(ends, prepend=0).tolist()
+    config.devices = ml_collections.ConfigDict({
+        name: dict(clients=clients, **device)
+        for (name, (_, device)), clients in zip(
+            FLEET.items(), counts, strict=True
+        )
+        if clients
+    })
+
+  return apply
+
+
 DATA = {
     name: _dataset(name)
     for name in (
@@ -150,6 +192,10 @@ SETTINGS = {'v1': _v1, 'v2': _v2}
 SPLITS = {'iid': _iid, 'balanced': _balanced, 'shards': _shards}
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
+# One fleet of devices, so that runs can be compared over virtual time.
+CLOCKS = {
+    mode: _clock(mode) for mode in ('synchronous', 'async', 'sequential')
+}
 
 
 def get_config(
@@ -169,7 +215,7 @@ def get_config(
     ValueError: If a variant is unknown, or two exclude each other.
   """
   names = [name for name in arg.split(',') if name]
-  kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES)
+  kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES, CLOCKS)
   known = [name for kind in kinds for name in kind]
   for name in names:
     if name not in known:

@@ -7,6 +7,7 @@ Adding a method takes a module in this folder and a line here.
 
 from collections.abc import Callable
 
+from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedprox import fedprox
@@ -18,6 +19,14 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'fedin': fedin,
+    'fedasync': fedasync,
 }
 
-__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']
+__all__ = [
+    'ALGORITHMS',
+    'fedasync',
+    'fedavg',
+    'fedin',
+    'fedprox',
+    'private',
+]
