@@ -136,11 +136,11 @@ def _quick(config):
   config.local.epochs = 1
 
 
-# Three classes of devices and the percentage of clients that have one. The
-# speeds are in the proportions 10 : 4 : 1 that benchmarks of phones show between
-# the generations of a few years; for the small nets of the digits, hundreds of
-# images a second are what one core of a phone trains. The links are the usual
-# ones of home WiFi, 4G and a poor 3G reception, slower up than down.
+# Three classes of devices, and the percentage of clients that have one. They
+# are assumed, not measured: speeds of 10 : 4 : 1, as between a recent phone,
+# one some years old and a small board; for nets as small as those of the
+# digits, hundreds of images a second are what one such core trains. The links
+# stand for home WiFi, 4G and poor 3G reception, slower up than down.
 FLEET = dict(
     fast=(50, dict(
         examples_per_second=1000.0, up=2.5e6, down=1e7, latency=0.02,
