@@ -65,7 +65,8 @@ LOCAL = dict(
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
 )
-# Who waits for whom. Times are virtual: they follow from `devices`.
+# Who waits for whom. Times are virtual: they follow from `devices`. Without
+# rounds that all share, a client's learning rate follows its own visits.
 CLOCK = dict(
     # 'synchronous' rounds; 'async', every client at its own pace; or
     # 'sequential', one client after another. A round of the latter two is

@@ -19,7 +19,7 @@ from tests.tiny import tiny_data, tiny_federation, tiny_local
     [
         ('constant', 0.5, [0, 3, 100], [0.6, 0.6, 0.6]),
         ('polynomial', 0.5, [0, 3, 8], [0.6, 0.3, 0.2]),
-        ('hinge', 10.0, [0, 4, 5, 6], [0.6, 0.6, 0.0545455, 0.0285714]),
+        ('hinge', 10.0, [0, 4, 5, 6], [0.6, 0.6, 0.6 / 11, 0.6 / 21]),
         # Without the + 1 this one would exceed the weight of a fresh upload.
         ('hinge', 0.5, [5], [0.4]),
     ],

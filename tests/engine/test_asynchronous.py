@@ -167,7 +167,11 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference):
 
 
 @pytest.mark.parametrize(
-    ('backend', 'chunk'), [('vmap', 2), ('shard_map', None)]
+    ('backend', 'chunk'),
+    [
+        ('vmap', 2),
+        pytest.param('shard_map', None, marks=pytest.mark.slow),
+    ],
 )
 def test_backends_agree(federation, data, stale, reference, backend, chunk):
   algorithm = ALGORITHMS['fedasync'](federation)
