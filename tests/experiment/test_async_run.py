@@ -10,8 +10,8 @@ from tests.experiment.test_config import message
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
 FLEET = dict(
-    fast=dict(clients=3, examples_per_second=1000.0, jitter=0.1),
-    slow=dict(clients=2, examples_per_second=100.0, drop_out=0.4, pause=0.2),
+    fast=dict(clients=3, examples_per_second=1000.0, drop_out=0.3),
+    slow=dict(clients=2, examples_per_second=100.0, jitter=0.1, pause=0.2),
 )
 
 
