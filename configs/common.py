@@ -2,7 +2,7 @@
 
 `get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`.
 Whatever their order on the command line they are applied in the order data
-set, setting, split, method, size; of all but the method's, one at most.
+set, setting, split, method, size, clock; of all but the method's, one at most.
 
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
 the later journal version of the same title; 'fedhe' is `fedhe_setting.py`.
@@ -12,9 +12,10 @@ Where a paper is silent, the value is marked.
 from collections.abc import Callable, Mapping
 
 import ml_collections
+import numpy as np
 
 from configs import fedhe_setting
-from fedjax_het.experiment.config import default_config
+from fedjax_het.experiment.config import default_config, group_spec
 from fedjax_het.names import check_name
 
 Variant = Callable[[ml_collections.ConfigDict], None]
@@ -150,6 +151,47 @@ def _quick(config):
   config.local.epochs = 1
 
 
+# Three classes of devices, and the percentage of clients that have one. They
+# are assumed, not measured: speeds of 10 : 4 : 1, as between a recent phone,
+# one some years old and a small board; for nets as small as those of the
+# digits, hundreds of images a second are what one such core trains. The links
+# stand for home WiFi, 4G and poor 3G reception, slower up than down.
+FLEET = dict(
+    fast=(50, dict(
+        examples_per_second=1000.0, up=2.5e6, down=1e7, latency=0.02,
+        jitter=0.1,
+    )),
+    medium=(30, dict(
+        examples_per_second=400.0, up=1.25e6, down=5e6, latency=0.05,
+        jitter=0.1,
+    )),
+    # Stragglers: slow, often away, and one visit in twenty breaks off.
+    slow=(20, dict(
+        examples_per_second=100.0, up=1.25e5, down=5e5, latency=0.2,
+        jitter=0.3, pause=1.0, drop_out=0.05,
+    )),
+)  # fmt: skip
+
+
+def _clock(mode: str) -> Variant:
+  def apply(config):
+    config.clock.mode = mode
+    # In order, the largest models would all fall to the slowest devices.
+    config.clock.device_seed = 0
+    number = sum(group_spec(config, name)[1] for name in config.groups)
+    ends = np.cumsum([share for share, _ in FLEET.values()]) * number // 100
+    counts = np.diff(ends, prepend=0).tolist()
+    config.devices = ml_collections.ConfigDict({
+        name: dict(clients=clients, **device)
+        for (name, (_, device)), clients in zip(
+            FLEET.items(), counts, strict=True
+        )
+        if clients
+    })
+
+  return apply
+
+
 DATA = {
     name: _dataset(name)
     for name in (
@@ -170,6 +212,10 @@ SPLITS = {
 }
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
+# One fleet of devices, so that runs can be compared over virtual time.
+CLOCKS = {
+    mode: _clock(mode) for mode in ('synchronous', 'async', 'sequential')
+}
 
 
 def get_config(
@@ -189,7 +235,7 @@ def get_config(
     ValueError: If a variant is unknown, or two exclude each other.
   """
   names = [name for name in arg.split(',') if name]
-  kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES)
+  kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES, CLOCKS)
   known = [name for kind in kinds for name in kind]
   for name in names:
     check_name('variant', name, known)

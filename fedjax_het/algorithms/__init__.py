@@ -8,6 +8,7 @@ Adding a method takes a module in this folder and a line here.
 from collections.abc import Callable
 
 from fedjax_het.algorithms.fd import fd
+from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedhe import fedhe
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fd': fd,
     'fedmd': fedmd,
     'fedgkt': fedgkt,
+    'fedasync': fedasync,
 }
 
 __all__ = ['ALGORITHMS', *ALGORITHMS]

@@ -76,6 +76,15 @@ def client_key(key, round_num, client_id):
   return jax.random.fold_in(round_key(key, round_num), client_id)
 
 
+def visit_pair(key, round_num, client_id) -> tuple[Visit, Visit]:
+  """A client's turn as its downlink sees it, and as its training does."""
+  keys = jax.random.split(client_key(key, round_num, client_id))
+  return (
+      Visit(client_id, round_num, keys[0]),
+      Visit(client_id, round_num, keys[1]),
+  )
+
+
 def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
   """Draws a round's clients uniformly without replacement.
 
@@ -161,6 +170,49 @@ def num_bytes(traffic: Traffic) -> np.ndarray:
   return np.rint(fixed + np.sum(parts * share, axis=-1)).astype(np.int64)
 
 
+def message_bytes(
+    algorithm: FederatedAlgorithm,
+    group: Group,
+    data: FederatedData,
+) -> tuple[int, int]:
+  """Bytes (down, up) of one visit, all optional parts counted in full.
+
+  Nothing is computed.
+
+  Args:
+    algorithm: The algorithm.
+    group: The client's group.
+    data: All clients' examples.
+
+  Returns:
+    Two integers.
+  """
+
+  def messages(data, key):
+    client_id = jnp.int32(group.client_ids[0])
+    down, up = visit_pair(key, jnp.int32(0), client_id)
+    sent = algorithm.downlink(algorithm.init(key), group, down)
+    _, uplink, _ = algorithm.client_update(
+        group,
+        algorithm.init_client(group, client_id, key),
+        sent,
+        data.client(client_id),
+        up,
+    )
+    return sent, uplink
+
+  def full(tree):
+    values = jax.tree.map(
+        lambda part: part.value if isinstance(part, Maybe) else part,
+        tree,
+        is_leaf=lambda part: isinstance(part, Maybe),
+    )
+    return sum(map(_num_bytes, jax.tree.leaves(values)))
+
+  sent, uplink = jax.eval_shape(messages, data, jax.random.key(0))
+  return full(sent), full(uplink)
+
+
 def all_finite(tree) -> jax.Array:
   """[] bool: whether no floating-point leaf holds NaN or infinity."""
   checks = [
@@ -171,37 +223,24 @@ def all_finite(tree) -> jax.Array:
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
-def make_visit(
+def make_training(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
-  """One client's whole visit, from downlink to uplink, as a pure function.
+  """What a client does with what it was sent, as a pure function.
 
   Args:
     algorithm: The algorithm.
     group: The client's group.
 
   Returns:
-    `visit((server, clients, data, key, round_num), (client_id, row)) ->
-    (summed, (client, kept, finite, metrics, down, up))`. A result that is not
+    `train(client, sent, data, visit) -> (summed, (client, kept, finite,
+    metrics, down, up))`, `data` being the client's own. A result that is not
     finite is left out of the sums and leaves the client as it was.
   """
 
-  def visit(shared, arg):
-    server, clients, data, key, round_num = shared
-    client_id, row = arg
-    down_key, train_key = jax.random.split(
-        client_key(key, round_num, client_id)
-    )
-    client = jax.tree.map(lambda leaf: leaf[row], clients)
-    sent = algorithm.downlink(
-        server, group, Visit(client_id, round_num, down_key)
-    )
+  def train(client, sent, data, visit):
     updated, uplink, metrics = algorithm.client_update(
-        group,
-        client,
-        sent,
-        data.client(client_id),
-        Visit(client_id, round_num, train_key),
+        group, client, sent, data, visit
     )
     finite = all_finite((updated, uplink))
 
@@ -220,6 +259,32 @@ def make_visit(
         measure(sent),
         measure(uplink),
     )
+
+  return train
+
+
+def make_visit(
+    algorithm: FederatedAlgorithm, group: Group
+) -> Callable[..., Any]:
+  """One client's whole visit, from downlink to uplink, as a pure function.
+
+  Args:
+    algorithm: The algorithm.
+    group: The client's group.
+
+  Returns:
+    `visit((server, clients, data, key, round_num), (client_id, row)) ->
+    (summed, (client, kept, finite, metrics, down, up))`, as `make_training`.
+  """
+  train = make_training(algorithm, group)
+
+  def visit(shared, arg):
+    server, clients, data, key, round_num = shared
+    client_id, row = arg
+    down, up = visit_pair(key, round_num, client_id)
+    client = jax.tree.map(lambda leaf: leaf[row], clients)
+    sent = algorithm.downlink(server, group, down)
+    return train(client, sent, data.client(client_id), up)
 
   # Jitted, so that it is traced once however often the mapping calls it.
   return jax.jit(visit)

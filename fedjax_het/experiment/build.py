@@ -21,13 +21,14 @@ from fedjax_het.data.federated import (
 from fedjax_het.data.partition import partition
 from fedjax_het.data.sources import Dataset, load
 from fedjax_het.data.splits import assign_groups, split_public
+from fedjax_het.engine.clock import Device
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
   Group,
   LocalTraining,
 )
-from fedjax_het.experiment.config import check, group_spec
+from fedjax_het.experiment.config import check, device_spec, group_spec
 from fedjax_het.experiment.tensorboard import check_installed
 from fedjax_het.models import create
 
@@ -44,6 +45,8 @@ class Experiment(NamedTuple):
     data: The federated data on the device.
     preprocess: Maps uint8 test images to model inputs.
     cohort_size: Clients a round.
+    devices: The device of each client; None for synchronous rounds of which
+      no virtual time is asked.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -54,6 +57,7 @@ class Experiment(NamedTuple):
   data: FederatedData
   preprocess: Callable[..., jax.Array]
   cohort_size: int
+  devices: tuple[Device, ...] | None = None
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
@@ -132,7 +136,22 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       ),
       normalise,
       config.cohort_size or num_clients,
+      _devices(config, num_clients),
   )
+
+
+def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
+  """The clients' devices; equal ones if the config names none."""
+  if config.devices:
+    kinds = {name: device_spec(config, name) for name in config.devices}
+    dealt = assign_groups(
+        {name: number for name, (_, number) in kinds.items()},
+        config.clock.device_seed,
+    )
+    return tuple(kinds[name][0] for name in dealt)
+  if config.clock.mode == 'synchronous':
+    return None
+  return (Device(),) * num_clients
 
 
 @contextlib.contextmanager

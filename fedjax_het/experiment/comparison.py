@@ -24,6 +24,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
   table = [[
       'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
       'best (round)', 'target in round', 'up', 'down', 'a round',
+      'virtual time',
   ]]  # fmt: skip
   for folder in folders:
     config, _, rows = report.read_run(folder)
@@ -43,6 +44,9 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
         tables.megabytes(summary.bytes_up),
         tables.megabytes(summary.bytes_down),
         tables.seconds(summary.round_seconds),
+        '-'
+        if summary.virtual_time is None
+        else f'{summary.virtual_time:,.1f} s',
     ])
   return tables.as_markdown(table)
 
@@ -50,7 +54,10 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
 def write_comparison(
     folders: Sequence[pathlib.Path], out: pathlib.Path
 ) -> str:
-  """Writes comparison.md and, with matplotlib, comparison.png.
+  """Writes comparison.md and, with matplotlib, its pictures.
+
+  comparison.png is over rounds, and times.png over virtual time, of the runs
+  that have it.
 
   Args:
     folders: The workdirs.
@@ -65,20 +72,29 @@ def write_comparison(
     OSError: If nothing can be written there.
   """
   table = compare(folders)
-  curves = {}
+  by_round, by_time = {}, {}
   for folder in folders:
     _, _, rows = report.read_run(folder)
     tests = [row for row in rows if row['split'] == 'test']
-    curves[str(folder)] = (
-        [row['round'] for row in tests],
-        [report.or_nan(row['accuracy']) for row in tests],
-    )
+    accuracies = [report.or_nan(row['accuracy']) for row in tests]
+    by_round[str(folder)] = [row['round'] for row in tests], accuracies
+    if all('virtual_time' in row for row in tests):
+      times = [row['virtual_time'] for row in tests]
+      by_time[str(folder)] = times, accuracies
   out.mkdir(parents=True, exist_ok=True)
+  label = 'Mean test accuracy'
   try:
-    pictures.draw_curves(
-        curves, out / 'comparison.png', 'Mean test accuracy', percent=True
-    )
+    pictures.draw_curves(by_round, out / 'comparison.png', label, percent=True)
     picture = '![Mean test accuracy by round](comparison.png)'
+    if by_time:
+      pictures.draw_curves(
+          by_time,
+          out / 'times.png',
+          label,
+          xlabel=report.VIRTUAL_TIME,
+          percent=True,
+      )
+      picture += '\n\n![Mean test accuracy by virtual time](times.png)'
   except ImportError:
     picture = report.NO_PICTURES
   text = f'# Comparison\n\n{table}\n\n{picture}\n'

@@ -1,6 +1,7 @@
 """What an experiment's config holds, its defaults, and what is refused."""
 
 from collections.abc import Mapping
+import dataclasses
 import json
 import re
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from ml_collections import config_dict
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.data.sources import DATASETS
+from fedjax_het.engine import clock as clock_lib
+from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.experiment import options as opt
 from fedjax_het.models import MODELS
@@ -64,6 +67,20 @@ LOCAL = dict(
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
 )
+# Who waits for whom. Times are virtual: they follow from `devices`. Without
+# rounds that all share, a client's learning rate follows its own visits.
+CLOCK = dict(
+    # 'synchronous' rounds; 'async', every client at its own pace; or
+    # 'sequential', one client after another. A round of the latter two is
+    # `cohort_size` uploads.
+    mode=Field(
+        'synchronous', str, choices=('synchronous', *clock_lib.MODES)
+    ),
+    # Of jitter, pauses, losses, and the order of 'sequential'.
+    seed=Field(0, int, low=0),
+    # None deals devices to clients in order, a seed at random.
+    device_seed=Field(None, int | None, low=0),
+)
 FIELDS = dict(
     # Seeds of training, and of who takes part; the partition has its own.
     seed=Field(0, int, low=0),
@@ -100,7 +117,9 @@ FIELDS = dict(
     tensorboard=Field(False, bool),
     compilation_cache=Field(True, bool),
 )
-SECTIONS = ('partition', 'groups', 'model', 'algorithm', 'local')
+SECTIONS = (
+    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices'
+)  # fmt: skip
 # Names that would be mistaken for another key of a metrics line.
 _RESERVED = ('worst', 'mean')
 
@@ -149,10 +168,14 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
     A locked config. `groups` maps each group's name to its number of clients,
     the name being the model, or to a section of `model`, `clients` and model
     options; `model` holds the options of all models that have them;
-    `partition` holds a form's name, its own seed and its options.
+    `partition` holds a form's name, its own seed and its options; `devices`
+    maps the name of each kind of device to a section of `clients` and fields
+    of `Device`, and is empty for equal ones.
   """
   config = {name: _plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: _plain(field) for name, field in LOCAL.items()}
+  config['clock'] = {name: _plain(field) for name, field in CLOCK.items()}
+  config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
   config['groups'] = dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)
   config['model'] = dict(width=1.0, norm='batch')
@@ -175,7 +198,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   default = default_config(name if name in ALGORITHMS else 'private')
   full = json.loads(json.dumps(default.to_dict()))
   result = {**full, **stored}
-  for section in ('local', 'algorithm'):
+  for section in ('local', 'algorithm', 'clock'):
     result[section] = {**full[section], **stored.get(section, {})}
   return result
 
@@ -201,6 +224,38 @@ def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:
   known = opt.keyword_options(MODELS[model])
   common = {k: v for k, v in config.model.items() if k in known}
   return model, clients, {**common, **entry}
+
+
+def device_spec(config, name: str) -> tuple[clock_lib.Device, int]:
+  """One kind of device and its number of clients.
+
+  Args:
+    config: The config.
+    name: A key of `config.devices`.
+
+  Returns:
+    The device and the number.
+
+  Raises:
+    ValueError: If an entry is unknown or out of its range, naming it.
+  """
+  where = f'devices.{name}'
+  if not hasattr(config.devices[name], 'items'):
+    raise ValueError(
+        f'{where} must be a section, got {config.devices[name]!r}.'
+    )
+  entry = dict(config.devices[name])
+  clients = entry.pop('clients', None)
+  _check_field(f'{where}.clients', clients, Field(1, int, low=1))
+  known = {f.name: (f.type, f.default) for f in _DEVICE_FIELDS}
+  opt.check_options(where, entry, known, 'a device')
+  try:
+    return clock_lib.Device(**entry), clients
+  except ValueError as e:
+    raise ValueError(f'{where}: {e}') from e
+
+
+_DEVICE_FIELDS = dataclasses.fields(clock_lib.Device)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -239,6 +294,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'cohort_size={config.cohort_size} is larger than the population of '
         f'{total} clients; it must be between 1 and {total}.'
     )
+  _check_clock(config, total)
 
 
 def _check_keys(section, known, prefix: str) -> None:
@@ -286,6 +342,25 @@ def _check_local(local) -> None:
     raise ValueError(f'local.momentum must be below 1, got {local.momentum}.')
   if local.nesterov and not local.momentum:
     raise ValueError('local.nesterov needs local.momentum above 0.')
+
+
+def _check_clock(config, num_clients: int) -> None:
+  """The entries of `clock` and `devices`, and whether they can run."""
+  _check_keys(config.clock, CLOCK, 'clock.')
+  for name, field in CLOCK.items():
+    _check_field(f'clock.{name}', config.clock[name], field)
+  fleet = {name: device_spec(config, name) for name in config.devices}
+  number = sum(clients for _, clients in fleet.values())
+  if fleet and number != num_clients:
+    raise ValueError(
+        f'devices are for {number} clients, but groups hold {num_clients}.'
+    )
+  if fleet and all(device.drop_out == 1 for device, _ in fleet.values()):
+    raise ValueError(
+        'devices: drop_out is 1 for every client, so no upload would arrive.'
+    )
+  if config.clock.mode != 'synchronous':
+    check_backend(config.backend)
 
 
 def _check_section(section, where: str, table) -> None:

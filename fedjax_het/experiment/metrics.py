@@ -85,6 +85,7 @@ def test_row(
     scores: Mapping[str, Scores],
     federation: Federation,
     seconds: float,
+    virtual_time: float | None = None,
 ) -> Row:
   """The line of an evaluation on the global test set.
 
@@ -93,6 +94,7 @@ def test_row(
     scores: {group: scores}.
     federation: The federation.
     seconds: Wall time of the evaluation.
+    virtual_time: Seconds of the virtual clock; None without one.
 
   Returns:
     `accuracy` in [0, 1] and `loss` in nats: the mean over groups of
@@ -136,6 +138,8 @@ def test_row(
         / federation.num_clients
     )
   row = {'round': round_num, 'split': 'test', 'seconds': seconds}
+  if virtual_time is not None:
+    row['virtual_time'] = virtual_time
   return {**row, **means, **groups}
 
 
@@ -254,6 +258,9 @@ class Summary(NamedTuple):
     bytes_down: Bytes from the server to clients, warm-up and all rounds.
     round_seconds: Median wall time of a round, compilation not included.
     dropped: Updates left out because they were not finite.
+    virtual_time: Seconds of the virtual clock at the end; None without one.
+    reached_time: The same for the round `reached`.
+    lost: Visits whose upload never arrived.
   """
 
   rounds: int
@@ -264,6 +271,9 @@ class Summary(NamedTuple):
   bytes_down: int
   round_seconds: float | None
   dropped: int
+  virtual_time: float | None = None
+  reached_time: float | None = None
+  lost: int = 0
 
 
 def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
@@ -281,7 +291,7 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
   tests = [row for row in rows if row['split'] == 'test']
   scored = [row for row in tests if row['accuracy'] is not None]
   reached = [
-      row['round']
+      row
       for row in scored
       if target is not None and row['accuracy'] >= target
   ]
@@ -289,11 +299,14 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
       rounds=len(train),
       last=tests[-1] if tests else None,
       best=max(scored, key=lambda row: row['accuracy'], default=None),
-      reached=reached[0] if reached else None,
+      reached=reached[0]['round'] if reached else None,
       bytes_up=sum(row['bytes_up'] for row in sending),
       bytes_down=sum(row['bytes_down'] for row in sending),
       round_seconds=(
           float(np.median([row['seconds'] for row in train])) if train else None
       ),
       dropped=sum(len(row['nonfinite']) for row in sending),
+      virtual_time=train[-1].get('virtual_time') if train else None,
+      reached_time=reached[0].get('virtual_time') if reached else None,
+      lost=sum(row.get('lost', 0) for row in train),
   )

@@ -6,13 +6,26 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from fedjax_het.engine.asynchronous import (
+  AsyncState,
+  init_async_state,
+  make_async_round,
+  round_events,
+)
+from fedjax_het.engine.clock import Fleet, plan, synchronous_times
 from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.local import visit_examples
 from fedjax_het.engine.rounds import (
   GroupReport,
   State,
+  init_state,
   make_round,
   make_warm_up,
+  message_bytes,
+  sample_cohort,
 )
 from fedjax_het.experiment.build import Experiment
 
@@ -28,12 +41,15 @@ class Programs(NamedTuple):
     warm_up: As `run_round`, what comes before the first round; None for
       nothing.
     memory: Bytes that XLA planned for a round; {} where it does not say.
+    timeline: `(rounds done) -> {name: number}`, what the virtual clock says of
+      a round; {} without one.
   """
 
-  run_round: Callable[..., tuple[State, dict[str, GroupReport]]]
-  evaluate: Callable[[State], Any]
-  warm_up: Callable[..., tuple[State, dict[str, GroupReport]]] | None
+  run_round: Callable[..., tuple[Any, dict[str, GroupReport]]]
+  evaluate: Callable[[Any], Any]
+  warm_up: Callable[..., tuple[Any, dict[str, GroupReport]]] | None
   memory: dict[str, int]
+  timeline: Callable[[int], dict[str, float]]
 
 
 def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -51,7 +67,95 @@ def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
   return init_key, train_key, sampling_key
 
 
-def compile_programs(experiment: Experiment, state: State) -> Programs:
+def first_state(experiment: Experiment) -> State | AsyncState:
+  """The state before the first round, of the driver that the config asks for.
+
+  Args:
+    experiment: The experiment.
+
+  Returns:
+    The state.
+  """
+  key, _, _ = run_keys(experiment.config)
+  algorithm, federation = experiment.algorithm, experiment.federation
+  state = init_state(algorithm, federation, key)
+  if experiment.config.clock.mode == 'synchronous':
+    return state
+  return init_async_state(algorithm, federation, state, experiment.data)
+
+
+def _fleet(experiment: Experiment) -> Fleet:
+  """All that the clients' virtual durations follow from."""
+  federation = experiment.federation
+  sent = np.zeros((federation.num_clients, 2), np.int64)
+  for group in federation.groups:
+    sent[group.client_ids] = message_bytes(
+        experiment.algorithm, group, experiment.data
+    )
+  return Fleet(
+      experiment.devices,
+      [visit_examples(federation.local, int(n)) for n in federation.sizes],
+      *sent.T.tolist(),
+      experiment.config.clock.seed,
+  )
+
+
+def _synchronous(experiment: Experiment, options):
+  """The round, `(round) -> its sampling key`, and the timeline."""
+  config, federation = experiment.config, experiment.federation
+  size = experiment.cohort_size
+  run_round = make_round(
+      experiment.algorithm, federation, cohort_size=size, **options
+  )
+  _, _, key = run_keys(config)
+  if experiment.devices is None:
+    return run_round, lambda round_num: key, lambda done: {}
+
+  @jax.jit
+  def cohorts(rounds):
+    return jax.lax.map(
+        lambda r: sample_cohort(key, r, federation.num_clients, size), rounds
+    )
+
+  times = synchronous_times(
+      _fleet(experiment), np.asarray(cohorts(jnp.arange(config.num_rounds)))
+  )
+
+  def timeline(done):
+    return {'virtual_time': float(times[done - 1]) if done else 0.0}
+
+  return run_round, lambda round_num: key, timeline
+
+
+def _asynchronous(experiment: Experiment, options):
+  """As `_synchronous`, `(round) -> its events`."""
+  config, federation = experiment.config, experiment.federation
+  size = experiment.cohort_size
+  fleet = _fleet(experiment)
+  schedule = plan(fleet, config.num_rounds * size, config.clock.mode)
+  events = round_events(schedule, federation, size)
+  messages = np.add(fleet.down_bytes, fleet.up_bytes)
+
+  def timeline(done):
+    if not done:
+      return {'virtual_time': 0.0}
+    lost = schedule.lost_client[schedule.lost_version // size == done - 1]
+    return {
+        'virtual_time': float(schedule.time[done * size - 1]),
+        'staleness': float(np.mean(events[done - 1].staleness)),
+        'lost': len(lost),
+        'bytes_lost': int(messages[lost].sum()),
+    }
+
+  run_round = make_async_round(
+      experiment.algorithm, federation, cohort_size=size, **options
+  )
+  return run_round, events.__getitem__, timeline
+
+
+def compile_programs(
+    experiment: Experiment, state: State | AsyncState
+) -> Programs:
   """Builds the round and evaluation programs, and compiles the former.
 
   Args:
@@ -60,15 +164,16 @@ def compile_programs(experiment: Experiment, state: State) -> Programs:
 
   Returns:
     The programs.
+
+  Raises:
+    ValueError: If the fleet of devices can never finish a round.
   """
   config = experiment.config
-  run_round = make_round(
-      experiment.algorithm,
-      experiment.federation,
-      cohort_size=experiment.cohort_size,
-      backend=config.backend,
-      chunk=config.chunk,
-  )
+  options = dict(backend=config.backend, chunk=config.chunk)
+  driver = _asynchronous
+  if config.clock.mode == 'synchronous':
+    driver = _synchronous
+  run_round, participants, timeline = driver(experiment, options)
   evaluate = make_evaluate(
       experiment.algorithm,
       experiment.federation,
@@ -83,7 +188,7 @@ def compile_programs(experiment: Experiment, state: State) -> Programs:
           None if experiment.algorithm.calibrate is None else experiment.data
       ),
   )
-  _, key, sampling_key = run_keys(config)
+  _, key, _ = run_keys(config)
   memory = {}
   # The backends of several devices change where the state lies in the first
   # round, which a program compiled ahead of time would refuse.
@@ -91,28 +196,28 @@ def compile_programs(experiment: Experiment, state: State) -> Programs:
     _log.info('Compiling the round program ...')
     begin = time.perf_counter()
     run_round = run_round.lower(
-        state, experiment.data, key, sampling_key
+        state, experiment.data, key, participants(0)
     ).compile()
     seconds = time.perf_counter() - begin
     _log.info('Compiled in %.1f s.', seconds)
     memory = _program_memory(run_round)
 
   def one_round(state):
-    return run_round(state, experiment.data, key, sampling_key)
+    who = participants(int(state.round_num))
+    return run_round(state, experiment.data, key, who)
 
   warm_up = None
   if experiment.algorithm.warm_up is not None:
     program = make_warm_up(
-        experiment.algorithm,
-        experiment.federation,
-        backend=config.backend,
-        chunk=config.chunk,
+        experiment.algorithm, experiment.federation, **options
     )
 
     def warm_up(state):
-      return program(state, experiment.data, key)
+      # A synchronous visit of all: nothing is in flight before the first round.
+      warm, reports = program(State(*state[:3]), experiment.data, key)
+      return state._replace(**warm._asdict()), reports
 
-  return Programs(one_round, evaluate, warm_up, memory)
+  return Programs(one_round, evaluate, warm_up, memory, timeline)
 
 
 def _program_memory(compiled) -> dict[str, int]:

@@ -75,6 +75,15 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
       f'{name} {_options(options)}'.strip(),
       f'seed {config["seed"]}, sampling seed {config["sampling_seed"]}',
   ]
+  mode = config.get('clock', {}).get('mode', 'synchronous')
+  fleet = ', '.join(
+      f'{kind["clients"]} {name}'
+      for name, kind in config.get('devices', {}).items()
+  )
+  if mode != 'synchronous':
+    parts.append(f'{mode} clock')
+  if fleet:
+    parts.append(f'devices {fleet}')
   if config['image_size'] is not None:
     parts.append(f'images resized to {config["image_size"]}')
   return ', '.join(parts)
@@ -109,7 +118,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   config, facts, rows = read_run(folder)
   summary = metrics.summarise(rows, config['target_accuracy'])
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
-  drawn = _draw(folder, config, facts, rows)
+  drawn = _draw(folder, config, facts, rows, summary)
   if summary.rounds == config['num_rounds']:
     state = f'All {summary.rounds} rounds are done.'
   else:
@@ -128,6 +137,11 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
           for line in tables.totals(summary, config['target_accuracy'])
       ),
       *([f'![Accuracy by round]({drawn["curves"]})'] if drawn else []),
+      *(
+          [f'![Accuracy by virtual time]({drawn["times"]})']
+          if 'times' in drawn
+          else []
+      ),
       *_paper(config, facts, summary),
       '## Who holds what',
       *(
@@ -235,7 +249,7 @@ def percent_of(row: metrics.Row | None) -> str:
   return '-' if row is None else tables.percent(row['accuracy'])
 
 
-def _draw(folder, config, facts, rows) -> dict[str, str]:
+def _draw(folder, config, facts, rows, summary) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
   counts = np.array(facts['partition'])
   # Labels and parts with these counts, whichever examples they were.
@@ -260,16 +274,33 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
         f'{config["algorithm"]["name"]} on {config["dataset"]}',
         percent=True,
     )
+    if summary.virtual_time is None:
+      return dict(partition='partition.png', curves='curves.png')
+    pictures.draw_curves(
+        _curves(rows, facts, 'virtual_time'),
+        folder / 'times.png',
+        'Test accuracy',
+        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        xlabel=VIRTUAL_TIME,
+        percent=True,
+    )
   except ImportError:
     _log.info(NO_PICTURES)
     return {}
-  return dict(partition='partition.png', curves='curves.png')
+  return dict(
+      partition='partition.png', curves='curves.png', times='times.png'
+  )
 
 
-def _curves(rows, facts) -> dict[str, tuple[list[int], list[float]]]:
+VIRTUAL_TIME = 'Virtual time (s)'
+
+
+def _curves(
+    rows, facts, over: str = 'round'
+) -> dict[str, tuple[list[float], list[float]]]:
   """Accuracy by round: each group and, last, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
-  rounds = [row['round'] for row in tests]
+  rounds = [row[over] for row in tests]
   names = {name: f'accuracy/{name}' for name in facts['groups']}
   names['mean over groups'] = 'accuracy'
   return {

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.engine.rounds import (
-  GroupReport,
-  State,
-  init_state,
-)
+from fedjax_het.engine.rounds import GroupReport, State
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import metrics
 from fedjax_het.experiment.build import Experiment, build
@@ -25,7 +21,7 @@ from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
-  run_keys,
+  first_state,
 )
 from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.tensorboard import Board
@@ -136,10 +132,8 @@ def _begin(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
 
-  key, _, _ = run_keys(experiment.config)
-
   def init():
-    return init_state(experiment.algorithm, experiment.federation, key)
+    return first_state(experiment)
 
   restored = checkpoints.restore(jax.eval_shape(init))
   if restored is None:
@@ -217,8 +211,11 @@ def _train(
     begin = time.perf_counter()
     scores = jax.device_get(programs.evaluate(state))
     seconds = time.perf_counter() - begin
+    when = programs.timeline(round_num).get('virtual_time')
     write(
-        metrics.test_row(round_num, scores, experiment.federation, seconds)
+        metrics.test_row(
+            round_num, scores, experiment.federation, seconds, when
+        )
     )
 
   done = int(state.round_num)
@@ -243,7 +240,8 @@ def _train(
     seconds = time.perf_counter() - begin
     done += 1
     _check_finite(experiment, reports, done)
-    write(metrics.train_row(done, reports, experiment.federation, seconds))
+    row = metrics.train_row(done, reports, experiment.federation, seconds)
+    write({**row, **programs.timeline(done)})
     last = done == config.num_rounds
     if last or done % config.eval_every == 0:
       test(done, state)

@@ -46,6 +46,11 @@ def seconds(value: float | None) -> str:
   return '-' if value is None else f'{value:.3g} s'
 
 
+def virtual(value: float | None) -> str:
+  """A time of the virtual clock."""
+  return '-' if value is None else f'{value:,.1f} s of virtual time'
+
+
 def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
   """Accuracy by group, last and best round, and means over groups, clients.
 
@@ -99,10 +104,18 @@ def totals(summary: Summary, target: float | None) -> list[str]:
       f'seconds per round: {seconds(summary.round_seconds)} (median, without '
       'compilation)',
   ]
+  if summary.virtual_time is not None:
+    lines.append(f'the whole run took {virtual(summary.virtual_time)}')
+  if summary.lost:
+    lines.append(
+        f'visits lost on the way: {summary.lost} (their bytes are not counted)'
+    )
   if target is not None:
     reached = 'not reached' if summary.reached is None else (
         f'reached in round {summary.reached}'
     )
+    if summary.reached_time is not None:
+      reached += f', after {virtual(summary.reached_time)}'
     lines.append(f'mean accuracy of {percent(target)}: {reached}')
   if summary.dropped:
     lines.append(

@@ -181,7 +181,9 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
       for name, value in _flat(
           config_lib.default_config(mine['algorithm']['name']).to_dict()
       ).items()
-      if name.split('.')[0] in (*config_lib.FIELDS, 'local', 'algorithm')
+      if name.split('.')[0] in (
+          *config_lib.FIELDS, 'local', 'algorithm', 'clock'
+      )
   }
   sentences = []
   for name in sorted({*new, *was}):

@@ -1,0 +1,42 @@
+"""FedAsync: the server mixes in every upload as it arrives."""
+
+from configs import common
+
+
+def _set(**options):
+  """A variant that sets options of the method."""
+
+  def apply(config):
+    for name, value in options.items():
+      config.algorithm[name] = value
+
+  return apply
+
+
+VARIANTS = dict(
+    # How the weight of an upload falls with its staleness; the default is
+    # polynomial.
+    constant=_set(staleness='constant'),
+    hinge=_set(staleness='hinge'),
+)
+
+
+def get_config(arg=''):
+  """FedAsync on the embedded digits, else as `fedin.py`, with stragglers.
+
+  Ten clients on fast, medium and slow devices upload whenever they are ready; a
+  round is ten uploads. The variants `synchronous` and `sequential` run the same
+  devices by another clock.
+
+  Run: `python -m launch.train --config=configs/fedasync.py[:variant,...]`.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  names = [name for name in arg.split(',') if name]
+  if not any(name in names for name in common.CLOCKS):
+    names.append('async')
+  return common.get_config('fedasync', ','.join(names), VARIANTS)

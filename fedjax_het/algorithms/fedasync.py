@@ -1,0 +1,192 @@
+"""FedAsync: every upload is mixed into the server's model as it arrives.
+
+A client that downloaded x_tau minimises L_k(w) + (rho/2) ||w - x_tau||^2 and
+returns w. With k the number of server updates since its download, the server
+moves every leaf that the client owns,
+
+  alpha_t = alpha s(k)          x <- (1 - alpha_t) x + alpha_t w
+
+where s is
+
+  constant     1
+  polynomial   (k + 1)^-a
+  hinge        1 if k <= b, else 1 / (a (k - b) + 1)
+
+Running norm statistics are mixed alike. With several architectures k counts
+all updates, also those by clients that own other leaves. Numbers of examples
+play no part, so fast clients count for more.
+
+In synchronous rounds, uploads are mixed one by one in ascending client id with
+k = 0: whoever is last weighs most. The paper's simulated staleness and its
+halving of alpha after 800 updates are left out.
+
+References:
+  Xie, Koyejo and Gupta, `Asynchronous Federated Optimization
+  <https://arxiv.org/abs/1903.03934>`_, 2019, Algorithm 1 and Section 6.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.engine.local import proximal_gradient, train_model
+from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
+from fedjax_het.models.blocks import Variables
+
+STALENESS = ('constant', 'polynomial', 'hinge')
+
+
+def staleness_factor(k, kind: str, a: float, b: float):
+  """s(k), by which a stale upload counts less.
+
+  Args:
+    k: Server updates since the download, any shape, integer.
+    kind: 'constant', 'polynomial' or 'hinge'.
+    a: Decay of the latter two.
+    b: Updates that 'hinge' forgives.
+
+  Returns:
+    float32 in (0, 1], 1 for k = 0, of the shape of `k`.
+  """
+  k = jnp.asarray(k, jnp.float32)
+  if kind == 'constant':
+    return jnp.ones_like(k)
+  if kind == 'polynomial':
+    return (k + 1.0) ** -a
+  return 1.0 / (a * jnp.maximum(k - b, 0.0) + 1.0)
+
+
+def mix(x, w, weight):
+  """Moves the leaves of `x` that `w` has towards it.
+
+  Args:
+    x: {shared key: tree of arrays}.
+    w: The same for some of the keys.
+    weight: [] float32 in [0, 1], alpha_t.
+
+  Returns:
+    (1 - weight) x + weight w; `x` bit for bit where they agree, where `w` has
+    nothing, or for weight 0.
+  """
+  moved = {
+      key: jax.tree.map(lambda old, new: old + weight * (new - old), x[key], t)
+      for key, t in w.items()
+  }
+  return {**x, **moved}
+
+
+def fedasync(
+    federation: Federation,
+    *,
+    alpha: float = 0.6,
+    staleness: str = 'polynomial',
+    a: float | None = None,
+    b: float = 4.0,
+    max_staleness: int | None = None,
+    rho: float = 0.005,
+    aggregation: str = 'layerwise',
+) -> FederatedAlgorithm:
+  """FedAsync over clients of one or several architectures.
+
+  Args:
+    federation: Groups and local training.
+    alpha: Weight of a fresh upload, in (0, 1].
+    staleness: 'constant', 'polynomial' or 'hinge': how it falls.
+    a: Decay of the latter two; None for the paper's 0.5 and 10.
+    b: Updates that 'hinge' forgives.
+    max_staleness: Uploads staler than that are dropped; None for never.
+    rho: Strength of the leash to what was downloaded.
+    aggregation: Who shares which blocks, as for `fedavg`.
+
+  Returns:
+    The algorithm. Its uplink is kept apart by client, so the memory of a
+    synchronous round grows with the cohort.
+
+  Raises:
+    ValueError: If an option is out of range, or shared blocks differ in shape.
+  """
+  one_of('staleness', staleness, STALENESS)
+  if not 0 < alpha <= 1:
+    raise ValueError(f'alpha must be above 0 and at most 1, got {alpha}.')
+  if a is None:
+    a = 10.0 if staleness == 'hinge' else 0.5
+  not_negative(a=a, b=b, rho=rho)
+  if max_staleness is not None and max_staleness < 0:
+    raise ValueError(
+        f'max_staleness must be at least 0 or None, got {max_staleness}.'
+    )
+  exchange = make_exchange(federation, aggregation)
+
+  def client_update(group, client, sent, data, visit):
+    start = exchange.assemble(group, client, sent)
+    anchor = start.params  # x_tau
+    end, metrics, num_steps = train_model(
+        group.model,
+        federation.local,
+        start,
+        data,
+        visit,
+        grad_hook=lambda grads, params: proximal_gradient(
+            grads, params, anchor, rho
+        ),
+    )
+    # Changes from zero are the weights themselves.
+    zero = jax.tree.map(jnp.zeros_like, end)
+    own, whole = exchange.upload(group, zero, end, data.size, num_steps)
+    return own, Uplink((), whole), metrics
+
+  def server_update(server, received, key):
+    del key
+    groups = [received[group.name] for group in federation.groups]
+    ids, stale, trained = (
+        jnp.concatenate(parts)
+        for parts in zip(
+            *((r.client_id, r.staleness, r.kept.weight) for r in groups),
+            strict=True,
+        )
+    )
+    weights = alpha * staleness_factor(stale, staleness, a, b)  # alpha_t
+    weights = jnp.where(trained > 0, weights, 0.0)
+    if max_staleness is not None:
+      weights = jnp.where(stale <= max_staleness, weights, 0.0)
+    # Slots of all groups stand one behind the other.
+    ends = jnp.cumsum(jnp.array([len(r.client_id) for r in groups]))
+    order = jnp.argsort(ids)  # Padding is last.
+
+    def taker(number):
+      whole = groups[number].kept.change
+      begin = ends[number] - len(groups[number].client_id)
+
+      def take(server, slot):
+        params, stats = jax.tree.map(lambda leaf: leaf[slot - begin], whole)
+        return Variables(
+            mix(server.params, params, weights[slot]),
+            mix(server.stats, stats, weights[slot]),
+        )
+
+      return take
+
+    takers = [taker(number) for number in range(len(groups))]
+
+    def one(i, server):
+      slot = order[i]
+      number = jnp.searchsorted(ends, slot, side='right')
+      return jax.lax.switch(number, takers, server, slot)
+
+    arrived = jnp.sum(ids < federation.num_clients)
+    return jax.lax.fori_loop(0, arrived, one, server)
+
+  return FederatedAlgorithm(
+      init=exchange.init,
+      init_client=lambda group, client_id, key: exchange.init_client(
+          group, key
+      ),
+      downlink=lambda server, group, visit: exchange.download(server, group),
+      client_update=client_update,
+      server_update=server_update,
+      client_model=lambda server, client, group: exchange.assemble(
+          group, client, exchange.download(server, group)
+      ),
+      personal=exchange.personal,
+  )

@@ -1,0 +1,172 @@
+"""The virtual clock: schedules worked out by hand, and what must not matter."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedjax_het.engine.clock import (
+  Device,
+  Fleet,
+  Schedule,
+  plan,
+  synchronous_times,
+)
+
+
+def device(seconds, **options):
+  """A device that takes so long for a visit of one example."""
+  options = dict(latency=0.0, up=1e30, down=1e30) | options
+  return Device(examples_per_second=1 / seconds, **options)
+
+
+def fleet(*devices, seed=0):
+  nothing = [0] * len(devices)
+  return Fleet(devices, [1] * len(devices), nothing, nothing, seed)
+
+
+SHAKY = dict(jitter=0.5, pause=0.7, drop_out=0.3)
+
+
+def test_two_speeds_by_hand():
+  # Client 0 takes 2 s, client 1 takes 5 s; uploads at 2, 4, 5, 6, 8, 10, 10.
+  got = plan(fleet(device(2), device(5)), 7)
+  assert got.client.tolist() == [0, 0, 1, 0, 0, 0, 1]
+  assert got.time.tolist() == [2, 4, 5, 6, 8, 10, 10]
+  assert got.visit.tolist() == [0, 1, 0, 2, 3, 4, 1]
+  assert got.version.tolist() == [0, 1, 0, 2, 4, 5, 3]
+  assert got.staleness.tolist() == [0, 0, 2, 1, 0, 0, 3]
+  # At 10 s both upload before anyone downloads.
+  assert got.down_client.tolist() == [0, 1, 0, 0, 1, 0, 0]
+  assert got.down_visit.tolist() == [0, 0, 1, 2, 1, 3, 4]
+  assert got.down_version.tolist() == [0, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_visit_takes_what_its_parts_take():
+  one = Device(
+      examples_per_second=10.0, up=100.0, down=400.0, latency=0.25
+  )
+  got = plan(Fleet([one], [20], [800], [300]), 2)
+  # Down 0.25 + 2, training 2, up 0.25 + 3.
+  assert got.time.tolist() == [7.5, 15.0]
+
+
+def test_at_one_time_uploads_come_first_each_by_client_id():
+  got = plan(fleet(*[device(1)] * 3), 6)
+  assert got.client.tolist() == [0, 1, 2, 0, 1, 2]
+  # As in synchronous rounds, all download what all have uploaded to.
+  assert got.version.tolist() == [0, 0, 0, 3, 3, 3]
+  assert got.staleness.tolist() == [0, 1, 2, 0, 1, 2]
+  assert got.visit.tolist() == [0, 0, 0, 1, 1, 1]
+  assert got.time.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def assert_prefix(short: Schedule, long: Schedule):
+  for a, b in zip(short, long, strict=True):
+    np.testing.assert_array_equal(a, b[: len(a)])
+
+
+@pytest.mark.parametrize('mode', ['async', 'sequential'])
+def test_deterministic_and_extendable(mode):
+  many = fleet(*(device(s, **SHAKY) for s in (1, 2, 3)), seed=5)
+  short, long = plan(many, 10, mode), plan(many, 40, mode)
+  assert_prefix(short, long)
+  assert_prefix(plan(many, 40, mode), long)
+  assert len(long.client) == 40 and len(long.lost_client) > 0
+  other = plan(many._replace(seed=6), 40, mode)
+  assert not np.array_equal(other.time, long.time)
+  assert np.all(np.diff(long.time) >= 0)
+
+
+def test_streams_belong_to_clients():
+  """What one client draws does not hang on who else there is."""
+  shaky = device(1, **SHAKY)
+  alone, pair = plan(fleet(shaky), 5), plan(fleet(shaky, device(3)), 20)
+  np.testing.assert_array_equal(pair.time[pair.client == 0][:5], alone.time)
+  # An option of the device does not shift the draws of the others.
+  steady = dataclasses.replace(shaky, jitter=0.0)
+  np.testing.assert_array_equal(
+      plan(fleet(steady), 9).visit, plan(fleet(shaky), 9).visit
+  )
+
+
+def test_lost_visits_never_arrive():
+  got = plan(fleet(device(1, drop_out=0.5), device(1)), 60)
+  lost = np.flatnonzero(got.lost_client == 0)
+  assert len(lost) == len(got.lost_client) > 5
+  # They are counted as visits, and nobody need train them.
+  visits = got.visit[got.client == 0]
+  assert visits[-1] + 1 == len(visits) + np.sum(
+      got.lost_version[lost] <= np.flatnonzero(got.client == 0)[-1]
+  )
+  downloaded = got.down_visit[got.down_client == 0]
+  assert set(visits) <= set(downloaded) and len(downloaded) <= len(visits) + 1
+  never = plan(fleet(device(1, drop_out=1.0), device(2)), 3)
+  assert never.client.tolist() == [1, 1, 1]
+  assert never.time.tolist() == [2, 4, 6]
+  assert set(never.lost_client) == {0} and 0 not in never.down_client
+
+
+def test_a_pause_delays_the_next_download():
+  plain, pausing = device(1), device(1, pause=2.0)
+  got = plan(fleet(pausing), 400).time
+  waits = np.diff(got) - plan(fleet(plain), 1).time[0]
+  assert np.all(waits >= 0) and abs(np.mean(waits) - 2.0) < 0.3
+
+
+def test_sequential_is_never_stale_and_takes_turns_at_random():
+  three = fleet(device(1), device(2), device(3, pause=5.0))
+  got = plan(three, 300, 'sequential')
+  assert not np.any(got.staleness)
+  steps = np.diff(got.time, prepend=0.0)
+  np.testing.assert_allclose(steps, 1.0 + got.client, rtol=1e-9)
+  assert np.all(np.bincount(got.client) > 70)
+  np.testing.assert_array_equal(got.down_client, got.client)
+
+
+def test_synchronous_rounds_wait_for_the_slowest():
+  three = fleet(device(1), device(2), device(7))
+  times = synchronous_times(three, np.array([[0, 1], [0, 2], [1, 2]]))
+  assert times.tolist() == [2.0, 9.0, 16.0]
+  # A lost visit is begun anew, so the same draws give the clock's own times.
+  shaky = fleet(device(1, **SHAKY), seed=3)
+  np.testing.assert_allclose(
+      synchronous_times(shaky, np.zeros((8, 1), int)), plan(shaky, 8).time
+  )
+
+
+@pytest.mark.parametrize(
+    ('options', 'expected'),
+    [
+        (dict(up=0.0), 'up of a device must be above 0, got 0.0.'),
+        (dict(down=-1.0), 'down of a device must be above 0, got -1.0.'),
+        (
+            dict(examples_per_second=0),
+            'examples_per_second of a device must be above 0, got 0.',
+        ),
+        (
+            dict(drop_out=1.5),
+            'drop_out of a device must be between 0 and 1, got 1.5.',
+        ),
+        (
+            dict(jitter=float('nan')),
+            'jitter of a device must be finite and at least 0, got nan.',
+        ),
+    ],
+)
+def test_wrong_devices_are_refused(options, expected):
+  with pytest.raises(ValueError) as error:
+    Device(**options)
+  assert str(error.value) == expected
+
+
+def test_what_can_never_run_is_refused():
+  gone = device(1, drop_out=1.0)
+  with pytest.raises(ValueError, match='No upload would ever arrive: drop_out'):
+    plan(fleet(gone, gone), 1)
+  with pytest.raises(ValueError, match='Client 1 never returns'):
+    synchronous_times(fleet(device(1), gone), np.array([[0], [1]]))
+  with pytest.raises(ValueError, match="Unknown mode 'asnyc'; known are async"):
+    plan(fleet(device(1)), 1, 'asnyc')
+  with pytest.raises(ValueError, match='client 0, of 0 examples, would take 0'):
+    plan(Fleet([Device(latency=0.0)], [0], [0], [0]), 1)
