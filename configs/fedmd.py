@@ -40,6 +40,13 @@ def get_config(arg=''):
   """
   config = common.get_config('fedmd', arg, VARIANTS)
   config.public_size = PUBLIC[config.dataset]
+  if 'cpu' in arg.split(','):
+    # One pass each before round 1, and as many public examples a round as a
+    # visit of the FedHe setting has private ones.
+    config.algorithm.pretrain_epochs = config.algorithm.transfer_epochs = 1
+    config.algorithm.pretrain_patience = 0
+    config.algorithm.transfer_patience = 0
+    config.algorithm.num_alignment = 150
   if 'quick' in arg.split(','):
     config.algorithm.pretrain_epochs = min(
         config.algorithm.pretrain_epochs, 2

@@ -149,8 +149,7 @@ def settle_config(folder: pathlib.Path, config) -> None:
   """
   mine = json.loads(json.dumps(config.to_dict()))
   if (folder / 'config.json').exists():
-    old = config_lib.with_new_entries(read_config(folder))
-    differences = _differences(mine, old)
+    differences = _differences(mine, read_config(folder))
     if differences:
       more = len(differences) - 3
       raise ValueError(
