@@ -31,9 +31,9 @@ def rows(dataset: str):
   arg = f'fedhe,{dataset},cpu'
   configs = {name: make(arg) for name, make in METHODS.items()}
   for name, make in dict(FedAvg=fedavg.get_config, **METHODS).items():
-    configs[f'{name}, homogeneous'] = make(f'{arg},homogeneous')
+    configs[f'{name} (homogeneous)'] = make(f'{arg},homogeneous')
   for name in ('FedHe', 'FD', 'Private'):
-    configs[f'{name}, Dirichlet 0.5'] = METHODS[name](f'{arg},dirichlet')
+    configs[f'{name} (Dirichlet 0.5)'] = METHODS[name](f'{arg},dirichlet')
   return configs
 
 
@@ -54,10 +54,10 @@ def get_table() -> Table:
           'FedHe': '98.5',
           'FedMD': '98',
           'Private': '98',
-          'FedAvg, homogeneous': '99',
-          'FedHe, homogeneous': '98.9',
-          'FedMD, homogeneous': '97.9',
-          'Private, homogeneous': '98.4',
+          'FedAvg (homogeneous)': '99',
+          'FedHe (homogeneous)': '98.9',
+          'FedMD (homogeneous)': '97.9',
+          'Private (homogeneous)': '98.4',
       },
       seeds=(0, 1, 2),
       families=FAMILIES,
