@@ -10,10 +10,11 @@ FedAvg on model 9 with 20 outputs, and FedMD's public images with its logits.
 
 from collections.abc import Sequence
 import math
-import sys
 from typing import NamedTuple
 
 from absl import app, flags
+
+from launch import terminal
 
 # (title, shape of an image, the paper's FedAvg and reduced rate of FedMD).
 TABLES = (
@@ -35,13 +36,16 @@ class Row(NamedTuple):
   paper_rate: str = '-'
 
 
-def exchanged(name: str, image_shape, num_outputs: int) -> tuple[int, int]:
+def exchanged(
+    name: str, image_shape, num_outputs: int, num_public: int = 0
+) -> tuple[int, int]:
   """Numbers (down, up) of one visit of a method on model 9, by shapes alone.
 
   Args:
     name: A key of `ALGORITHMS`.
     image_shape: (height, width, channels).
     num_outputs: Outputs of the model.
+    num_public: Examples of the public set, all of which a round takes.
 
   Returns:
     Two integers; all optional parts count as present.
@@ -66,7 +70,8 @@ def exchanged(name: str, image_shape, num_outputs: int) -> tuple[int, int]:
   model = create('fedhe_cnn9', image_shape, num_outputs)
   group = Group('clients', model, np.arange(_NUM_CLIENTS, dtype=np.int32))
   local = LocalTraining(optax.adam, lambda round_num: 1e-3, 1, 50, steps=3)
-  algorithm = ALGORITHMS[name](Federation((group,), local))
+  federation = Federation((group,), local, num_public=num_public)
+  algorithm = ALGORITHMS[name](federation)
 
   def visit(key):
     data = ClientData(
@@ -75,6 +80,7 @@ def exchanged(name: str, image_shape, num_outputs: int) -> tuple[int, int]:
         jnp.arange(50, dtype=jnp.int32),
         jnp.int32(50),
         lambda images, key=None: images.astype(jnp.float32),
+        jnp.zeros(num_public, jnp.int32) if num_public else None,
     )
     turn = Visit(jnp.int32(0), jnp.int32(0), key)
     client = algorithm.init_client(group, turn.client_id, key)
@@ -96,24 +102,6 @@ def exchanged(name: str, image_shape, num_outputs: int) -> tuple[int, int]:
   return count(sent), count(uplink)
 
 
-def fedmd_numbers(
-    num_public: int, num_classes: int, image_shape
-) -> tuple[int, int, int]:
-  """FedMD's numbers by its rule: scores of the public examples, both ways.
-
-  Args:
-    num_public: n, public examples a round.
-    num_classes: C.
-    image_shape: (height, width, channels).
-
-  Returns:
-    (down, up, images): n C, n C, and the numbers of the n images, which the
-    paper counts as well.
-  """
-  scores = num_public * num_classes
-  return scores, scores, num_public * math.prod(image_shape)
-
-
 def rows(image_shape, fedavg: int, rate: str, num_public: int) -> list[Row]:
   """The rows of one table.
 
@@ -127,8 +115,9 @@ def rows(image_shape, fedavg: int, rate: str, num_public: int) -> list[Row]:
     The rows, the paper's FedAvg first.
   """
   n, classes = num_public, NUM_CLASSES
-  down, up, images = fedmd_numbers(n, classes, image_shape)
+  down, up = exchanged('fedmd', image_shape, classes, n)
   each = classes + math.prod(image_shape)
+  images = n * math.prod(image_shape)
   rate = rate if n == 10 else '-'
   return [
       Row(
@@ -176,8 +165,9 @@ def render(title: str, table: Sequence[Row], num_public: int) -> str:
 NOTE = """\
 FedAvg's upload holds one number more than the model, the weight of its change.
 The model counts with its norms' running statistics. FedHe sends ten logits and
-one count for every class, FD ten numbers. FedMD is computed by its rule, the
-others are measured.
+one count for every class, FD ten numbers. FedMD sends down the consensus and
+the seed of the public subset, two numbers; its images, which the paper counts,
+are sent once, or lie on the devices.
 """
 
 
@@ -186,21 +176,13 @@ def define_flags() -> None:
   flags.DEFINE_integer('num_public', 10, "FedMD's public examples, n.")
 
 
-def _fail(error) -> None:
-  print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
-  sys.exit(2)
-
-
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser with one line per error."""
-  try:
-    rest = flags.FLAGS(list(argv))
-  except flags.Error as e:
-    _fail(e)
-  if len(rest) > 1:
-    _fail(f'Unexpected argument {rest[1]!r}; options look like --num_public=N.')
+  rest = terminal.parse_flags(argv)
   if flags.FLAGS.num_public < 1:
-    _fail(f'num_public must be at least 1, got {flags.FLAGS.num_public}.')
+    terminal.fail(
+        f'num_public must be at least 1, got {flags.FLAGS.num_public}.'
+    )
   return rest
 
 

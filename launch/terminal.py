@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import sys
 from typing import NoReturn
 
-from absl import flags
+from absl import flags, logging
 
 
 def line(error: BaseException | str) -> str:
@@ -21,7 +21,11 @@ def fail(error: BaseException | str, code: int = 2) -> NoReturn:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-  """absl's flags parser with one line per error; no other arguments."""
+  """absl's flags parser with one line per error; no other arguments.
+
+  The information that JAX logs while it looks for accelerators is not shown.
+  """
+  logging.set_verbosity(logging.WARNING)
   try:
     rest = flags.FLAGS(list(argv))
   except flags.Error as e:
