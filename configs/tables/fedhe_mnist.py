@@ -18,7 +18,7 @@ SETTING = (
     '50 a visit, Adam 1e-3. Heterogeneous: the ten CNNs of the paper, one '
     'client each; homogeneous: model 9 everywhere (four of the personal models '
     'are evaluated); Dirichlet 0.5: the heterogeneous clients under label '
-    'skew, which the paper leaves out. Widths a quarter and 60 rounds, a '
+    'skew, which the paper leaves out. Widths an eighth and 60 rounds, a '
     'client sees 9,000 images, where the paper has full width and 5,000 '
     'visits of 150 images. FedMD sets a tenth of the training set aside as '
     'public, trains one epoch on it and one on the private data before round '
