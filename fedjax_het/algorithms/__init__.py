@@ -8,6 +8,7 @@ Adding a method takes a module in this folder and a line here.
 from collections.abc import Callable
 
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedepth import fedepth
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.private import private
@@ -18,6 +19,14 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'fedin': fedin,
+    'fedepth': fedepth,
 }
 
-__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']
+__all__ = [
+    'ALGORITHMS',
+    'fedavg',
+    'fedepth',
+    'fedin',
+    'fedprox',
+    'private',
+]

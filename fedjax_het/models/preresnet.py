@@ -76,23 +76,31 @@ class PreactBlock(nn.Module):
     y = conv(y, 3, 1, '2')
     if self.stride > 1 or x.shape[3] != self.features:
       if self.shortcut == 'A':
-        x = layers.subsample_and_pad(u, self.features, self.stride)
+        x = layers.SubsampleAndPad(self.features, self.stride)(u)
       else:
         x = conv(u, 1, self.stride, '_shortcut')
     return x + y
 
 
 class NormPool(nn.Module):
-  """mean(relu(norm(x))) over the positions, or the mean alone."""
+  """mean(relu(norm(x))) over the positions, or the mean alone.
+
+  Attributes:
+    use_norm: Whether norm and ReLU precede the mean.
+    norm: Norm policy.
+    use_relu: False leaves the ReLU alone out.
+  """
 
   use_norm: bool = True
   norm: str = 'batch_only'
+  use_relu: bool = True
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, C]."""
     if self.use_norm:
-      x = jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+      x = norm_layer(self.norm, 'norm')(x, train, mask)
+      x = jax.nn.relu(x) if self.use_relu else x
     return jnp.mean(x, axis=(1, 2))
 
 

@@ -10,7 +10,10 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Visit
 from tests.tiny import tiny_data, tiny_federation
 
-OPTIONS = {'fedin': dict(num_pairs=4)}
+OPTIONS = {
+    'fedin': dict(num_pairs=4),
+    'fedepth': dict(budgets='tiny2:1/2,tiny3:1/2', heads='own'),
+}
 COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
@@ -162,7 +165,11 @@ def test_grouping_order_does_not_matter(name, reference):
 
 
 PADDED = {name: [{}] for name in ALGORITHMS} | {
-    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)]
+    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)],
+    'fedepth': [
+        dict(OPTIONS['fedepth'], cache_prefix=True),
+        dict(budgets='tiny2:2', mkd_models=2),
+    ],
 }
 
 
