@@ -56,7 +56,7 @@ class CommandError(ValueError):
   """A command line that cannot be understood."""
 
 
-def _fail(error: BaseException | str, code: int) -> NoReturn:
+def fail(error: BaseException | str, code: int) -> NoReturn:
   """Prints an error on one line and ends the process."""
   print(f'Error: {_line(error)}', file=sys.stderr)
   sys.exit(code)
@@ -92,7 +92,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   except (CommandError, flags.Error) as e:
     if '--debug' in argv:
       raise
-    _fail(e, 2)
+    fail(e, 2)
 
 
 def _with_config(argv: list[str]) -> list[str]:
@@ -276,7 +276,7 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   if isinstance(error, KeyboardInterrupt):
     print(advice, file=sys.stderr)
     sys.exit(code)
-  _fail(f'{_line(error)}. {advice}' if advice else error, code)
+  fail(f'{_line(error)}. {advice}' if advice else error, code)
 
 
 if __name__ == '__main__':

@@ -66,10 +66,9 @@ def blockwise_logits(
     )
   batch_size = min(batch_size, num)
   starts = range(0, num, batch_size)
-  places = [np.arange(i, i + batch_size) % num for i in starts]
 
-  def read_images(place):
-    return preprocess(images[place])
+  def read_images(start):
+    return preprocess(images[np.arange(start, start + batch_size) % num])
 
   read, old = read_images, None
   with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -77,18 +76,19 @@ def blockwise_logits(
       part = Variables(*({name: t[name]} if name in t else {}
                          for t in variables))  # fmt: skip
       path = pathlib.Path(temporary) / f'{position}.npy'
+      rows = len(starts) * batch_size
       out = np.lib.format.open_memmap(
-          path, 'w+', np.float32, (num, *model.shapes[position])
+          path, 'w+', np.float32, (rows, *model.shapes[position])
       )
-      for i, place in zip(starts, places, strict=True):
-        y = np.asarray(_apply_block(model, position, part, read(place)))
-        out[i : i + batch_size] = y[: num - i]
+      for i in starts:
+        y = _apply_block(model, position, part, read(i))
+        out[i : i + batch_size] = np.asarray(y)
       if old is not None:
         old.unlink()
       old = path
-      read = functools.partial(_rows, out)
-    return np.array(out)
+      read = functools.partial(_rows, out, batch_size)
+    return np.array(out[:num])
 
 
-def _rows(array, place):
-  return jnp.asarray(array[place])
+def _rows(array, batch_size, start):
+  return jnp.asarray(array[start : start + batch_size])
