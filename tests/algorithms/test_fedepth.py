@@ -17,7 +17,7 @@ from fedjax_het.engine.local import cross_entropy, train_epochs
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models.blocks import Variables
 from tests.depthwise.nets import small_data, small_preresnet
-from tests.tiny import tiny_local
+from tests.tiny import tiny_local, tiny_model
 
 # Units of 0.0198, 0.0198 and 0.0145 MB at batches of four: a stage for each, or
 # the last alone.
@@ -68,21 +68,12 @@ def assert_close(got, want, rtol=1e-4, atol=1e-5):
   )
 
 
-def runner(algorithm, federation):
+def runner(algorithm, federation, size=8):
   run = rounds.make_round(
       algorithm, federation, cohort_size=3, backend='map'
   )
-  data, keys = small_data(), (jax.random.key(1), jax.random.key(2))
+  data, keys = small_data(size=size), (jax.random.key(1), jax.random.key(2))
   return lambda state: run(jax.tree.map(jnp.copy, state), data, *keys)[0]
-
-
-@pytest.fixture(scope='module')
-def federated_average():
-  """FedAvg's first state, and its round."""
-  federation = federate()
-  algorithm = fedavg(federation, weights='data')
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  return state, runner(algorithm, federation)
 
 
 def restart(algorithm, federation, state):
@@ -91,29 +82,30 @@ def restart(algorithm, federation, state):
   return fresh._replace(round_num=state.round_num, server=state.server)
 
 
-def test_one_stage_is_fedavg_bit_for_bit(federated_average):
-  state, average = federated_average
+def test_one_stage_is_fedavg_bit_for_bit():
   federation = federate()
-  algorithm = fedepth(federation, budgets='poor:1,rich:1')
-  run = runner(algorithm, federation)
-  mine = rounds.init_state(algorithm, federation, jax.random.key(0))
-  assert_same(mine.server, state.server)
-  for _ in range(2):
-    state, mine = average(state), run(mine)
-    assert_same(mine.server, state.server)
-
-
-def test_an_upgrade_in_mid_run(federated_average):
-  """Poor clients get memory after a round; client 1 then changes its group."""
-  _, average = federated_average
-  federation = federate()
-  algorithm = fedepth(federation, budgets=f'poor:{EACH}')
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  state = runner(algorithm, federation)(state)
-  upgraded = fedepth(federation)
-  got = runner(upgraded, federation)(restart(upgraded, federation, state))
   plain = fedavg(federation, weights='data')
-  want = average(restart(plain, federation, state))
+  want = rounds.init_state(plain, federation, jax.random.key(0))
+  algorithm = fedepth(federation, budgets='poor:1,rich:1')
+  got = rounds.init_state(algorithm, federation, jax.random.key(0))
+  average, run = runner(plain, federation), runner(algorithm, federation)
+  assert_same(got.server, want.server)
+  for _ in range(2):
+    want, got = average(want), run(got)
+    assert_same(got.server, want.server)
+
+
+def test_an_upgrade_in_mid_run():
+  """Poor clients get memory after a round; client 1 then changes its group."""
+  federation = federate(tiny_model(2, norm=False))
+  algorithm = fedepth(federation, budgets='poor:1/2')
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  state = runner(algorithm, federation, 2)(state)
+  upgraded, plain = fedepth(federation), fedavg(federation, weights='data')
+  got, want = (
+      runner(new, federation, 2)(restart(new, federation, state))
+      for new in (upgraded, plain)
+  )
   assert int(got.round_num) == 2
   assert_same(got.server, want.server)
   # Names and numbers of groups may change, too.
@@ -125,10 +117,12 @@ def test_an_upgrade_in_mid_run(federated_average):
           dataclasses.replace(rich, name='more', client_ids=np.arange(1, 4)),
       ),
   )
-  algorithm = fedepth(moved, budgets=f'poor:{EACH}', heads='shared')
-  state = runner(algorithm, moved)(restart(algorithm, moved, got))
-  assert int(state.round_num) == 3
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.server))
+  algorithm = fedepth(moved, budgets='poor:1/2')
+  state = runner(algorithm, moved, 2)(restart(algorithm, moved, got))
+  assert int(state.round_num) == 3 and set(state.clients) == {'poor', 'more'}
+  changed = jax.tree.map(np.any, jax.tree.map(
+      lambda a, b: a != b, state.server, got.server))  # fmt: skip
+  assert all(jax.tree.leaves(changed))
 
 
 def masked_sgd(model, start, data, spans):
@@ -263,7 +257,7 @@ def test_means_over_those_who_trained_a_leaf():
 
 def test_without_a_step_the_upload_is_the_download():
   """Three examples and no partial batches; or a learning rate of zero."""
-  federation = federate(drop_last=True)
+  federation = federate(small_preresnet((2, 4)), drop_last=True)
   data = small_data((6, 3, 4, 7))
   algorithm = fedepth(federation, budgets=f'poor:{EACH}')
   _, _, uplink, _ = one_visit(algorithm, federation, data)
@@ -318,7 +312,7 @@ def test_own_heads_travel_to_those_who_train_them():
 
 
 def test_cached_prefixes_change_nothing_without_batch_statistics():
-  federation = federate(small_preresnet(norm='group'))
+  federation = federate(small_preresnet((2, 4), norm='group'))
   options = dict(budgets=f'poor:{EACH}')
   data = small_data()
   got, want = (
