@@ -121,6 +121,35 @@ def test_a_transformer_has_heads_for_all_units_but_the_last():
   assert sorted(stages.own_heads(model)) == [*range(2, 9)]
 
 
+@pytest.mark.parametrize('heads', stages.HEADS)
+def test_a_stage_of_a_transformer(heads):
+  """Tokens go to the head as they are; embeddings train in stage 1 only."""
+  model = create('vit_s8', (8, 8, 1), 3, width=0.2)
+  first, second, _ = stages.make_stages(
+      model, [(0, 1), (1, 2), (2, 8)], heads=heads
+  )
+  head = ('token', 'head')
+  if heads == 'own':
+    head = tuple(f'encoder01/{name}' for name in head)
+  assert first.names[:2] == ('embed', 'encoder00')
+  assert second.names == ('encoder01', *head)
+  variables = second.model.init(jax.random.key(0))
+  batch = small_data().client(1).batch(jnp.arange(4))
+
+  @jax.jit
+  def run(variables):
+    loss = stages.stage_loss(second, variables)
+    return loss(second.pick(variables), batch, jax.random.key(0))[0]
+
+  z, _ = model.apply(variables, batch.x, stop=3)
+  token, linear = (variables.params[name] for name in head)
+  z = (z - z.mean(-1, keepdims=True))[:, 0] / z.std(-1)[:, 0, None]
+  z = z * token['norm']['scale'][None] + token['norm']['bias'][None]
+  logits = z @ linear['kernel'] + linear['bias'][None]
+  want = -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(4), batch.y])
+  np.testing.assert_allclose(run(variables), want, rtol=1e-4)
+
+
 @pytest.fixture(scope='module')
 def net():
   model = small_preresnet()
@@ -139,7 +168,7 @@ def test_gradients_stop_in_front_of_a_stage(net):
       both = Variables(params, {})
       return stages.stage_loss(stage, both)(both, batch, jax.random.key(0))[0]
 
-    grads = jax.grad(loss)(variables.params)
+    grads = jax.jit(jax.grad(loss))(variables.params)
     got = [
         int(any(np.any(leaf) for leaf in jax.tree.leaves(grads[name])))
         for name in model.block_names
