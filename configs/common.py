@@ -5,8 +5,9 @@ Whatever their order on the command line they are applied in the order data
 set, setting, split, method, size, clock; of all but the method's, one at most.
 
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
-the later journal version of the same title; 'fedhe' is `fedhe_setting.py`.
-Where a paper is silent, the value is marked.
+the later journal version of the same title; 'fedhe' is `fedhe_setting.py`,
+'fedepth' the case study of FeDepth (arXiv 2303.04887). Where a paper is silent,
+the value is marked.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,6 +87,39 @@ def _v2(config):
   config.checkpoint_every = 10
 
 
+def _fedepth(config):
+  """FeDepth: 100 clients in quarters by memory, PreResNet-20 for everybody.
+
+  A width method gives each quarter a width of its own, `groups.x1_6.width`.
+  """
+  if config.dataset == 'digits':
+    _dataset('cifar10')(config)
+  config.groups = ml_collections.ConfigDict({
+      name: dict(model='preresnet20', clients=25)
+      for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
+  })
+  config.model = ml_collections.ConfigDict(dict(width=1.0, norm='batch_only'))
+  config.partition = ml_collections.ConfigDict(
+      dict(
+          name='dirichlet_balanced', seed=config.partition.seed, alpha=0.3
+      )
+  )
+  config.cohort_size = 10
+  config.num_rounds = 500
+  config.local.epochs = 10
+  config.local.batch_size = 128
+  config.local.optimizer = 'sgd'
+  config.local.learning_rate = 0.1  # The code's scripts take 0.01.
+  config.local.schedule = 'cosine'
+  config.local.momentum = 0.9  # From here on the paper is silent.
+  config.local.weight_decay = 5e-4
+  config.local.augment = 'crop_flip'
+  config.eval_batch_size = 128  # Norms take the statistics of a test batch.
+  config.checkpoint_every = 10
+  if 'weights' in config.algorithm:
+    config.algorithm.weights = 'data'
+
+
 def _iid(config):
   config.partition = ml_collections.ConfigDict(
       dict(name='iid', seed=config.partition.seed)
@@ -120,10 +154,17 @@ def _shards(config):
   )
 
 
+def _beta(config):
+  """Two classes a client, all of one size."""
+  config.partition = ml_collections.ConfigDict(
+      dict(name='beta', seed=config.partition.seed, labels_per_client=2)
+  )
+
+
 def _homogeneous(config):
   """All clients hold one net: FedIN v2's Table 5a, and FedHe's model 9."""
   model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
-  number = sum(config.groups.to_dict().values())
+  number = sum(group_spec(config, name)[1] for name in config.groups)
   config.groups = ml_collections.ConfigDict({model: number})
 
 
@@ -207,12 +248,18 @@ DATA = {
         'cinic10',
     )
 }
-SETTINGS = {'v1': _v1, 'v2': _v2, 'fedhe': fedhe_setting.apply}
+SETTINGS = {
+    'v1': _v1,
+    'v2': _v2,
+    'fedhe': fedhe_setting.apply,
+    'fedepth': _fedepth,
+}
 SPLITS = {
     'iid': _iid,
     'dirichlet': _dirichlet,
     'balanced': _balanced,
     'shards': _shards,
+    'beta': _beta,
 }
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
@@ -223,7 +270,10 @@ CLOCKS = {
 
 
 def get_config(
-    method: str, arg: str, variants: Mapping[str, Variant] = {}
+    method: str,
+    arg: str,
+    variants: Mapping[str, Variant] = {},
+    default: Variant = lambda config: None,
 ) -> ml_collections.ConfigDict:
   """The config of a method with the variants that `arg` names.
 
@@ -231,6 +281,7 @@ def get_config(
     method: A key of `ALGORITHMS`.
     arg: Names of variants, separated by commas; '' for none.
     variants: The method's own, applied in their order.
+    default: What the method's default experiment changes, before all others.
 
   Returns:
     The config.
@@ -244,6 +295,7 @@ def get_config(
   for name in names:
     check_name('variant', name, known)
   config = base(method)
+  default(config)
   for kind in kinds:
     chosen = [name for name in kind if name in names]
     if len(chosen) > 1 and kind is not variants:

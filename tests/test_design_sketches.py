@@ -1,4 +1,4 @@
-"""The five methods sketched in docs/design.md run, and do what they claim."""
+"""The methods sketched in docs/design.md run, and do what they claim."""
 
 import pathlib
 import re
@@ -98,39 +98,6 @@ def assert_trees(got, want, **kwargs):
   assert jax.tree.structure(got) == jax.tree.structure(want)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
     np.testing.assert_allclose(a, b, **kwargs)
-
-
-def own_optimiser(federation):
-  """`init_client` of a method whose model and optimiser stay."""
-
-  def init_client(group, client_id, key):
-    variables = group.model.init(key)
-    tx = federation.local.optimizer(federation.local.learning_rate(0))
-    return variables, tx.init(variables.params)
-
-  return init_client
-
-
-def fedepth(federation, spans):
-  names = sketch('fedepth', federation, spans=spans, skip=lambda z: z)
-  return averaging(names, client_update=names['client_update'])
-
-
-def test_fedepth_with_one_stage_is_fedavg():
-  federation = federate()
-  whole = dict(tiny1=((0, 2),), tiny2=((0, 3),))
-  _, got, _ = run(fedepth(federation, whole), federation, num_rounds=2)
-  _, want, _ = run(fedavg(federation), federation, num_rounds=2)
-  assert_trees(got.server, want.server, rtol=1e-5, atol=1e-6)
-
-
-def test_fedepth_trains_its_spans_and_the_head_alone():
-  federation = federate()
-  spans = dict(tiny1=((1, 2),), tiny2=((1, 2), (2, 3)))
-  before, after, _ = run(fedepth(federation, spans), federation)
-  for name, tree in after.server.params.items():
-    same = jax.tree.map(np.array_equal, tree, before.server.params[name])
-    assert all(jax.tree.leaves(same)) == (name == 'stem')
 
 
 def heterofl():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.fedepth import fedepth
 from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'fedgkt': fedgkt,
     'fedasync': fedasync,
+    'fedepth': fedepth,
 }
 
 __all__ = ['ALGORITHMS', *ALGORITHMS]

@@ -145,6 +145,17 @@ def subsample_and_pad(x: jax.Array, features: int, stride: int) -> jax.Array:
   return jnp.pad(x[:, ::stride, ::stride], pad)
 
 
+class SubsampleAndPad(nn.Module):
+  """`subsample_and_pad` as a module without parameters, like any shortcut."""
+
+  features: int
+  stride: int
+
+  def __call__(self, x):
+    """[B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), features]."""
+    return subsample_and_pad(x, self.features, self.stride)
+
+
 class Linear(nn.Module):
   """Linear layer [B, D] -> [B, features], initialised as PyTorch does.
 

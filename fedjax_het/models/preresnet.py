@@ -76,23 +76,31 @@ class PreactBlock(nn.Module):
     y = conv(y, 3, 1, '2')
     if self.stride > 1 or x.shape[3] != self.features:
       if self.shortcut == 'A':
-        x = layers.subsample_and_pad(u, self.features, self.stride)
+        x = layers.SubsampleAndPad(self.features, self.stride)(u)
       else:
         x = conv(u, 1, self.stride, '_shortcut')
     return x + y
 
 
 class NormPool(nn.Module):
-  """mean(relu(norm(x))) over the positions, or the mean alone."""
+  """mean(relu(norm(x))) over the positions, or the mean alone.
+
+  Attributes:
+    use_norm: Whether norm and ReLU precede the mean.
+    norm: Norm policy.
+    use_relu: False leaves the ReLU alone out.
+  """
 
   use_norm: bool = True
   norm: str = 'batch_only'
+  use_relu: bool = True
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, C]."""
     if self.use_norm:
-      x = jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+      x = norm_layer(self.norm, 'norm')(x, train, mask)
+      x = jax.nn.relu(x) if self.use_relu else x
     return jnp.mean(x, axis=(1, 2))
 
 
@@ -104,6 +112,7 @@ def preresnet20(
     stem_norm: bool = True,
     stem_bias: bool = False,
     final_norm: bool = True,
+    num_blocks: int = 3,
     width: float = 1.0,
     norm: str = 'batch_only',
 ) -> BlockModel:
@@ -120,6 +129,7 @@ def preresnet20(
     stem_bias: Whether the first convolution has a bias.
     final_norm: Whether norm and ReLU precede the mean. With `stem_bias` and
       without this it is the net of the width baselines' code.
+    num_blocks: Blocks a stage, n; the net has 6 n + 2 layers.
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
 
@@ -127,15 +137,17 @@ def preresnet20(
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown shortcut or norm, or a width that is not
-      positive.
+    ValueError: For an unknown shortcut or norm, or a number of blocks or a
+      width that is not positive.
   """
   layers.check_choice('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
+  if num_blocks < 1:
+    raise ValueError(f'num_blocks must be at least 1, got {num_blocks}.')
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
   blocks = [Block('stem', PreStem(channels[0], stem_norm, stem_bias, norm))]
   for stage, features in enumerate(channels, 1):
-    for b in range(3):
+    for b in range(num_blocks):
       stride = 2 if stage > 1 and b == 0 else 1
       module = PreactBlock(features, stride, shortcut, norm)
       blocks.append(Block(f'stage{stage}_block{b}', module))
@@ -144,6 +156,5 @@ def preresnet20(
       Block('head', layers.Linear(num_classes)),
   ]
   cut = (1, len(blocks) - 1)
-  return BlockModel(
-      'preresnet20', tuple(blocks), input_shape, num_classes, cut
-  )
+  name = f'preresnet{6 * num_blocks + 2}'
+  return BlockModel(name, tuple(blocks), input_shape, num_classes, cut)

@@ -94,7 +94,7 @@ class BasicBlock(nn.Module):
     y = unit(y, 3, 1, '2')
     if self.stride > 1 or x.shape[3] != self.features:
       if self.shortcut == 'A':
-        x = layers.subsample_and_pad(x, self.features, self.stride)
+        x = layers.SubsampleAndPad(self.features, self.stride)(x)
       else:
         x = unit(x, 1, self.stride, '_shortcut')
     return jax.nn.relu(x + y)

@@ -16,6 +16,7 @@ OPTIONS = {
     'fedin': dict(num_pairs=4),
     'fedmd': dict(num_alignment=7, digest_batch_size=4),
     'fedgkt': dict(server_epochs=2),
+    'fedepth': dict(budgets='tiny2:1/2,tiny3:1/2', heads='own'),
 }
 NUM_PUBLIC = 11
 # What a method needs to know of the federation; all data are the same.
@@ -179,7 +180,11 @@ def test_grouping_order_does_not_matter(name, reference):
 
 
 PADDED = {name: [OPTIONS.get(name, {})] for name in ALGORITHMS} | {
-    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)]
+    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)],
+    'fedepth': [
+        dict(OPTIONS['fedepth'], cache_prefix=True),
+        dict(budgets='tiny2:2', mkd_models=2),
+    ],
 }
 
 

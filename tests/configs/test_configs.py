@@ -126,6 +126,34 @@ def test_the_clocks_share_one_fleet(size):
   assert counts == [want] * 3
 
 
+def test_fedepths_setting_and_budgets():
+  """Quarters of 25 clients; the budgets follow the groups' names."""
+  config = load('fedepth').get_config('fedepth')
+  assert [group['clients'] for group in config.groups.values()] == [25] * 4
+  assert config.partition.to_dict() == dict(
+      name='dirichlet_balanced', seed=0, alpha=0.3
+  )
+  assert (config.dataset, config.cohort_size) == ('cifar10', 10)
+  assert (config.num_rounds, config.local.epochs) == (500, 10)
+  local = config.local
+  assert (local.batch_size, local.learning_rate) == (128, 0.1)
+  assert (local.momentum, local.weight_decay) == (0.9, 5e-4)
+  wanted = dict(
+      fedepth={'1/6', '1/3', '1/2', '1'},
+      lack={'1/8', '1/6', '1/2', '1'},
+      surplus={'1/6', '1/3', '1/2', '2'},
+  )
+  for name, budgets in wanted.items():
+    config = load('fedepth').get_config(f'fedepth,{name}')
+    entries = config.algorithm.budgets.split(',')
+    assert {entry.split(':')[1] for entry in entries} == budgets
+    assert {entry.split(':')[0] for entry in entries} == set(config.groups)
+    assert (config.algorithm.mkd_models == 2) == (name == 'surplus')
+  config = load('fedavg').get_config('fedepth,beta')
+  assert config.algorithm.weights == 'data'
+  assert config.partition.labels_per_client == 2
+
+
 def test_unknown_variants_are_refused_with_the_list():
   with pytest.raises(ValueError) as error:
     load('fedin').get_config('wo_inn')

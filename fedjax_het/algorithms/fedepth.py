@@ -1,0 +1,339 @@
+"""FeDepth: everybody trains the full model, part after part in its own memory.
+
+Clients of one memory budget are a group; a budget gives a schedule of parts
+g_1 .. g_J of the one model. A round:
+
+  1. The server sends the whole model W.
+  2. A client takes, for j = 1 .. J, local SGD on its data of
+       L(theta_{g_j}, phi),  logits = phi(adapt(z_j)),
+       z_j = f_{g_j}(stop_gradient(z_{j-1})),  z_0 = x,
+     from its server's theta_{g_j} and the head phi that stage j - 1 left.
+  3. It uploads what it trained; with all of the model in one part, J = 1, it
+     is a client of FedAvg.
+  4. The server moves each leaf by the mean change of those who trained it,
+     weighted by their numbers of examples.
+
+m-FeDepth (`heads='own'`): a stage that ends at a narrower width has a head of
+its own on that width; they are averaged over those who trained them, and
+inference takes the model's. Partial training: blocks in front that fit nowhere
+are not trained. MKD: a client that can hold M models trains the shared one
+together with M - 1 private ones that stay with it, each by
+
+  CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m),
+
+teachers detached. The paper prints the mean of the CEs; every model's own
+loss is that of the authors' code.
+
+Read differently from the paper or its code: frozen leaves do not move (in the
+code weight decay and momentum move them); only those who trained a leaf are
+averaged (`dilute` for the code's way); the optimiser begins anew in each
+stage; embeddings of a ViT, its stem, train in the first stage only.
+
+The state is the server's (and the private models of MKD). After a device
+upgrade, build the algorithm and the round with the new federation or budgets
+and go on with
+
+  rounds.init_state(new_algorithm, new_federation, key)._replace(
+      round_num=state.round_num, server=state.server)
+
+References:
+  Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
+  <https://arxiv.org/abs/2303.04887>`_, Eq. 1 and Algorithm 1.
+"""
+
+from collections.abc import Container
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.depthwise import memory
+from fedjax_het.depthwise.stages import (
+  HEADS,
+  PARTIAL,
+  Stage,
+  head_start,
+  make_stages,
+  own_heads,
+  stage_inputs,
+  stage_loss,
+)
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.mutual import train_together
+from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  LocalTraining,
+  Uplink,
+)
+from fedjax_het.models.blocks import Variables
+
+
+class Client(NamedTuple):
+  """What stays on a device.
+
+  Attributes:
+    own: Blocks and statistics that do not travel; none but with
+      `Federation.local_stats`.
+    partners: M - 1 private models of MKD, `Variables` each; () without.
+  """
+
+  own: Variables
+  partners: tuple[Variables, ...] = ()
+
+
+def fedepth(
+    federation: Federation,
+    *,
+    budgets: str = '',
+    planner: str = 'paper',
+    slack: float = 0.05,
+    heads: str = 'shared',
+    partial: str = 'frozen',
+    dilute: bool = False,
+    epochs_mode: str = 'per_stage',
+    cache_prefix: bool = False,
+    mkd_models: int | None = None,
+    weights: str = 'data',
+) -> FederatedAlgorithm:
+  """FeDepth, m-FeDepth, partial training and MKD.
+
+  Args:
+    federation: Groups, one for each budget, of one model, and local training.
+      (Models that share blocks by name work, too.)
+    budgets: Memory of each group's clients, 'group:budget' separated by
+      commas, such as 'x1_6:1/6,x1_3:38.68MB'. A number is a share of what
+      training the whole model takes; MB are 2^20 bytes at the batch size of
+      local training. A group that is not named trains the whole model.
+    planner: 'paper' packs by the paper's estimate of a block, 'xla' by what
+      the compiler plans for a stage's whole step (which is compiled here).
+    slack: How far a stage may exceed the budget; the paper's schedules need
+      5 %.
+    heads: 'shared', or 'own' for m-FeDepth.
+    partial: What becomes of front blocks that are not trained: 'frozen' or
+      'bypass', see `depthwise.make_stages`.
+    dilute: Whether a client that did not train a block of its model counts,
+      with no change, in that block's mean, as in the authors' code.
+    epochs_mode: 'per_stage' gives each stage all epochs (or steps) of local
+      training, 'split' shares them out.
+    cache_prefix: Whether a stage computes what its frozen blocks make of the
+      client's examples once, instead of in every step. Results are the same
+      where neither norms look at a batch nor data are augmented, else see
+      `depthwise.stage_inputs`.
+    mkd_models: M for the groups whose budget holds M whole models; None for
+      no distillation.
+    weights: 'data' for weights proportional to the number of examples (the
+      paper), or 'uniform'.
+
+  Returns:
+    The algorithm. Its server state is that of FedAvg, with m-FeDepth's heads
+    as further blocks.
+
+  Raises:
+    ValueError: If an option is unknown or out of range, a group is unknown, a
+      budget does not hold the last block, no budget holds M models, or shapes
+      do not fit.
+  """
+  one_of('planner', planner, memory.PLANNERS)
+  one_of('heads', heads, HEADS)
+  one_of('partial', partial, PARTIAL)
+  one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
+  not_negative(slack=slack)
+  if planner == 'xla' and partial == 'bypass':
+    raise ValueError(
+        "planner='xla' measures stages behind frozen blocks; partial='bypass' "
+        "needs planner='paper'."
+    )
+  if mkd_models is not None and mkd_models < 2:
+    raise ValueError(
+        f'mkd_models must be at least 2 or None, got {mkd_models}.'
+    )
+  exchange = make_exchange(federation, 'layerwise', weights)
+  local = federation.local
+
+  @functools.cache
+  def costs_of(model):
+    if planner == 'paper':
+      return memory.paper_costs(model, local.batch_size)
+    return memory.measured_costs(model, local, heads)
+
+  schedules: dict[str, tuple[Stage, ...]] = {}
+  num_models: dict[str, int] = {}
+  named = parse_budgets(budgets, federation)
+  for group in federation.groups:
+    spans, times = ((0, head_start(group.model) - 1),), 1.0
+    try:
+      if group.name in named:
+        costs = costs_of(group.model)
+        limit = memory.budget_mb(named[group.name], costs.full)
+        spans, times = memory.pack(costs, limit, slack), limit / costs.full
+      schedules[group.name] = make_stages(
+          group.model, spans, heads=heads, partial=partial
+      )
+      _share_out(local, len(spans), epochs_mode)
+    except ValueError as e:
+      raise ValueError(f'Group {group.name!r}: {e}') from e
+    rich = mkd_models is not None and times * (1 + 1e-9) >= mkd_models
+    num_models[group.name] = mkd_models if rich else 1
+  if mkd_models is not None and max(num_models.values()) == 1:
+    raise ValueError(
+        f'mkd_models={mkd_models} needs a group whose budget holds '
+        f'{mkd_models} whole models; budgets={budgets!r} gives none.'
+    )
+  extra = {}  # m-FeDepth's heads: {block: the model that ends in it}.
+  for group in federation.groups if heads == 'own' else ():
+    for cut in own_heads(group.model).values():
+      names = set(cut.block_names) - set(group.model.block_names)
+      extra.update(dict.fromkeys(names, cut))
+
+  def init(key):
+    server = exchange.init(key)
+    drawn = [model.init(key, {name}) for name, model in extra.items()]
+    return Variables(*(
+        {name: leaf for tree in trees for name, leaf in tree.items()}
+        for trees in zip(server, *drawn)
+    ))  # fmt: skip
+
+  def init_client(group, client_id, key):
+    mine = jax.random.fold_in(key, client_id)
+    partners = tuple(
+        group.model.init(jax.random.fold_in(mine, m))
+        for m in range(1, num_models[group.name])
+    )
+    return Client(exchange.init_client(group, key), partners)
+
+  def downlink(server, group, visit):
+    del visit
+    heads = _extras(schedules[group.name], extra)
+    return _merge(exchange.download(server, group), _take(server, heads))
+
+  def whole(group, client, sent):
+    """The client's model, and the heads that its stages train."""
+    return _merge(
+        exchange.assemble(group, client.own, sent),
+        _take(sent, _extras(schedules[group.name], extra)),
+    )
+
+  def train_stages(stages, start, data, visit):
+    end, inputs, num_steps = start, None, 0
+    shares = _share_out(local, len(stages), epochs_mode)
+    for j, (stage, share) in enumerate(zip(stages, shares, strict=True)):
+      # Training splits a key in two, which are the folds of 0 and 1.
+      key = jax.random.fold_in(visit.key, j + 1) if j else visit.key
+      if cache_prefix and stage.frozen:
+        before = None if inputs is None else (stages[j - 1].frozen, inputs)
+        inputs = stage_inputs(
+            stage, end, data, jax.random.fold_in(key, 2), local.batch_size,
+            before,
+        )  # fmt: skip
+      part, _, metrics, steps = fit(
+          stage_loss(stage, end, inputs),
+          share,
+          stage.pick(end),
+          data,
+          visit._replace(key=key),
+      )
+      end, num_steps = _merge(end, part), num_steps + steps
+    return end, metrics, num_steps
+
+  def client_update(group, client, sent, data, visit):
+    start, stages = whole(group, client, sent), schedules[group.name]
+    if num_models[group.name] > 1:
+      end, partners, metrics, num_steps = train_together(
+          group.model, local, start, client.partners, data, visit
+      )
+    else:
+      end, metrics, num_steps = train_stages(stages, start, data, visit)
+      partners = ()
+    own, delta = exchange.upload(group, start, end, data.size, num_steps)
+    # To the exchange m-FeDepth's heads are blocks that do not travel.
+    mine = _extras(stages, extra)
+    heads = jax.tree.map(
+        lambda old, new: delta.weight * (new - old),
+        _take(start, mine),
+        _take(own, mine),
+    )
+    own = Variables(*({n: t[n] for n in t if n not in mine} for t in own))
+    change = delta.change
+    if not dilute:
+      change = _take(change, {name for stage in stages for name in stage.names})
+    delta = delta._replace(change=_merge(change, heads))
+    return Client(own, partners), Uplink(delta), metrics
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=init_client,
+      downlink=downlink,
+      client_update=client_update,
+      server_update=lambda server, received, key: exchange.collect(
+          server, received
+      ),
+      client_model=lambda server, client, group: exchange.assemble(
+          group, client.own, exchange.download(server, group)
+      ),
+      personal=exchange.personal,
+  )
+
+
+def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:
+  """{group: budget} of the option `budgets`, checked.
+
+  Args:
+    budgets: See `fedepth`.
+    federation: The groups that may be named.
+
+  Returns:
+    The budgets as texts for `depthwise.budget_mb`.
+
+  Raises:
+    ValueError: If an entry is not 'group:budget', or a group is unknown or
+      named twice.
+  """
+  known, found = [group.name for group in federation.groups], {}
+  for entry in filter(None, (e.strip() for e in budgets.split(','))):
+    name, colon, budget = entry.partition(':')
+    if not colon:
+      raise ValueError(f'budgets holds {entry!r}; write group:budget.')
+    if name not in known or name in found:
+      what = 'names twice' if name in found else 'names an unknown group'
+      raise ValueError(
+          f'budgets {what}, {name!r}; known are {", ".join(known)}.'
+      )
+    memory.budget_mb(budget, 1.0)
+    found[name] = budget
+  return found
+
+
+def _share_out(
+    local: LocalTraining, num_stages: int, epochs_mode: str
+) -> tuple[LocalTraining, ...]:
+  """The local training of each stage."""
+  if epochs_mode == 'per_stage':
+    return (local,) * num_stages
+  name = 'epochs' if local.steps is None else 'steps'
+  whole, rest = divmod(getattr(local, name), num_stages)
+  if not whole:
+    raise ValueError(
+        f"epochs_mode='split' needs at least one of the {name} for each of "
+        f'{num_stages} stages, got {getattr(local, name)}.'
+    )
+  return tuple(
+      dataclasses.replace(local, **{name: whole + (j < rest)})
+      for j in range(num_stages)
+  )
+
+
+def _take(variables: Variables, names: Container[str]) -> Variables:
+  return Variables(*({n: t[n] for n in t if n in names} for t in variables))
+
+
+def _merge(old: Variables, new: Variables) -> Variables:
+  return Variables(*({**a, **b} for a, b in zip(old, new, strict=True)))
+
+
+def _extras(stages: tuple[Stage, ...], extra: Container[str]) -> set[str]:
+  """m-FeDepth's heads that these stages train."""
+  return {name for stage in stages for name in stage.names if name in extra}

@@ -1,0 +1,50 @@
+"""Working on one part of a model at a time: stages, memory, inference.
+
+Parts of a model: block 0 is the stem; from the first block whose output is a
+vector on it is the head (in dense nets, the last block alone); what lies in
+between are the units that a schedule packs into stages.
+"""
+
+from fedjax_het.depthwise.inference import blockwise_logits
+from fedjax_het.depthwise.memory import (
+  PLANNERS,
+  Costs,
+  StepMemory,
+  block_table,
+  budget_mb,
+  measured_costs,
+  pack,
+  paper_costs,
+  paper_mb,
+  step_memory,
+)
+from fedjax_het.depthwise.stages import (
+  Stage,
+  adapt,
+  head_start,
+  make_stages,
+  own_heads,
+  stage_inputs,
+  stage_loss,
+)
+
+__all__ = [
+    'PLANNERS',
+    'Costs',
+    'Stage',
+    'StepMemory',
+    'adapt',
+    'block_table',
+    'blockwise_logits',
+    'budget_mb',
+    'head_start',
+    'make_stages',
+    'measured_costs',
+    'own_heads',
+    'pack',
+    'paper_costs',
+    'paper_mb',
+    'stage_inputs',
+    'stage_loss',
+    'step_memory',
+]

@@ -1,0 +1,324 @@
+"""A model trained part by part: z_{j-1} | g_j | adapt | head.
+
+Stage j of a schedule minimises the loss over the units g_j and a head,
+
+  logits = head(adapt(z_j)),  z_j = f_{g_j}(stop_gradient(z_{j-1})),
+
+z_{j-1} being what the blocks in front, which are frozen, make of the input.
+Only g_j and the head are differentiated, so that nothing of the blocks in
+front is kept for a backward pass.
+
+References:
+  Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
+  <https://arxiv.org/abs/2303.04887>`_, Eq. 1.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.local import cross_entropy, shuffled_positions
+from fedjax_het.engine.options import one_of
+from fedjax_het.models.blocks import Block, BlockModel, Variables
+from fedjax_het.models.preresnet import NormPool
+
+PARTIAL = ('frozen', 'bypass')
+HEADS = ('shared', 'own')
+
+
+def head_start(model: BlockModel) -> int:
+  """Position of the first block of the head.
+
+  Args:
+    model: A model.
+
+  Returns:
+    Position of the first block whose output is a vector, which ends the
+    convolutions or the encoder; the last block where that would leave no unit
+    between stem and head, as in dense nets.
+  """
+  first = [len(shape) == 1 for shape in model.shapes].index(True)
+  return first if first > 1 else len(model.blocks) - 1
+
+
+def adapt(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """The parameter-free skip from a unit to the head.
+
+  Args:
+    x: [B, ..., C].
+    shape: (..., C') of one example as the head takes it, C' >= C. Of n rows
+      (and columns) the m rows at floor(i n / m) are kept, every (n / m)-th;
+      zero channels are added, half of them in front and half behind.
+
+  Returns:
+    [B, *shape]; `x` itself if it has that shape.
+
+  Raises:
+    ValueError: If the shapes have different ranks, or rows or channels would
+      have to be made up or dropped.
+  """
+  have, want = x.shape[1:], tuple(shape)
+  if have == want:
+    return x
+  if (
+      len(have) != len(want)
+      or have[-1] > want[-1]
+      or any(n < m for n, m in zip(have[:-1], want[:-1]))
+  ):
+    raise ValueError(
+        f'An output of shape {have} cannot skip to a head that takes {want}: '
+        'a skip drops rows and columns and adds channels, nothing else.'
+    )
+  for axis, (n, m) in enumerate(zip(have[:-1], want[:-1]), 1):
+    if n % m == 0:
+      x = jax.lax.slice_in_dim(x, 0, n, n // m, axis)
+    else:
+      x = jnp.take(x, jnp.arange(m) * n // m, axis)
+  extra = want[-1] - have[-1]
+  sides = (extra // 2, extra - extra // 2)
+  return jnp.pad(x, (*((0, 0),) * len(want), sides))
+
+
+class Stage(NamedTuple):
+  """One stage of a schedule.
+
+  Attributes:
+    model: The client's model, or the part of it that ends in a head of the
+      stage's own.
+    frozen: Positions of the blocks in front, ascending.
+    trained: Positions of the blocks that are trained, ascending.
+    head: Position of the first block of the head, which is trained too.
+  """
+
+  model: BlockModel
+  frozen: tuple[int, ...]
+  trained: tuple[int, ...]
+  head: int
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of all blocks that are trained."""
+    names = self.model.block_names
+    return (*(names[i] for i in self.trained), *names[self.head :])
+
+  @property
+  def head_shape(self) -> tuple[int, ...]:
+    """Shape of one example as the head takes it."""
+    return self.model.shapes[self.head - 1]
+
+  def pick(self, variables: Variables) -> Variables:
+    """The part of `variables` that is trained."""
+    return Variables(*({n: t[n] for n in self.names if n in t}
+                       for t in variables))  # fmt: skip
+
+
+def own_heads(model: BlockModel) -> dict[int, BlockModel]:
+  """m-FeDepth's heads: the model cut behind a unit, with a head of its own.
+
+  That head is the model's, on the unit's own width; a norm before the mean
+  is then not followed by a ReLU, as in the authors' code.
+
+  Args:
+    model: The whole model.
+
+  Returns:
+    {position behind the unit: model}. A unit whose output has the shape of
+    the last one's has none, the model's own head serves it; where all have one
+    shape (transformers), all units but the last have one. The head's blocks
+    are called '<unit>/<block>'.
+  """
+  head = head_start(model)
+  ends = range(2, head)
+  narrow = [e for e in ends if model.shapes[e - 1] != model.shapes[head - 1]]
+  return {end: _with_head(model, end) for end in narrow or ends}
+
+
+def _with_head(model, end):
+  unit = model.block_names[end - 1]
+  blocks = list(model.blocks[:end])
+  for name, module in model.blocks[head_start(model) :]:
+    if isinstance(module, NormPool):
+      module = module.clone(use_relu=False)
+    blocks.append(Block(f'{unit}/{name}', module))
+  return BlockModel(
+      f'{model.name}/{unit}',
+      tuple(blocks),
+      model.input_shape,
+      model.num_classes,
+      (1, end),
+  )
+
+
+def make_stages(
+    model: BlockModel,
+    spans: Sequence[tuple[int, int]],
+    *,
+    heads: str = 'shared',
+    partial: str = 'frozen',
+) -> tuple[Stage, ...]:
+  """Turns a packing of a model's units into stages.
+
+  Args:
+    model: The model.
+    spans: Half-open ranges of units, ascending; unit 0 is block 1. Units in
+      none of them are not trained.
+    heads: 'shared', the model's head behind the skip, or 'own', see
+      `own_heads`.
+    partial: What becomes of units in front that are not trained. 'frozen':
+      they are applied as they are, and the stem is frozen with them.
+      'bypass': they are left out of the forward pass, and the stem is trained
+      in the first stage.
+
+  Returns:
+    One stage a span. The stem is trained in the first stage only, and there
+    only if nothing frozen follows it.
+
+  Raises:
+    ValueError: If an option is unknown, or shapes do not fit the skip to the
+      head or the bypass.
+  """
+  one_of('heads', heads, HEADS)
+  one_of('partial', partial, PARTIAL)
+  head = head_start(model)
+  covered = {u + 1 for span in spans for u in range(*span)}
+  path = [
+      i for i in range(head) if not i or partial == 'frozen' or i in covered
+  ]
+  for a, b in itertools.pairwise(path):
+    if model.shapes[a] != model.shapes[b - 1]:
+      raise ValueError(
+          f"partial='bypass' cannot go from {model.block_names[a]}, whose "
+          f'output is {model.shapes[a]}, to {model.block_names[b]}, which '
+          f"takes {model.shapes[b - 1]}; use partial='frozen'."
+      )
+  own = own_heads(model) if heads == 'own' else {}
+  stages = []
+  for start, stop in ((a + 1, b + 1) for a, b in spans):
+    trained = tuple(range(start, stop))
+    frozen = tuple(i for i in path if i < start)
+    if not stages and frozen == (0,):
+      trained, frozen = (0, *trained), ()
+    if stop in own:
+      stages.append(Stage(own[stop], frozen, trained, stop))
+    else:
+      stages.append(Stage(model, frozen, trained, head))
+    jax.eval_shape(
+        functools.partial(adapt, shape=stages[-1].head_shape),
+        jax.ShapeDtypeStruct((1, *model.shapes[stop - 1]), jnp.float32),
+    )
+  return tuple(stages)
+
+
+def _apply(model, variables, x, positions, mask, key):
+  """A training pass over blocks at ascending positions."""
+  stats = variables.stats
+  for i in positions:
+    x, stats = model.apply(
+        Variables(variables.params, stats),
+        x,
+        start=i,
+        stop=i + 1,
+        train=True,
+        mask=mask,
+        key=key,
+    )
+  return x, stats
+
+
+def stage_loss(
+    stage: Stage, frozen: Variables, inputs: jax.Array | None = None
+) -> Callable[..., Any]:
+  """The loss of a stage, as `fit` takes it.
+
+  Norms of the frozen blocks use batch statistics, as those that are trained
+  do; their running statistics, if any, do not move.
+
+  Args:
+    stage: The stage.
+    frozen: Variables with at least the frozen blocks.
+    inputs: [M, ...] z_{j-1} of the client's examples, which is then gathered
+      instead of computed; None computes it.
+
+  Returns:
+    `(variables of the trained blocks, batch, key) -> (loss, (stats, {}))`.
+  """
+
+  def loss_fn(variables, batch, key):
+    if inputs is None:
+      z, _ = _apply(
+          stage.model, frozen, batch.x, stage.frozen, batch.mask, key
+      )
+    else:
+      z = inputs[batch.position]
+    z, stats = _apply(
+        stage.model,
+        variables,
+        jax.lax.stop_gradient(z),
+        stage.trained,
+        batch.mask,
+        key,
+    )
+    logits, stats = _apply(
+        stage.model,
+        Variables(variables.params, stats),
+        adapt(z, stage.head_shape),
+        range(stage.head, len(stage.model.blocks)),
+        batch.mask,
+        key,
+    )
+    return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+
+  return loss_fn
+
+
+def stage_inputs(
+    stage: Stage,
+    variables: Variables,
+    data: ClientData,
+    key: jax.Array,
+    batch_size: int,
+    before: tuple[tuple[int, ...], jax.Array] | None = None,
+) -> jax.Array:
+  """z_{j-1} of all of a client's examples, each computed once.
+
+  In random batches and in training mode, as `stage_loss` would. Where norms
+  use batch statistics (or data are augmented, or blocks drop out) an example
+  then keeps one draw of its batch for the whole stage, instead of a fresh one
+  every epoch; with other norms nothing changes.
+
+  Args:
+    stage: The stage.
+    variables: Variables with at least the frozen blocks.
+    data: The client's examples.
+    key: A random key.
+    batch_size: Examples at once.
+    before: The frozen blocks of an earlier stage and its inputs, to go on
+      from.
+
+  Returns:
+    [M, ...] by position in the client's table; zeros for its padding.
+  """
+  done, start = ((), None) if before is None else before
+  positions = [i for i in stage.frozen if i not in done]
+  shape = stage.model.shapes[stage.frozen[-1]]
+  length = data.index.shape[0]
+  order_key, key = jax.random.split(key)
+  order = shuffled_positions(order_key, data)
+
+  def body(i, inputs):
+    place = i * batch_size + jnp.arange(batch_size)
+    mask = place < data.size
+    at = order[jnp.minimum(place, length - 1)]
+    augment_key, block_key = jax.random.split(jax.random.fold_in(key, i))
+    z = data.batch(at, mask, augment_key).x if start is None else start[at]
+    z, _ = _apply(stage.model, variables, z, positions, mask, block_key)
+    return inputs.at[jnp.where(mask, at, length)].set(z, mode='drop')
+
+  return jax.lax.fori_loop(
+      0, -(-data.size // batch_size), body, jnp.zeros((length, *shape))
+  )

@@ -1,0 +1,110 @@
+"""Models that train together on one client's data and teach each other.
+
+References:
+  Zhang et al., `Deep Mutual Learning <https://arxiv.org/abs/1706.00384>`_,
+  CVPR 2018; MKD of FeDepth (arXiv 2303.04887).
+"""
+
+import dataclasses
+
+import jax
+import optax
+
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.local import cross_entropy, fit, masked_mean
+from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+def distillation(logits: jax.Array, teacher: jax.Array, mask=None):
+  """KL(teacher || model) at temperature 1, mean over examples; [B, C] each."""
+  divergence = optax.losses.kl_divergence_with_log_targets(
+      jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
+  )
+  return masked_mean(divergence, mask)
+
+
+def mutual_loss(logits: tuple[jax.Array, ...], labels, mask=None):
+  """The sum of all models' own losses: CE plus the mean KL from the others.
+
+  Args:
+    logits: [B, C] of each of M models.
+    labels: [B] int32.
+    mask: [B] bool, examples that count; None for all.
+
+  Returns:
+    A scalar. A model's gradient is that of its own loss, for what it teaches
+    the others is detached.
+  """
+  loss = sum(cross_entropy(mine, labels, mask) for mine in logits)
+  for m, mine in enumerate(logits):
+    for n, other in enumerate(logits):
+      if n != m:
+        teacher = jax.lax.stop_gradient(other)
+        loss += distillation(mine, teacher, mask) / (len(logits) - 1)
+  return loss
+
+
+def train_together(
+    model: BlockModel,
+    local: LocalTraining,
+    start: Variables,
+    partners: tuple[Variables, ...],
+    data: ClientData,
+    visit: Visit,
+) -> tuple[Variables, tuple[Variables, ...], dict[str, jax.Array], jax.Array]:
+  """Trains M models that teach each other (MKD), each by its own optimiser.
+
+  Args:
+    model: Their architecture.
+    local: Local training.
+    start: The shared model.
+    partners: The M - 1 private ones.
+    data: The client's examples.
+    visit: The client's turn.
+
+  Returns:
+    The shared model, the private ones, {'train_loss': cross-entropy of the
+    shared one}, number of steps.
+  """
+  models = (start, *partners)
+
+  def loss_fn(variables, batch, key):
+    outputs = [
+        model.apply(
+            Variables(*one), batch.x, train=True, mask=batch.mask,
+            key=jax.random.fold_in(key, m) if m else key,
+        )
+        for m, one in enumerate(zip(*variables, strict=True))
+    ]  # fmt: skip
+    logits, stats = zip(*outputs, strict=True)
+    return mutual_loss(logits, batch.y, batch.mask), (
+        stats,
+        dict(first=cross_entropy(logits[0], batch.y, batch.mask)),
+    )
+
+  def optimizer(learning_rate):
+    return _apart(local.optimizer(learning_rate))
+
+  end, _, metrics, num_steps = fit(
+      loss_fn,
+      dataclasses.replace(local, optimizer=optimizer),
+      Variables(*zip(*models, strict=True)),
+      data,
+      visit,
+  )
+  metrics = dict(train_loss=metrics['first'])
+  end, *partners = (Variables(*one) for one in zip(*end, strict=True))
+  return end, tuple(partners), metrics, num_steps
+
+
+def _apart(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  """One optimiser for each of several trees, so that no norm mixes them."""
+
+  def update(grads, states, params):
+    both = [tx.update(*one) for one in zip(grads, states, params, strict=True)]
+    return tuple(zip(*both, strict=True))
+
+  return optax.GradientTransformation(
+      lambda params: tuple(tx.init(one) for one in params), update
+  )

@@ -1,0 +1,444 @@
+"""FeDepth: against FedAvg, against masked SGD, and the spec's numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.aggregation.exchange import Delta
+from fedjax_het.algorithms import fedavg, fedepth
+from fedjax_het.algorithms.fedepth import _share_out
+from fedjax_het.depthwise import adapt
+from fedjax_het.engine import mutual, rounds
+from fedjax_het.engine.local import cross_entropy, train_epochs
+from fedjax_het.engine.types import Federation, Group, Received, Visit
+from fedjax_het.models.blocks import Variables
+from tests.depthwise.nets import small_data, small_preresnet
+from tests.tiny import tiny_local, tiny_model
+
+# Units of 0.0198, 0.0198 and 0.0145 MB at batches of four: a stage for each, or
+# the last alone.
+EACH, LAST = '0.0200MB', '0.0145MB'
+RATE = 0.05
+
+
+def sgd(rate):
+  return optax.chain(
+      optax.add_decayed_weights(0.01), optax.sgd(rate, momentum=0.9)
+  )
+
+
+def federate(model=None, **local):
+  """Clients 0 and 1 are poor, 2 and 3 are rich."""
+  model = model or small_preresnet()
+  groups = tuple(
+      Group(name, model, np.array(ids))
+      for name, ids in (('poor', [0, 1]), ('rich', [2, 3]))
+  )
+  return Federation(groups, tiny_local(sgd, RATE, 1, 4, **local))
+
+
+def one_visit(algorithm, federation, data, client_id=1, server=None):
+  """The server before it, the client and what it sent."""
+  group = federation.groups[client_id // 2]
+  server = algorithm.init(jax.random.key(0)) if server is None else server
+  client = algorithm.init_client(group, client_id, jax.random.key(0))
+  visit = Visit(jnp.int32(client_id), jnp.int32(0), jax.random.key(4))
+
+  @jax.jit
+  def update(server, client, data):
+    sent = algorithm.downlink(server, group, visit)
+    return algorithm.client_update(group, client, sent, data, visit)
+
+  return server, *update(server, client, data.client(client_id))
+
+
+def assert_same(got, want):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def assert_close(got, want, rtol=1e-4, atol=1e-5):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), got, want
+  )
+
+
+def runner(algorithm, federation, size=8):
+  run = rounds.make_round(
+      algorithm, federation, cohort_size=3, backend='map'
+  )
+  data, keys = small_data(size=size), (jax.random.key(1), jax.random.key(2))
+  return lambda state: run(jax.tree.map(jnp.copy, state), data, *keys)[0]
+
+
+def restart(algorithm, federation, state):
+  """What the module's docstring says of a device upgrade."""
+  fresh = rounds.init_state(algorithm, federation, jax.random.key(9))
+  return fresh._replace(round_num=state.round_num, server=state.server)
+
+
+def test_one_stage_is_fedavg_bit_for_bit():
+  federation = federate()
+  plain = fedavg(federation, weights='data')
+  want = rounds.init_state(plain, federation, jax.random.key(0))
+  algorithm = fedepth(federation, budgets='poor:1,rich:1')
+  got = rounds.init_state(algorithm, federation, jax.random.key(0))
+  average, run = runner(plain, federation), runner(algorithm, federation)
+  assert_same(got.server, want.server)
+  for _ in range(2):
+    want, got = average(want), run(got)
+    assert_same(got.server, want.server)
+
+
+def test_an_upgrade_in_mid_run():
+  """Poor clients get memory after a round; client 1 then changes its group."""
+  federation = federate(tiny_model(2, norm=False))
+  algorithm = fedepth(federation, budgets='poor:1/2')
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  state = runner(algorithm, federation, 2)(state)
+  upgraded, plain = fedepth(federation), fedavg(federation, weights='data')
+  got, want = (
+      runner(new, federation, 2)(restart(new, federation, state))
+      for new in (upgraded, plain)
+  )
+  assert int(got.round_num) == 2
+  assert_same(got.server, want.server)
+  # Names and numbers of groups may change, too.
+  poor, rich = federation.groups
+  moved = dataclasses.replace(
+      federation,
+      groups=(
+          dataclasses.replace(poor, client_ids=np.array([0])),
+          dataclasses.replace(rich, name='more', client_ids=np.arange(1, 4)),
+      ),
+  )
+  algorithm = fedepth(moved, budgets='poor:1/2')
+  state = runner(algorithm, moved, 2)(restart(algorithm, moved, got))
+  assert int(state.round_num) == 3 and set(state.clients) == {'poor', 'more'}
+  changed = jax.tree.map(np.any, jax.tree.map(
+      lambda a, b: a != b, state.server, got.server))  # fmt: skip
+  assert all(jax.tree.leaves(changed))
+
+
+def masked_sgd(model, start, data, spans):
+  """The oracle: SGD on the whole tree whose frozen leaves are put back."""
+  head = len(model.blocks) - 2
+  names, shape, end = model.block_names, model.shapes[head - 1], start.params
+  for j, (first, stop) in enumerate(spans):
+    trained = {*names[first:stop], *names[head:]}
+    key = jax.random.key(4)
+    key = jax.random.fold_in(key, j + 1) if j else key
+    tx = sgd(RATE)
+
+    def step(carry, batch, step, key, trained=trained, stop=stop):
+      params, opt = carry
+
+      def loss(params):
+        z, _ = model.apply(
+            Variables(params, {}), batch.x, stop=stop, train=True,
+            mask=batch.mask,
+        )  # fmt: skip
+        logits, _ = model.apply(
+            Variables(params, {}), adapt(z, shape), start=head, train=True,
+            mask=batch.mask,
+        )  # fmt: skip
+        return cross_entropy(logits, batch.y, batch.mask)
+
+      updates, opt = tx.update(jax.grad(loss)(params), opt, params)  # noqa: B023
+      new = optax.apply_updates(params, updates)
+      new = {n: new[n] if n in trained else params[n] for n in params}
+      return (new, opt), {}
+
+    (end, _), _, _ = train_epochs(
+        step, (end, tx.init(end)), data, key, epochs=1, batch_size=4
+    )
+  return end
+
+
+def test_three_stages_are_masked_sgd():
+  """Also that frozen leaves do not move, by weight decay or momentum."""
+  federation, data = federate(), small_data()
+  model = federation.groups[0].model
+  algorithm = fedepth(federation, budgets=f'poor:{EACH}')
+  server, _, uplink, metrics = one_visit(algorithm, federation, data)
+  change, weight = uplink.summed
+  assert weight == 9  # Its number of examples.
+  got = jax.tree.map(lambda s, c: s + c / 9, server.params, change.params)
+  want = jax.jit(
+      lambda s, d: masked_sgd(model, s, d, [(0, 2), (2, 3), (3, 4)])
+  )(server, data.client(1))
+  assert_close(got, want)
+  moved = jax.tree.map(lambda c: bool(np.any(c)), change.params)
+  assert all(any(jax.tree.leaves(moved[n])) for n in model.block_names)
+  assert 0 < metrics['train_loss'] < 3
+
+
+@pytest.mark.parametrize(
+    ('options', 'sent'),
+    [
+        ({}, {'unit2', 'pool', 'head'}),
+        (dict(partial='bypass'), {'stem', 'unit2', 'pool', 'head'}),
+    ],
+)
+def test_partial_training_sends_what_it_trained(options, sent):
+  """Only the last unit fits; equal widths, so that a bypass is possible."""
+  federation, data = federate(small_preresnet((2, 2, 2))), small_data()
+  # The last unit costs as much as the others; make it the only one.
+  names = federation.groups[0].model.block_names
+  algorithm = _only_the_last(federation, **options)
+  _, _, uplink, _ = one_visit(algorithm, federation, data)
+  assert set(uplink.summed.change.params) == sent
+  algorithm = _only_the_last(federation, dilute=True, **options)
+  _, _, diluted, _ = one_visit(algorithm, federation, data)
+  assert set(diluted.summed.change.params) == set(names)
+  for name, tree in diluted.summed.change.params.items():
+    if name in sent:
+      assert_same(tree, uplink.summed.change.params[name])
+    else:
+      assert not any(np.any(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _only_the_last(federation, **options):
+  """FeDepth whose planner finds room for the last unit alone."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+        'fedjax_het.depthwise.memory.pack',
+        lambda costs, budget, slack: ((2, 3),),
+    )
+    return fedepth(federation, budgets='poor:1/2', **options)
+
+
+def test_a_small_budget_trains_the_last_unit_alone():
+  federation = federate()
+  algorithm = fedepth(federation, budgets=f'poor:{LAST}')
+  shapes = jax.eval_shape(
+      lambda: one_visit(algorithm, federation, small_data())[2]
+  )
+  assert set(shapes.summed.change.params) == {'unit2', 'pool', 'head'}
+
+
+def received(federation, **leaves):
+  """Deltas of weights p: {group: (p, {block: p * change})}."""
+  model = federation.groups[0].model.abstract_variables.params
+  out = {}
+
+  def full(name, value):
+    return jax.tree.map(lambda s: jnp.full(s.shape, value), model[name])
+
+  for group, (weight, changes) in leaves.items():
+    change = {name: full(name, weight * c) for name, c in changes.items()}
+    delta = Delta(Variables(change, {}), jnp.float32(weight))
+    out[group] = Received(delta, None, jnp.array([0]))
+  return out
+
+
+def test_means_over_those_who_trained_a_leaf():
+  """p = (1, 3), leaves 0 and 4: 3. Where client 1 alone trained: its value."""
+  federation = federate()
+  algorithm = fedepth(federation)
+  zero = jax.tree.map(jnp.zeros_like, algorithm.init(jax.random.key(0)))
+  got = algorithm.server_update(
+      zero,
+      received(
+          federation, poor=(1.0, {'head': 0.0, 'unit2': 5.0}),
+          rich=(3.0, {'head': 4.0}),
+      ),
+      None,
+  ).params  # fmt: skip
+  np.testing.assert_allclose(got['head']['bias'], 3.0)
+  np.testing.assert_allclose(got['unit2']['conv1']['kernel'], 5.0)
+  np.testing.assert_array_equal(got['stem']['conv']['kernel'], 0.0)
+
+
+def test_without_a_step_the_upload_is_the_download():
+  """Three examples and no partial batches; or a learning rate of zero."""
+  federation = federate(small_preresnet((2, 4)), drop_last=True)
+  data = small_data((6, 3, 4, 7))
+  algorithm = fedepth(federation, budgets=f'poor:{EACH}')
+  _, _, uplink, _ = one_visit(algorithm, federation, data)
+  assert uplink.summed.weight == 0
+  assert not any(np.any(x) for x in jax.tree.leaves(uplink.summed.change))
+  still = dataclasses.replace(federation.local, learning_rate=lambda r: 0.0)
+  federation = dataclasses.replace(federation, local=still)
+  algorithm = fedepth(federation, budgets=f'poor:{EACH}')
+  _, _, uplink, _ = one_visit(algorithm, federation, small_data())
+  assert uplink.summed.weight == 9
+  assert not any(np.any(x) for x in jax.tree.leaves(uplink.summed.change))
+
+
+def test_own_heads_travel_to_those_who_train_them():
+  federation = federate()
+  algorithm = fedepth(federation, budgets=f'poor:{EACH}', heads='own')
+  data = small_data()
+  server, client, uplink, _ = one_visit(algorithm, federation, data)
+  heads = {f'{unit}/{part}' for unit in ('unit0', 'unit1')
+           for part in ('pool', 'head')}  # fmt: skip
+  blocks = set(federation.groups[0].model.block_names)
+  assert set(server.params) == blocks | heads
+  assert set(uplink.summed.change.params) == blocks | heads
+  assert not jax.tree.leaves(client)
+  moved = uplink.summed.change.params['unit1/head']['kernel']
+  assert np.any(moved)
+  poor, rich = federation.groups
+  assert set(algorithm.downlink(server, poor, None).params) == blocks | heads
+  assert set(algorithm.downlink(server, rich, None).params) == blocks
+  assert set(algorithm.client_model(server, client, poor).params) == blocks
+  # The rich, who do not train them, do not count in their mean.
+  got = algorithm.server_update(
+      server,
+      {
+          'poor': Received(uplink.summed, None, jnp.array([1])),
+          'rich': received(federation, rich=(27.0, {'head': 0.0}))['rich'],
+      },
+      None,
+  ).params
+  np.testing.assert_allclose(
+      got['unit1/head']['kernel'],
+      server.params['unit1/head']['kernel'] + moved / 9,
+      rtol=1e-5, atol=1e-6,
+  )  # fmt: skip
+  # The last stage's head is the model's, of which no other stage trained.
+  np.testing.assert_allclose(
+      got['head']['bias'],
+      server.params['head']['bias']
+      + uplink.summed.change.params['head']['bias'] / 36,
+      rtol=1e-5, atol=1e-6,
+  )  # fmt: skip
+
+
+def test_cached_prefixes_change_nothing_without_batch_statistics():
+  federation = federate(small_preresnet((2, 4), norm='group'))
+  options = dict(budgets=f'poor:{EACH}')
+  data = small_data()
+  got, want = (
+      one_visit(fedepth(federation, **o), federation, data)[2]
+      for o in (dict(options, cache_prefix=True), options)
+  )
+  assert_close(got, want)
+
+
+def test_running_statistics_move_where_blocks_are_trained():
+  federation = federate(small_preresnet(norm='batch'))
+  algorithm = fedepth(federation, budgets=f'poor:{LAST}')
+  _, _, uplink, _ = one_visit(algorithm, federation, small_data())
+  assert set(uplink.summed.change.stats) == {'unit2', 'pool'}
+
+
+@pytest.mark.parametrize(
+    ('local', 'want'),
+    [(dict(epochs=7), [3, 2, 2]), (dict(steps=4, epochs=1), [2, 1, 1])],
+)
+def test_split_epochs(local, want):
+  local = dataclasses.replace(tiny_local(), **local)
+  field = 'epochs' if local.steps is None else 'steps'
+  shares = _share_out(local, 3, 'split')
+  assert [getattr(share, field) for share in shares] == want
+  every = _share_out(local, 3, 'per_stage')
+  assert every == (local,) * 3
+
+
+def test_mutual_distillation_numbers():
+  """h1 = [1, 0], h2 = [0, 1]: KL(h2 || h1) = 0.46212."""
+  h1, h2 = jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])
+  np.testing.assert_allclose(
+      mutual.distillation(h1, h2), 0.46212, atol=5e-6
+  )
+  label = jnp.array([0])
+  ce = float(cross_entropy(h1, label)), float(cross_entropy(h2, label))
+  np.testing.assert_allclose(
+      mutual.mutual_loss((h1, h2), label), sum(ce) + 2 * 0.46212, atol=1e-5
+  )
+  # Three models: each learns from the mean of the two others.
+  three = mutual.mutual_loss((h1, h2, h2), label)
+  np.testing.assert_allclose(
+      three, ce[0] + 2 * ce[1] + 0.46212 * (1 + 0.5 + 0.5), atol=1e-5
+  )
+
+
+def test_equal_models_learn_nothing_from_each_other():
+  h, label = jnp.array([[0.3, -1.0, 2.0]]), jnp.array([1])
+  assert float(mutual.distillation(h, h)) == 0
+  first, second = jax.grad(mutual.mutual_loss)((h, h), label)
+  np.testing.assert_array_equal(first, second)
+  np.testing.assert_allclose(
+      first, jax.grad(cross_entropy)(h, label), rtol=1e-6
+  )
+
+
+def test_the_rich_train_two_models_and_send_one():
+  federation, data = federate(), small_data()
+  algorithm = fedepth(federation, budgets='poor:1,rich:2', mkd_models=2)
+  group = federation.groups[1]
+  before = algorithm.init_client(group, 3, jax.random.key(0))
+  other = algorithm.init_client(group, 2, jax.random.key(0))
+  server, after, uplink, _ = one_visit(algorithm, federation, data, 3)
+  kernel = lambda c: c.partners[0].params['unit0']['conv1']['kernel']  # noqa: E731
+  assert np.any(kernel(before) != kernel(other))
+  assert np.any(kernel(before) != server.params['unit0']['conv1']['kernel'])
+  assert np.any(kernel(before) != kernel(after))
+  assert len(after.partners) == 1
+  blocks = set(group.model.block_names)
+  assert set(uplink.summed.change.params) == blocks
+  alone = one_visit(fedepth(federation), federation, data, 3)[2]
+  differs = jax.tree.map(
+      lambda a, b: bool(np.any(a != b)), uplink.summed, alone.summed
+  )
+  assert any(jax.tree.leaves(differs.change))
+  poor = algorithm.init_client(federation.groups[0], 0, jax.random.key(0))
+  assert not jax.tree.leaves(poor)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(budgets='pour:1'), "budgets names an unknown group, 'pour'; k"),
+        (dict(budgets='poor:1,poor:2'), "budgets names twice, 'poor'; known"),
+        (dict(budgets='poor=1'), "budgets holds 'poor=1'; write group:budget"),
+        (dict(budgets='poor:much'), "A budget is a share of .* got 'much'"),
+        (
+            dict(budgets='poor:0.001MB'),
+            "Group 'poor': A budget of 0.00 MB does not hold the last block .* "
+            'smallest that would do is 0.02 MB',
+        ),
+        (dict(mkd_models=1), 'mkd_models must be at least 2 or None, got 1'),
+        (
+            dict(mkd_models=2, budgets='rich:1.9'),
+            'mkd_models=2 needs a group whose budget holds 2 whole models; ',
+        ),
+        (dict(planner='best'), "planner must be one of paper, xla, got 'best'"),
+        (dict(heads='mine'), "heads must be one of shared, own, got 'mine'"),
+        (dict(partial='skip'), "partial must be one of frozen, bypass, got"),
+        (dict(epochs_mode='all'), 'epochs_mode must be one of per_stage, spl'),
+        (dict(slack=-0.1), 'slack must be finite and at least 0, got -0.1'),
+        (dict(weights='size'), "weights must be one of uniform, data, got 's"),
+        (
+            dict(planner='xla', partial='bypass'),
+            "planner='xla' measures stages behind frozen blocks; partial=",
+        ),
+        (
+            dict(epochs_mode='split', budgets=f'poor:{EACH}'),
+            "Group 'poor': epochs_mode='split' needs at least one of the epoch",
+        ),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(options, message):
+  with pytest.raises(ValueError, match=message) as error:
+    fedepth(federate(), **options)
+  assert '\n' not in str(error.value)
+
+
+def test_xla_plans_a_schedule_too():
+  federation = federate()
+  algorithm = fedepth(federation, planner='xla', budgets='poor:1', slack=0.0)
+  sent = jax.eval_shape(
+      lambda: one_visit(algorithm, federation, small_data())[2]
+  )
+  names = set(federation.groups[0].model.block_names)
+  assert set(sent.summed.change.params) == names
+  with pytest.raises(ValueError, match='does not hold the last block and the'):
+    fedepth(federation, planner='xla', budgets='poor:0.001MB')

@@ -1,0 +1,206 @@
+"""Where a model is cut, the skip to the head, and stages of a schedule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.depthwise import stages
+from fedjax_het.models import Variables, create
+from tests.depthwise.nets import small_data, small_preresnet
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'head'),
+    [
+        ('preresnet20', {}, 'pool'),
+        ('vit_t16', dict(patch=8), 'token'),
+        ('resnet10', {}, 'pool'),
+        ('simple_cnn', {}, 'hidden1'),
+        ('fedhe_cnn0', {}, 'flatten'),
+        ('mlp', dict(depth=3), 'head'),
+    ],
+)
+def test_the_head_begins_where_outputs_are_vectors(name, options, head):
+  model = create(name, (32, 32, 3), 10, **options)
+  assert model.block_names[stages.head_start(model)] == head
+
+
+@pytest.mark.parametrize(
+    ('channels', 'size', 'first', 'stop'), [(16, 32, 24, 40), (32, 16, 16, 48)]
+)
+def test_adapt_puts_channels_in_the_middle(channels, size, first, stop):
+  """Ones stand exactly in channels 24..39, or 16..47, of 64x8x8."""
+  y = stages.adapt(jnp.ones((2, size, size, channels)), (8, 8, 64))
+  assert y.shape == (2, 8, 8, 64)
+  assert np.all(y[..., first:stop] == 1)
+  assert np.sum(y) == 2 * 8 * 8 * channels
+
+
+def test_adapt_keeps_every_fourth_row_and_column():
+  x = jnp.arange(32.0 * 32).reshape(1, 32, 32, 1)
+  y = stages.adapt(x, (8, 8, 2))  # An odd channel more goes behind.
+  np.testing.assert_array_equal(y[0, :, :, 0], x[0, ::4, ::4, 0])
+  assert stages.adapt(x, (32, 32, 1)) is x
+  odd = stages.adapt(x[:, :5, :5], (2, 2, 1))
+  np.testing.assert_array_equal(odd[0, :, :, 0], x[0, :5:2, :5:2, 0][:2, :2])
+  np.testing.assert_array_equal(
+      stages.adapt(jnp.ones((1, 2)), (5,)), [[0, 1, 1, 0, 0]]
+  )
+
+
+@pytest.mark.parametrize('shape', [(8, 8, 3), (16, 16, 4), (8, 4)])
+def test_adapt_refuses_what_it_would_have_to_invent(shape):
+  with pytest.raises(ValueError, match=r'output of shape \(8, 8, 4\) cannot'):
+    stages.adapt(jnp.ones((1, 8, 8, 4)), shape)
+
+
+def test_the_stem_is_trained_in_the_first_stage_only():
+  model = small_preresnet((2, 2, 4))
+  first, second = stages.make_stages(model, [(0, 2), (2, 3)])
+  assert first.names == ('stem', 'unit0', 'unit1', 'pool', 'head')
+  assert second.frozen == (0, 1, 2)
+  assert second.names == ('unit2', 'pool', 'head')
+  # Behind a frozen block it is frozen, too, ...
+  first, second = stages.make_stages(model, [(1, 2), (2, 3)])
+  assert (first.frozen, first.trained) == ((0, 1), (2,))
+  # ... unless that block is left out.
+  first, second = stages.make_stages(
+      model, [(1, 2), (2, 3)], partial='bypass'
+  )
+  assert (first.frozen, first.trained) == ((), (0, 2))
+  assert (second.frozen, second.trained) == ((0, 2), (3,))
+
+
+def test_a_bypass_needs_equal_shapes():
+  model = small_preresnet((2, 4, 4))
+  with pytest.raises(ValueError, match="cannot go from stem, whose output is"):
+    stages.make_stages(model, [(2, 3)], partial='bypass')
+  with pytest.raises(ValueError, match='partial must be one of'):
+    stages.make_stages(model, [(2, 3)], partial='skip')
+  with pytest.raises(ValueError, match='heads must be one of'):
+    stages.make_stages(model, [(2, 3)], heads='mine')
+
+
+def test_own_heads_of_preresnet_hold_1788_parameters():
+  model = create('preresnet20', (32, 32, 3), 10)
+  heads = stages.own_heads(model)
+  assert sorted(heads) == [2, 3, 4, 5, 6, 7]
+  total = sum(
+      leaf.size
+      for cut in heads.values()
+      for name, tree in cut.abstract_variables.params.items()
+      if '/' in name
+      for leaf in jax.tree.leaves(tree)
+  )
+  assert total == 1788
+  ends = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 9)]
+  made = stages.make_stages(model, ends, heads='own')
+  assert made[4].names[-2:] == ('stage2_block2/pool', 'stage2_block2/head')
+  assert made[5].names[-2:] == ('pool', 'head')
+
+
+def test_an_own_head_is_a_norm_a_mean_and_a_linear_layer():
+  """Without ReLU: BN - global mean - linear."""
+  model = small_preresnet()
+  (stage,) = stages.make_stages(model, [(0, 1)], heads='own')
+  variables = stage.model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (4, 8, 8, 2))
+  got, _ = stage.model.apply(variables, x, start=stage.head, train=True)
+  mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+  pooled = ((x - mean[None, None, None]) / np.sqrt(var + 1e-5)[
+      None, None, None
+  ]).mean((1, 2))
+  linear = variables.params['unit0/head']
+  want = pooled @ linear['kernel'] + linear['bias'][None]
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_transformer_has_heads_for_all_units_but_the_last():
+  model = create('vit_s8', (8, 8, 1), 3, width=0.2)
+  assert sorted(stages.own_heads(model)) == [*range(2, 9)]
+
+
+@pytest.mark.parametrize('heads', stages.HEADS)
+def test_a_stage_of_a_transformer(heads):
+  """Tokens go to the head as they are; embeddings train in stage 1 only."""
+  model = create('vit_s8', (8, 8, 1), 3, width=0.2)
+  first, second, _ = stages.make_stages(
+      model, [(0, 1), (1, 2), (2, 8)], heads=heads
+  )
+  head = ('token', 'head')
+  if heads == 'own':
+    head = tuple(f'encoder01/{name}' for name in head)
+  assert first.names[:2] == ('embed', 'encoder00')
+  assert second.names == ('encoder01', *head)
+  variables = second.model.init(jax.random.key(0))
+  batch = small_data().client(1).batch(jnp.arange(4))
+
+  @jax.jit
+  def run(variables):
+    loss = stages.stage_loss(second, variables)
+    return loss(second.pick(variables), batch, jax.random.key(0))[0]
+
+  z, _ = model.apply(variables, batch.x, stop=3)
+  token, linear = (variables.params[name] for name in head)
+  z = (z - z.mean(-1, keepdims=True))[:, 0] / z.std(-1)[:, 0, None]
+  z = z * token['norm']['scale'][None] + token['norm']['bias'][None]
+  logits = z @ linear['kernel'] + linear['bias'][None]
+  want = -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(4), batch.y])
+  np.testing.assert_allclose(run(variables), want, rtol=1e-4)
+
+
+@pytest.fixture(scope='module')
+def net():
+  model = small_preresnet()
+  return model, model.init(jax.random.key(0)), small_data().client(1)
+
+
+def test_gradients_stop_in_front_of_a_stage(net):
+  model, variables, data = net
+  batch = data.batch(jnp.arange(4))
+  for span, moved in (((0, 1), 2 * [1] + 2 * [0] + 2 * [1]),
+                      ((1, 2), [0, 0, 1, 0, 1, 1]),
+                      ((2, 3), [0, 0, 0, 1, 1, 1])):  # fmt: skip
+    (stage,) = stages.make_stages(model, [span])
+
+    def loss(params, stage=stage):
+      both = Variables(params, {})
+      return stages.stage_loss(stage, both)(both, batch, jax.random.key(0))[0]
+
+    grads = jax.jit(jax.grad(loss))(variables.params)
+    got = [
+        int(any(np.any(leaf) for leaf in jax.tree.leaves(grads[name])))
+        for name in model.block_names
+    ]
+    assert got == moved
+
+
+def test_the_last_stage_is_the_whole_model(net):
+  model, variables, data = net
+  batch = data.batch(jnp.arange(4))
+  logits, _ = model.apply(variables, batch.x, train=True)
+  want = -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(4), batch.y])
+  for spans in ([(0, 3)], [(2, 3)]):
+    (stage,) = stages.make_stages(model, spans)
+    got, _ = stages.stage_loss(stage, variables)(
+        stage.pick(variables), batch, jax.random.key(0)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_stage_inputs_are_the_frozen_blocks_outputs():
+  model = small_preresnet(norm='group')
+  variables = model.init(jax.random.key(0))
+  data = small_data().client(1)  # Nine examples in a table of sixteen.
+  first, second = stages.make_stages(model, [(1, 2), (2, 3)])
+  key = jax.random.key(3)
+  x = data.preprocess(data.images[data.index])
+  got = stages.stage_inputs(first, variables, data, key, 4)
+  want, _ = model.apply(variables, x, stop=2)
+  np.testing.assert_allclose(got[:9], want[:9], rtol=1e-5, atol=1e-6)
+  assert not np.any(got[9:])
+  want, _ = model.apply(variables, x, stop=3)
+  for before in (None, (first.frozen, got)):
+    then = stages.stage_inputs(second, variables, data, key, 4, before)
+    np.testing.assert_allclose(then[:9], want[:9], rtol=1e-5, atol=1e-6)

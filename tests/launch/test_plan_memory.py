@@ -1,0 +1,107 @@
+"""The memory planner's command: tables, schedules, refusals."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from configs import common
+from launch import plan_memory
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def lines(config, *args, **kwargs):
+  text = '\n'.join(plan_memory.report(config, *args, **kwargs))
+  return text.splitlines()
+
+
+def paper(method='fedavg', batch_size=32):
+  """The net of the paper's Table 1."""
+  config = common.get_config(method, 'fedepth')
+  config.local.batch_size = batch_size
+  config.model.update(shortcut='A', stem_norm=False, final_norm=False)
+  return config
+
+
+def test_table_1_and_the_schedules_of_any_config():
+  out = lines(paper(), measure=False)
+  cells = [line.split() for line in out]
+  by_name = {c[0]: c for c in cells if len(c) == 5}
+  assert by_name['stage1_block0'][2:] == ['81,920', '4,672', '20.02']
+  assert by_name['stage2_block0'][4] == '14.05'
+  assert by_name['stage3_block2'][4] == '5.28'
+  assert 'The whole model: 116.04 MB by the paper.' in out
+  start = out.index('Budget 1/6: 19.34 MB, planner paper, slack 0.05')
+  assert [' '.join(line.split()) for line in out[start + 3 : start + 9]] == [
+      '1: stem to stage1_block0 20.02',
+      '2: stage1_block1 20.02',
+      '3: stage1_block2 20.02',
+      '4: stage2_block0 14.05',
+      '5: stage2_block1 to stage2_block2 20.14',
+      '6: stage3_block0 to stage3_block2 17.78',
+  ]
+
+
+def test_budgets_in_mb_and_what_is_not_trained():
+  out = lines(paper(), ['14.51', '39'], measure=False)
+  start = out.index('Budget 14.51MB: 14.51 MB, planner paper, slack 0.05')
+  assert ' '.join(out[start + 3].split()) == '1: stage2_block0 14.05'
+  assert out[start + 8] == 'Not trained: stage1_block0 to stage1_block2'
+  config = paper('fedepth')
+  config.algorithm.budgets = 'x1_8:14.51MB, x1_6:1/6'
+  config.algorithm.partial = 'bypass'
+  config.groups = dict(x1_8=config.groups.x1_6.to_dict())
+  out = lines(config, measure=False)
+  (row,) = (line for line in out if line.startswith('1: '))
+  assert ' '.join(row.split()) == '1: stem, stage2_block0 14.05'
+  assert not any(line.startswith('Budget 1/6') for line in out)
+
+
+def test_a_budget_that_holds_nothing_is_refused_after_the_table():
+  report = plan_memory.report(paper(), ['2'], measure=False)
+  with pytest.raises(ValueError, match=r'would do is 5\.04 MB'):
+    for line in report:
+      last = line
+  assert last == 'The whole model: 116.04 MB by the paper.'
+
+
+def test_a_model_of_dense_layers_with_what_xla_plans():
+  config = common.get_config('fedavg', 'quick')
+  config.groups = dict(mlp=2)
+  config.model = dict(hidden=8, depth=3)
+  out = lines(config, ['1'])
+  assert out[0] == 'Model mlp3 (mlp), input 8x8x1, batches of 16'
+  header = next(line for line in out if line.startswith('stage'))
+  assert header.split()[-4:] == ['outputs', 'temporary', 'MB', '(XLA)']
+  row = next(line.split() for line in out if line.startswith('1: '))
+  arguments, outputs, temporary, total = map(float, row[-4:])
+  assert row[1:4] == ['stem', 'to', 'layer2']
+  assert 0 < arguments and 0 < total <= arguments + outputs + temporary + 0.02
+
+
+def test_the_command(tmp_path):
+  def command(*args):
+    return subprocess.run(
+        [sys.executable, '-m', 'launch.plan_memory', *args],
+        cwd=tmp_path,
+        env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+  config = '--config=configs/fedepth.py:fedepth'
+  done = command(config, '--nomeasure', '--budget_mb=500')
+  assert done.returncode == 0, done.stderr
+  assert '1: stem to stage3_block2' in done.stdout
+  for args, message in (
+      ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1.00 MB '),
+      ((config, '--nomeasure', '--budget_mb=x'), 'Error: A budget is a share '),
+      ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
+  ):
+    done = command(*args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message) and done.stderr.count('\n') == 1
