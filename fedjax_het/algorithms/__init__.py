@@ -10,7 +10,9 @@ from collections.abc import Callable
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.private import private
+from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
 ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
@@ -18,6 +20,16 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'fedin': fedin,
+    'heterofl': heterofl,
+    'splitmix': splitmix,
 }
 
-__all__ = ['ALGORITHMS', 'fedavg', 'fedin', 'fedprox', 'private']
+__all__ = [
+    'ALGORITHMS',
+    'fedavg',
+    'fedin',
+    'fedprox',
+    'heterofl',
+    'private',
+    'splitmix',
+]

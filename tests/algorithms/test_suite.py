@@ -8,15 +8,21 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Visit
-from tests.tiny import tiny_data, tiny_federation
+from tests.tiny import one_model_federation, tiny_data, tiny_federation
 
 OPTIONS = {'fedin': dict(num_pairs=4)}
+# Methods whose groups hold one model of the library.
+FEDERATIONS = {name: one_model_federation for name in ('heterofl', 'splitmix')}
 COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
+def federate(name, norm):
+  return FEDERATIONS.get(name, tiny_federation)(norm=norm)
+
+
 def make(name, federation=None):
-  federation = federation or tiny_federation(norm=False)
+  federation = federation or federate(name, norm=False)
   algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
   return algorithm, federation
 
@@ -155,14 +161,15 @@ def test_keys_rule_the_run(name, reference):
 
 def test_grouping_order_does_not_matter(name, reference):
   """A client's randomness follows its identity, not its group's place."""
-  federation = tiny_federation(norm=False)
+  federation = federate(name, norm=False)
   reversed_ = type(federation)(federation.groups[::-1], federation.local)
   got = run(name, federation=reversed_, backend='map')
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
 PADDED = {name: [{}] for name in ALGORITHMS} | {
-    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)]
+    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)],
+    'heterofl': [{}, dict(odds=(1.0, 1.0), mask='batch')],
 }
 
 
@@ -174,7 +181,7 @@ def test_padding_of_a_client_changes_nothing(name, options):
 
   With norm layers, partial batches, and noise scaled to the features.
   """
-  federation = tiny_federation()
+  federation = federate(name, norm=True)
   group = federation.groups[1]
   algorithm = ALGORITHMS[name](federation, **options)
   data = tiny_data((5, 6, 3, 7, 8, 6))

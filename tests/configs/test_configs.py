@@ -9,6 +9,8 @@ from configs import common
 from fedjax_het import experiment
 
 FOLDER = pathlib.Path(common.__file__).parent
+# Methods whose groups are widths of one model, in place of a setting's models.
+WIDTHS = ('heterofl', 'splitmix')
 METHODS = sorted(
     path.stem
     for path in FOLDER.glob('*.py')
@@ -91,10 +93,34 @@ def test_the_papers_settings():
   # Every method of a comparison has the same setting.
   for name in METHODS:
     other = load(name).get_config('v2').to_dict()
-    del other['algorithm']
     mine = v2.to_dict()
-    del mine['algorithm']
+    for key in ('algorithm', *(('groups',) if name in WIDTHS else ())):
+      del other[key], mine[key]
     assert other == mine
+
+
+def test_widths_take_the_place_of_a_settings_models():
+  v1 = load('heterofl').get_config('v1')
+  assert v1.groups.to_dict() == {
+      letter: dict(model='fedin_a', clients=clients)
+      for letter, clients in zip('abcde', (4, 2, 2, 1, 1))
+  }
+  assert v1.algorithm.rates == 'a:1 b:1/2 c:1/4 d:1/8 e:1/16'
+  v2 = load('heterofl').get_config('v2')
+  assert v2.groups.to_dict() == dict(all=dict(model='resnet26', clients=100))
+  assert v2.algorithm.odds == (1, 1, 1, 1, 1)
+  for name, option, rates in (
+      ('heterofl', 'rates', 'sixth:1/6 third:1/3 half:1/2 full:1'),
+      ('splitmix', 'budgets', 'sixth:1/6 third:1/3 half:1/2 full:1'),
+  ):
+    fair = load(name).get_config('v2,fair')
+    assert fair.groups.to_dict() == {
+        level: dict(model='resnet26', clients=25)
+        for level in ('sixth', 'third', 'half', 'full')
+    }
+    assert fair.algorithm[option] == rates
+  assert fair.algorithm.num_bases == 6
+  assert load('splitmix').get_config('lack').algorithm.num_bases == 8
 
 
 def test_unknown_variants_are_refused_with_the_list():
@@ -114,7 +140,8 @@ def test_quick_runs_end_to_end(name, tmp_path):
   result = experiment.run(config, tmp_path)
   assert result.finished and result.summary.rounds == 2
   assert 0 < result.summary.last['accuracy'] < 1
-  assert set(result.facts['groups']) == {'mlp2', 'mlp3', 'mlp4'}
+  groups = {'a', 'b', 'c'} if name in WIDTHS else {'mlp2', 'mlp3', 'mlp4'}
+  assert set(result.facts['groups']) == groups
   assert (tmp_path / 'report.md').exists()
 
 
