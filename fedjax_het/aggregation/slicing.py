@@ -328,7 +328,10 @@ def mean_change(tree, total, count):
   """
 
   def move(x, change, weight):
-    safe = jnp.where(weight > 0, weight, 1.0)
+    # The barrier keeps the division one: where XLA sees that all weights are
+    # the same number it takes the reciprocal, and the last bits would not be
+    # those of FedAvg.
+    safe = jax.lax.optimization_barrier(jnp.where(weight > 0, weight, 1.0))
     return jnp.where(weight > 0, x + change / safe, x)
 
   return jax.tree.map(move, tree, total, count)

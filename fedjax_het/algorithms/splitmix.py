@@ -36,7 +36,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.slicing import narrow, without_running_stats
+from fedjax_het.aggregation.slicing import (
+  mean_change,
+  narrow,
+  without_running_stats,
+)
 from fedjax_het.algorithms.heterofl import (
   MASKS,
   masked_logits,
@@ -238,11 +242,13 @@ def splitmix(
       change = new if change is None else jax.tree.map(jnp.add, change, new)
       weight = weight + sent.weight
 
-    def move(x, total):
-      w = weight.reshape((-1,) + (1,) * (x.ndim - 1))
-      return jnp.where(w > 0, x + total / jnp.where(w > 0, w, 1.0), x)
-
-    params = jax.tree.map(move, server.bases.params, change)
+    count = jax.tree.map(
+        lambda x: jnp.broadcast_to(
+            weight.reshape((-1,) + (1,) * (x.ndim - 1)), x.shape
+        ),
+        change,
+    )
+    params = mean_change(server.bases.params, change, count)
     return Server(server.bases._replace(params=params), shuffle(key))
 
   def calibrate(server, data):

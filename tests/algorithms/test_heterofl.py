@@ -34,8 +34,12 @@ from tests.tiny import (
 )
 
 ALL = 'tiny1:1 tiny2:1 tiny3:1'
-HALF = 'tiny1:1/2 tiny2:1/2 tiny3:1/2'
+HALF = 'tiny1:1/2'
 KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def one_group(**kwargs):
+  return one_model_federation(num_groups=1, per_group=6, **kwargs)
 
 
 def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map'):
@@ -56,8 +60,9 @@ def assert_trees(got, want, **kwargs):
 
 
 def test_all_rates_1_is_fedavg_bit_for_bit():
-  federation = one_model_federation(norm=False)
-  _, got, _ = run(heterofl(federation, rates=ALL, mask='none'), federation, 2)
+  federation = one_model_federation(norm=False, num_groups=2, per_group=3)
+  algorithm = heterofl(federation, rates='tiny1:1 tiny2:1', mask='none')
+  _, got, _ = run(algorithm, federation, 2)
   _, want, _ = run(fedavg(federation), federation, 2)
   assert_trees(got.params, want.params, rtol=0, atol=0)
 
@@ -215,9 +220,7 @@ def test_with_batch_norm_the_scaler_only_rescales_epsilon():
 
 def test_the_scaler_acts_in_training_where_there_is_no_norm():
   """One step of plain SGD: at rate 1/2 the first layer's output is doubled."""
-  federation = one_model_federation(
-      norm=False, local=tiny_local(optax.sgd, 0.1, 1, 8)
-  )
+  federation = one_group(norm=False, local=tiny_local(optax.sgd, 0.1, 1, 8))
   results = {
       scaler: run(
           heterofl(federation, rates=HALF, scaler=scaler), federation
@@ -231,13 +234,13 @@ def test_the_scaler_acts_in_training_where_there_is_no_norm():
 
 
 def test_slices_that_return_unchanged_leave_the_server_unchanged():
-  federation = one_model_federation(local=tiny_local(optax.sgd, lr=0.0))
-  before, after, _ = run(heterofl(federation), federation)
+  federation = one_group(local=tiny_local(optax.sgd, lr=0.0))
+  before, after, _ = run(heterofl(federation, rates='tiny1:2/3'), federation)
   assert_trees(after, before, rtol=0, atol=0)
 
 
 def test_numbers_outside_of_all_slices_keep_their_value():
-  federation = one_model_federation(norm=False)
+  federation = one_group(norm=False)
   algorithm = heterofl(federation, rates=HALF)
   before, after, reports = run(algorithm, federation)
   old = before.params['layer1']['linear']['kernel']
@@ -249,10 +252,10 @@ def test_numbers_outside_of_all_slices_keep_their_value():
   # Down the slice, up the same less the head's rows of labels not owned, and
   # who holds what.
   size = (4 * 4 + 4) + (4 * 4 + 4)
-  data, levels = tiny_data(), 3
+  data, levels = tiny_data(), 1
   for report in reports.values():
     down, up = (rounds.num_bytes(t) for t in (report.down, report.up))
-    assert down.tolist() == [4 * (size + 5 * NUM_CLASSES)] * 2
+    assert down.tolist() == [4 * (size + 5 * NUM_CLASSES)] * 6
     for client, number in zip(report.client_id, up):
       owned = len({*np.asarray(data.labels[data.index[client, : data.sizes[
           client]]]).tolist()})  # fmt: skip
@@ -261,7 +264,7 @@ def test_numbers_outside_of_all_slices_keep_their_value():
 
 
 def test_dynamic_rates_of_one_level_are_fixed_rates():
-  federation = one_model_federation()
+  federation = one_group()
   _, got, reports = run(
       heterofl(federation, rates='a:1 b:1/2', odds=(0.0, 1.0)), federation
   )
@@ -272,13 +275,12 @@ def test_dynamic_rates_of_one_level_are_fixed_rates():
     # Besides the slice, its level goes down.
     down = rounds.num_bytes(report.down) - 4
     assert down.tolist() == rounds.num_bytes(fixed[name].down).tolist()
-    levels = 1 + NUM_CLASSES
-    up = rounds.num_bytes(report.up) + 4 * levels  # Two levels, not three.
+    up = rounds.num_bytes(report.up) - 4 * (1 + NUM_CLASSES)  # Two levels.
     assert up.tolist() == rounds.num_bytes(fixed[name].up).tolist()
 
 
 def test_dynamic_rates_are_drawn_by_client_and_round():
-  federation = one_model_federation(norm=False, num_groups=1, per_group=6)
+  federation = one_group(norm=False)
   algorithm = heterofl(federation, odds=(1.0, 1.0, 2.0))
   server = algorithm.init(jax.random.key(0))
   group = federation.groups[0]

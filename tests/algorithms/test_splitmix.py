@@ -14,6 +14,8 @@ from fedjax_het.algorithms.splitmix import Sent, bases_of, choose_bases
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Maybe, Received, Visit
 from fedjax_het.models import create
+from fedjax_het.models.intercept import scaled_conv_outputs
+from fedjax_het.models.layers import Linear, conv_layer
 from tests.tiny import (
   NUM_CLASSES,
   one_model_federation,
@@ -206,6 +208,17 @@ def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):
         for tree in (narrow_, wide)),
   )  # fmt: skip
   np.testing.assert_allclose([ratio['stem'], ratio['layer1']], [1.0, 0.5])
+
+
+def test_outputs_of_convolutions_alone_are_rescaled():
+  x = jax.random.normal(jax.random.key(0), (2, 4, 4, 1))
+  for module, factor in ((conv_layer(2, 3, 'conv'), 4), (Linear(3), 1)):
+    x = x if factor == 4 else x.reshape(2, -1)
+    variables = module.init(jax.random.key(1), x)
+    with scaled_conv_outputs(4):
+      got = module.apply(variables, x)
+    want = factor * module.apply(variables, x)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_statistics_are_estimated_for_every_base():
