@@ -10,7 +10,9 @@ from fedjax_het import experiment
 
 FOLDER = pathlib.Path(common.__file__).parent
 # Methods whose groups are widths of one model, in place of a setting's models.
-WIDTHS = ('heterofl', 'splitmix')
+WIDTHS = dict(
+    heterofl={'a', 'b', 'c'}, splitmix={'quarter', 'half', 'full'}
+)
 METHODS = sorted(
     path.stem
     for path in FOLDER.glob('*.py')
@@ -140,7 +142,7 @@ def test_quick_runs_end_to_end(name, tmp_path):
   result = experiment.run(config, tmp_path)
   assert result.finished and result.summary.rounds == 2
   assert 0 < result.summary.last['accuracy'] < 1
-  groups = {'a', 'b', 'c'} if name in WIDTHS else {'mlp2', 'mlp3', 'mlp4'}
+  groups = WIDTHS.get(name, {'mlp2', 'mlp3', 'mlp4'})
   assert set(result.facts['groups']) == groups
   assert (tmp_path / 'report.md').exists()
 
