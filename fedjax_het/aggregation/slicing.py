@@ -16,6 +16,9 @@ The blocks are walked in order with the set of channels that reaches each:
   coordinates of q, k and v; the output projection reads those of v.
 - Classes and image channels are never cut.
 
+With norms that act on each channel alone the narrow model is the full one with
+the other channels set to zero; group and layer norm see fewer channels.
+
 References:
   Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021.
   Alam et al., `FedRolex <https://arxiv.org/abs/2212.01548>`_, NeurIPS 2022.

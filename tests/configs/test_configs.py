@@ -108,6 +108,11 @@ def test_widths_take_the_place_of_a_settings_models():
       for letter, clients in zip('abcde', (4, 2, 2, 1, 1))
   }
   assert v1.algorithm.rates == 'a:1 b:1/2 c:1/4 d:1/8 e:1/16'
+  for arg, model in (('', 'mini_resnet10'), ('homogeneous', 'resnet18')):
+    groups = load('splitmix').get_config(arg).groups.to_dict().values()
+    assert {group['model'] for group in groups} == {model}
+  quick = load('heterofl').get_config('quick').groups.a
+  assert (quick.model, quick.depth, quick.clients) == ('mlp', 4, 2)
   v2 = load('heterofl').get_config('v2')
   assert v2.groups.to_dict() == dict(all=dict(model='resnet26', clients=100))
   assert v2.algorithm.odds == (1, 1, 1, 1, 1)
