@@ -15,20 +15,14 @@ from fedjax_het.algorithms import fedavg
 from fedjax_het.engine import local as local_lib
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import (
-  FederatedAlgorithm,
-  Federation,
-  Group,
   Maybe,
-  Received,
   Uplink,
 )
-from fedjax_het.models import Variables, create
+from fedjax_het.models import Variables
 from tests.tiny import (
   NUM_CLASSES,
-  SHAPE,
   tiny_data,
   tiny_federation,
-  tiny_local,
 )
 
 TEXT = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'design.md'
@@ -63,8 +57,7 @@ def sketch(name, federation, **names):
           )
       },
   )
-  if name != 'heterofl':
-    names['exchange'] = make_exchange(federation, 'layerwise')
+  names['exchange'] = make_exchange(federation, 'layerwise')
   for block in ('shared', name):
     exec(compile(blocks[block], f'<{block}>', 'exec'), names)
   return names
@@ -100,56 +93,6 @@ def assert_trees(got, want, **kwargs):
     np.testing.assert_allclose(a, b, **kwargs)
 
 
-def heterofl():
-  groups = tuple(
-      Group(f'w{w}', create('mlp', SHAPE, NUM_CLASSES, hidden=w),
-            np.array([i, i + 2]))
-      for i, w in enumerate((8, 4))
-  )  # fmt: skip
-  federation = Federation(groups, tiny_local())
-  return federation, sketch('heterofl', federation)
-
-
-def test_heterofl_averages_each_number_over_its_holders():
-  _, names = heterofl()
-  old = {'w': jnp.array([[1.0, 2.0], [3.0, 4.0]])}
-
-  def update(server, *parts):
-    received = {str(i): Received(p, None, None) for i, p in enumerate(parts)}
-    return names['server_update'](server, received, None)
-
-  narrow = ({'w': jnp.array([[6.0]])}, None, 1.0)
-  wide = ({'w': jnp.full((2, 2), 2.0)}, None, 1.0)
-  assert update(old, narrow)['w'].tolist() == [[6, 2], [3, 4]]
-  assert update(old, wide, narrow)['w'].tolist() == [[4, 2], [2, 2]]
-  head = update(
-      {'head': jnp.array([0.0, 0.0, 9.0])},
-      ({'head': jnp.array([1.0, 2.0, 0.0])}, jnp.array([1.0, 1, 0]), 1.0),
-      ({'head': jnp.array([0.0, 4.0, 0.0])}, jnp.array([0.0, 1, 0]), 1.0),
-  )
-  assert head['head'].tolist() == [1, 3, 9]
-
-
-def test_heterofl_trains_corners_of_the_widest_net():
-  federation, names = heterofl()
-  widest = federation.groups[0].model
-  algorithm = FederatedAlgorithm(
-      init=lambda key: widest.init(key).params,
-      init_client=lambda group, client_id, key: (),
-      downlink=names['downlink'],
-      client_update=names['client_update'],
-      server_update=names['server_update'],
-      client_model=lambda server, client, group: Variables(
-          names['downlink'](server, group, None), {}
-      ),
-  )
-  before, after, reports = run(algorithm, federation)
-  down = [int(rounds.num_bytes(reports[n].down)[0]) for n in ('w8', 'w4')]
-  numbers = [(4 * w + w) + (w * w + w) + (3 * w + 3) for w in (8, 4)]
-  assert down == [4 * n for n in numbers]
-  moved = jax.tree.map(lambda a, b: a != b, before.server, after.server)
-  assert np.any(moved['layer1']['linear']['kernel'][4:, 4:])
-  assert np.any(moved['layer1']['linear']['kernel'][:4, :4])
 
 
 def scaffold(federation):

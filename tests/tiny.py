@@ -7,6 +7,7 @@ import optax
 
 from fedjax_het.data.federated import federate
 from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import BatchNorm
 
@@ -84,6 +85,18 @@ def tiny_federation(
       for i, depth in enumerate(depths)
   )
   return Federation(groups, local or tiny_local(), **kwargs)
+
+
+def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
+  """Groups as in `tiny_federation`, all of one model of the library."""
+  model = create(
+      'mlp', SHAPE, NUM_CLASSES, hidden=8, norm='batch' if norm else 'none'
+  )
+  groups = tuple(
+      Group(f'tiny{i + 1}', model, np.arange(per_group) * num_groups + i)
+      for i in range(num_groups)
+  )
+  return Federation(groups, kwargs.pop('local', None) or tiny_local(), **kwargs)
 
 
 def tiny_local(tx=optax.adam, lr=1e-2, epochs=2, batch_size=4, **kwargs):

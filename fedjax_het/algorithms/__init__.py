@@ -16,7 +16,9 @@ from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.private import private
+from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
 ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
@@ -30,6 +32,8 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedgkt': fedgkt,
     'fedasync': fedasync,
     'fedepth': fedepth,
+    'heterofl': heterofl,
+    'splitmix': splitmix,
 }
 
 __all__ = ['ALGORITHMS', *ALGORITHMS]

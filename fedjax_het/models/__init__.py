@@ -23,7 +23,10 @@ from fedjax_het.names import check_name, did_you_mean
 _with = functools.partial
 
 MODELS: dict[str, Callable[..., BlockModel]] = {
-    **{f'resnet{n}': _with(resnet, depth=n) for n in (10, 14, 18, 22, 26)},
+    **{
+        f'resnet{n}': _with(resnet, depth=n)
+        for n in (10, 14, 18, 22, 26, 50, 101, 152)
+    },
     **{f'fedin_{v}': _with(fedin_v1, variant=v) for v in 'abcde'},
     **{
         f'vit_s{n}': _with(vit, depth=n, variant='s') for n in range(8, 13)

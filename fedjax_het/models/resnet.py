@@ -1,7 +1,8 @@
-"""Post-activation ResNets of basic blocks, nested by block name.
+"""Post-activation ResNets, nested by block name.
 
-  resnet: ResNet10 / 14 / 18 / 22 / 26 of FedIN (journal version). He et al.,
-    `Deep Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015.
+  resnet: ResNet10 / 14 / 18 / 22 / 26 of FedIN (journal version), of basic
+    blocks, and ResNet50 / 101 / 152 of bottleneck blocks. He et al., `Deep
+    Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015.
   resnet14_mnist: the CIFAR form 6n + 2 with n = 2, for FeDepth's similarity
     figure, whose paper only says "customised 14-layer".
 
@@ -20,7 +21,8 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.conv import max_pool
 from fedjax_het.models.norm import check_policy, norm_layer
 
-# Depth = 2 * (number of blocks) + 2. The FedIN paper does not print the
+# Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
+# bottlenecks, which begin at 50. The FedIN paper does not print the
 # counts; these are nested and reproduce its mean of 12.28 M parameters.
 NUM_BLOCKS = {
     10: (1, 1, 1, 1),
@@ -28,6 +30,9 @@ NUM_BLOCKS = {
     18: (2, 2, 2, 2),
     22: (2, 2, 3, 3),
     26: (3, 3, 3, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
 }
 # (kernel, stride, whether a 3x3 max-pool of stride 2 follows).
 STEMS = {'imagenet': (7, 2, True), 'cifar': (3, 1, False)}
@@ -100,16 +105,60 @@ class BasicBlock(nn.Module):
     return jax.nn.relu(x + y)
 
 
+class Bottleneck(nn.Module):
+  """Convolutions of 1x1, 3x3 and 1x1, the last of four times the channels.
+
+  Attributes:
+    features: Channels of the first two convolutions.
+    stride: Of the 3x3 convolution and the shortcut, a 1x1 convolution with
+      norm where the shape changes.
+    norm: Norm policy.
+  """
+
+  features: int
+  stride: int = 1
+  norm: str = 'batch'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), 4 * features]."""
+
+    def unit(y, features, kernel, stride, suffix):
+      y = layers.conv_layer(
+          features,
+          kernel,
+          'conv' + suffix,
+          stride=stride,
+          use_bias=self.norm == 'none',
+      )(y)
+      return norm_layer(self.norm, 'norm' + suffix)(y, train, mask)
+
+    y = jax.nn.relu(unit(x, self.features, 1, 1, '1'))
+    y = jax.nn.relu(unit(y, self.features, 3, self.stride, '2'))
+    y = unit(y, 4 * self.features, 1, 1, '3')
+    if self.stride > 1 or x.shape[3] != 4 * self.features:
+      x = unit(x, 4 * self.features, 1, self.stride, '_shortcut')
+    return jax.nn.relu(x + y)
+
+
 def _residual_net(
-    name, input_shape, num_classes, *, stem, channels, num_blocks, **block
+    name,
+    input_shape,
+    num_classes,
+    *,
+    stem,
+    channels,
+    num_blocks,
+    kind=BasicBlock,
+    **block,
 ):
-  """A stem, stages of basic blocks (the later ones with stride 2), a head."""
+  """A stem, stages of blocks (the later ones with stride 2), a head."""
   blocks = [Block('stem', stem)]
   stages = zip(channels, num_blocks, strict=True)
   for stage, (features, number) in enumerate(stages, 1):
     for b in range(number):
       stride = 2 if stage > 1 and b == 0 else 1
-      module = BasicBlock(features, stride, **block)
+      module = kind(features, stride, **block)
       blocks.append(Block(f'stage{stage}_block{b}', module))
   blocks += [
       Block('pool', layers.GlobalPool()),
@@ -128,7 +177,7 @@ def resnet(
     width: float = 1.0,
     norm: str = 'batch',
 ) -> BlockModel:
-  """ResNet10, 14, 18, 22 or 26 of FedIN.
+  """ResNet10, 14, 18, 22 or 26 of FedIN, or ResNet50, 101 or 152.
 
   At 32x32 with the ImageNet stem the maps are 8x8 (stem, stage 1), 4x4, 2x2
   and 1x1; s_in is 8x8x64 and s_out 512 numbers, as in the paper.
@@ -136,7 +185,7 @@ def resnet(
   Args:
     input_shape: (height, width, channels) of one example.
     num_classes: C.
-    depth: 10, 14, 18, 22 or 26.
+    depth: 10, 14, 18, 22, 26 (basic blocks), 50, 101 or 152 (bottlenecks).
     stem: 'imagenet' is 7x7 with stride 2 and a max-pool, applied to small
       images as they are (the paper's choice); 'cifar' is 3x3 with stride 1,
       with sixteen times the activations.
@@ -162,6 +211,7 @@ def resnet(
       stem=Stem(channels[0], *STEMS[stem], norm=norm),
       channels=channels,
       num_blocks=NUM_BLOCKS[depth],
+      kind=Bottleneck if depth >= 50 else BasicBlock,
       norm=norm,
   )
 

@@ -66,20 +66,25 @@ class EncoderBlock(nn.Module):
   """x += attention(norm(x)); x += mlp(norm(x)).
 
   Attributes:
-    heads: Attention heads; D must be a multiple. The MLP has 4 * D units.
+    heads: Attention heads. The MLP has 4 * D units.
+    head_dim: Features of a head; None means D / heads, D then being a
+      multiple.
   """
 
   heads: int
+  head_dim: int | None = None
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, T, D] -> [B, T, D]."""
     del train, mask
     batch, tokens, dim = x.shape
-    qkv = _dense(3 * dim, 'qkv')(_layer_norm('norm1')(x))
-    qkv = qkv.reshape((batch, tokens, 3, self.heads, dim // self.heads))
+    head_dim = self.head_dim or dim // self.heads
+    inner = self.heads * head_dim
+    qkv = _dense(3 * inner, 'qkv')(_layer_norm('norm1')(x))
+    qkv = qkv.reshape((batch, tokens, 3, self.heads, head_dim))
     y = jax.nn.dot_product_attention(*(qkv[:, :, i] for i in range(3)))
-    x += _dense(dim, 'out')(y.reshape(x.shape))
+    x += _dense(dim, 'out')(y.reshape((batch, tokens, inner)))
     y = _dense(4 * dim, 'mlp1')(_layer_norm('norm2')(x))
     return x + _dense(dim, 'mlp2')(jax.nn.gelu(y, approximate=False))
 

@@ -10,7 +10,12 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Visit
-from tests.tiny import SIZES, tiny_data, tiny_federation
+from tests.tiny import (
+    SIZES,
+    one_model_federation,
+    tiny_data,
+    tiny_federation,
+)
 
 OPTIONS = {
     'fedin': dict(num_pairs=4),
@@ -24,14 +29,19 @@ NEEDS = {
     'fedmd': dict(num_public=NUM_PUBLIC),
     'fedgkt': dict(sizes=np.array(SIZES)),
 }
+# Methods whose groups hold one model of the library.
+FEDERATIONS = {name: one_model_federation for name in ('heterofl', 'splitmix')}
 COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
+def federate(name, norm):
+  make_federation = FEDERATIONS.get(name, tiny_federation)
+  return make_federation(norm=norm, **NEEDS.get(name, {}))
+
+
 def make(name, federation=None):
-  federation = federation or tiny_federation(
-      norm=False, **NEEDS.get(name, {})
-  )
+  federation = federation or federate(name, norm=False)
   algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
   return algorithm, federation
 
@@ -171,7 +181,7 @@ def test_keys_rule_the_run(name, reference):
 
 def test_grouping_order_does_not_matter(name, reference):
   """A client's randomness follows its identity, not its group's place."""
-  _, federation = make(name)
+  federation = federate(name, norm=False)
   reversed_ = dataclasses.replace(
       federation, groups=federation.groups[::-1]
   )
@@ -185,6 +195,7 @@ PADDED = {name: [OPTIONS.get(name, {})] for name in ALGORITHMS} | {
         dict(OPTIONS['fedepth'], cache_prefix=True),
         dict(budgets='tiny2:2', mkd_models=2),
     ],
+    'heterofl': [{}, dict(odds=(1.0, 1.0), mask='batch')],
 }
 
 
@@ -196,7 +207,7 @@ def test_padding_of_a_client_changes_nothing(name, options):
 
   With norm layers, partial batches, and noise scaled to the features.
   """
-  federation = tiny_federation(**NEEDS.get(name, {}))
+  federation = federate(name, norm=True)
   group = federation.groups[1]
   algorithm = ALGORITHMS[name](federation, **options)
   data = tiny_data((5, 6, 3, 7, 8, 6), public=NUM_PUBLIC)

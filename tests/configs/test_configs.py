@@ -9,6 +9,10 @@ from configs import common
 from fedjax_het import experiment
 
 FOLDER = pathlib.Path(common.__file__).parent
+# Methods whose groups are widths of one model, in place of a setting's models.
+WIDTHS = dict(
+    heterofl={'a', 'b', 'c'}, splitmix={'quarter', 'half', 'full'}
+)
 METHODS = sorted(
     path.stem
     for path in FOLDER.glob('*.py')
@@ -95,7 +99,10 @@ def test_the_papers_settings():
     other = load(name).get_config('v2').to_dict()
     mine = v2.to_dict()
     # FedMD needs a public set, FedAsync runs by another clock.
-    for own in ('algorithm', 'public_size', 'clock', 'devices'):
+    own_entries = ['algorithm', 'public_size', 'clock', 'devices']
+    # Widths have groups of their own.
+    own_entries += ['groups'] if name in WIDTHS else []
+    for own in own_entries:
       del other[own], mine[own]
     assert other == mine
 
@@ -154,6 +161,35 @@ def test_fedepths_setting_and_budgets():
   assert config.partition.labels_per_client == 2
 
 
+def test_widths_take_the_place_of_a_settings_models():
+  v1 = load('heterofl').get_config('v1')
+  assert v1.groups.to_dict() == {
+      letter: dict(model='fedin_a', clients=clients)
+      for letter, clients in zip('abcde', (4, 2, 2, 1, 1))
+  }
+  assert v1.algorithm.rates == 'a:1 b:1/2 c:1/4 d:1/8 e:1/16'
+  for arg, model in (('', 'mini_resnet10'), ('homogeneous', 'resnet18')):
+    groups = load('splitmix').get_config(arg).groups.to_dict().values()
+    assert {group['model'] for group in groups} == {model}
+  quick = load('heterofl').get_config('quick').groups.a
+  assert (quick.model, quick.depth, quick.clients) == ('mlp', 4, 2)
+  v2 = load('heterofl').get_config('v2')
+  assert v2.groups.to_dict() == dict(all=dict(model='resnet26', clients=100))
+  assert v2.algorithm.odds == (1, 1, 1, 1, 1)
+  for name, option, rates in (
+      ('heterofl', 'rates', 'sixth:1/6 third:1/3 half:1/2 full:1'),
+      ('splitmix', 'budgets', 'sixth:1/6 third:1/3 half:1/2 full:1'),
+  ):
+    fair = load(name).get_config('v2,fair')
+    assert fair.groups.to_dict() == {
+        level: dict(model='resnet26', clients=25)
+        for level in ('sixth', 'third', 'half', 'full')
+    }
+    assert fair.algorithm[option] == rates
+  assert fair.algorithm.num_bases == 6
+  assert load('splitmix').get_config('lack').algorithm.num_bases == 8
+
+
 def test_unknown_variants_are_refused_with_the_list():
   with pytest.raises(ValueError) as error:
     load('fedin').get_config('wo_inn')
@@ -171,7 +207,8 @@ def test_quick_runs_end_to_end(name, tmp_path):
   result = experiment.run(config, tmp_path)
   assert result.finished and result.summary.rounds == 2
   assert 0 < result.summary.last['accuracy'] < 1
-  assert set(result.facts['groups']) == {'mlp2', 'mlp3', 'mlp4'}
+  groups = WIDTHS.get(name, {'mlp2', 'mlp3', 'mlp4'})
+  assert set(result.facts['groups']) == groups
   assert (tmp_path / 'report.md').exists()
 
 

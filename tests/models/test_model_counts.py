@@ -42,6 +42,14 @@ def test_resnet(depth):
     assert counts(name, GREY, stem='cifar') == (cifar - 1_152, stats)
 
 
+@pytest.mark.parametrize(
+    'depth,size_1000', [(50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
+)
+def test_bottleneck_resnets_are_those_of_imagenet(depth, size_1000):
+  """Their published sizes, with 1000 classes."""
+  assert counts(f'resnet{depth}', RGB, 1000)[0] == size_1000
+
+
 def test_mean_resnet_is_the_printed_12_28_million():
   assert np.mean([row[0] for row in RESNETS.values()]) == 12_288_022.8
   assert np.mean([row[1] for row in RESNETS.values()]) == 12_280_342.8

@@ -1,0 +1,50 @@
+"""SplitMix: clients train some of the thin nets that make up a wide one."""
+
+from configs.heterofl import FAIR, LACK, one_model, quarters, widths_config
+
+
+def budgets(num_bases, shares):
+  """Clients in equal blocks, each with its share of the full width."""
+
+  def apply(config):
+    one_model(config, quarters(shares))
+    config.algorithm.num_bases = num_bases
+    config.algorithm.budgets = ' '.join(f'{n}:{r}' for n, r in shares.items())
+
+  return apply
+
+
+VARIANTS = dict(
+    # The original study: bases of width 1/8.
+    eighths=budgets(
+        8, dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
+    ),
+    # FeDepth's tables.
+    fair=budgets(6, FAIR),
+    lack=budgets(8, LACK),
+)
+
+
+def _prepare(config, names):
+  if 'fedepth' in names and 'quick' not in names:
+    VARIANTS['fair'](config)
+  else:
+    budgets(4, dict(quarter='1/4', half='1/2', full='1'))(config)
+
+
+def get_config(arg=''):
+  """SplitMix on the embedded digits: four bases of a ResNet, 10 clients.
+
+  Run: `python -m launch.train --config=configs/splitmix.py[:variant,...]`,
+  such as `--config=configs/splitmix.py:eighths`.
+
+  Measured without variants, seed 0, two CPU cores: accuracy of the ensemble
+  81.1 % after 20 rounds.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return widths_config('splitmix', arg, VARIANTS, _prepare)

@@ -1,0 +1,289 @@
+"""SplitMix: a wide model split into thin ones; each client trains some of them.
+
+The server holds B = 1 / r independent thin nets ("bases") of floor(r K) of the
+K channels of every layer. One round:
+
+  1. Client k of budget R_k gets m_k = floor(R_k / r) distinct bases: the first
+     in turn, so that first choices are balanced, the others at random.
+  2. It trains each of them alone, on the same minibatches. Outputs of
+     convolutions are multiplied by 1 / r in training only, and logits of labels
+     absent from the minibatch are set to 0.
+  3. Base b becomes the mean over its trainers, weighted by their examples;
+     a base without trainers keeps its value.
+
+The prediction is the mean of the bases' logits. With the norm policy 'batch'
+statistics are estimated anew, without the factor 1 / r, before every
+evaluation; with 'batch_only' (the paper's default) each test batch is
+normalised by its own.
+
+The paper deals first choices from a queue in the order in which the server
+meets the clients. Here the server reshuffles the bases every round and client
+k begins with number k mod B: with every client in the round each base is the
+first choice equally often, in a sampled cohort so on average. Kernels are
+drawn by the model's own initialiser and, but for the stem, scaled by sqrt(r),
+as if their layers were of full width.
+
+References:
+  Hong et al., `Efficient Split-Mix Federated Learning for On-Demand and
+  In-Situ Customization <https://arxiv.org/abs/2203.09747>`_, ICLR 2022.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.slicing import (
+  mean_change,
+  narrow,
+  without_running_stats,
+)
+from fedjax_het.algorithms.heterofl import (
+  MASKS,
+  masked_logits,
+  one_model,
+  owned_labels,
+)
+from fedjax_het.engine.local import cross_entropy, fit
+from fedjax_het.engine.options import one_of, shares
+from fedjax_het.engine.static_norm import static_statistics
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Maybe,
+  Uplink,
+)
+from fedjax_het.models.blocks import Variables
+from fedjax_het.models.intercept import scaled_conv_outputs
+
+
+class Server(NamedTuple):
+  """The bases and the order in which they are dealt.
+
+  Attributes:
+    bases: `Variables`, leaves [B, ...]; statistics are for evaluation only.
+    order: [B] int32, this round's order of first choices.
+  """
+
+  bases: Variables
+  order: jax.Array
+
+
+class Sent(NamedTuple):
+  """The uplink, by base.
+
+  Attributes:
+    change: `Maybe` of parameters [B, ...], weight * (after - before).
+    weight: [B] float32, the client's examples for each base that it trained.
+  """
+
+  change: Maybe
+  weight: jax.Array
+
+
+def bases_of(budget: Fraction, num_bases: int) -> int:
+  """m = floor(R / r), in exact arithmetic.
+
+  Args:
+    budget: R, a share of the full width.
+    num_bases: B = 1 / r.
+
+  Returns:
+    How many bases the budget affords.
+
+  Raises:
+    ValueError: If it affords none.
+  """
+  number = math.floor(budget * num_bases)
+  if not number:
+    raise ValueError(
+        f'A budget of {budget} affords no base of width 1/{num_bases}; it must '
+        'be at least that.'
+    )
+  return number
+
+
+def choose_bases(key, order, client_id, number: int) -> jax.Array:
+  """The distinct bases of one client.
+
+  Args:
+    key: A random key of the client.
+    order: [B] int32, the round's order of first choices.
+    client_id: [] int32.
+    number: m, how many.
+
+  Returns:
+    [m] int32: the first in turn, the others uniform without replacement.
+  """
+  num_bases = len(order)
+  first = order[client_id % num_bases]
+  score = jax.random.uniform(key, (num_bases,)).at[first].set(2.0)
+  return jax.lax.top_k(score, number)[1]
+
+
+def splitmix(
+    federation: Federation,
+    *,
+    num_bases: int = 4,
+    budgets: str = '',
+    rescale: bool = True,
+    mask: str = 'batch',
+    calibrate_batches: int | None = None,
+    views: bool = False,
+) -> FederatedAlgorithm:
+  """SplitMix.
+
+  Args:
+    federation: Groups, all of one model, and local training.
+    num_bases: B; a base has floor(K / B) of K channels.
+    budgets: Share of the full width that each group affords, by name, such as
+      'a:1 b:1/2'; '' for 1, 1/2, 1/4, ... in the order of the names.
+    rescale: Whether outputs of convolutions are multiplied by 1 / r in
+      training, and kernels drawn as for the full width.
+    mask: As for `heterofl`; 'batch' in the paper's code where labels are
+      skewed.
+    calibrate_batches: As for `heterofl`.
+    views: Whether ensembles of each group's number of bases are evaluated too.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: If an option is out of range, groups hold different models, a
+      budget affords no base, or a base has no channel.
+  """
+  groups, local = federation.groups, federation.local
+  one_of('mask', mask, MASKS)
+  model, num_classes = one_model(federation, 'SplitMix'), federation.num_classes
+  if num_bases < 1:
+    raise ValueError(f'num_bases must be at least 1, got {num_bases}.')
+  afforded = {
+      name: bases_of(budget, num_bases)
+      for name, budget in shares(
+          'budgets', budgets, [group.name for group in groups]
+      ).items()
+  }
+  base = narrow(model, lambda k: k // num_bases)
+  trained = without_running_stats(base)
+  factor = num_bases if rescale else 1
+
+  def draw(key):
+    """One base; kernels other than the stem's as in a layer of full width."""
+    variables = base.init(key)
+    if factor == 1:
+      return variables
+    stem = base.block_names[0]
+
+    def scaled(path, leaf):
+      inner = path[0].key != stem and path[-1].key == 'kernel'
+      return leaf * factor**-0.5 if inner else leaf
+
+    return variables._replace(
+        params=jax.tree.map_with_path(scaled, variables.params)
+    )
+
+  def init(key):
+    # The first base is what FedAvg would begin with.
+    keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
+    drawn = [draw(key) for key in keys]
+    bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    return Server(bases, shuffle(key))
+
+  def shuffle(key):
+    return jax.random.permutation(key, num_bases).astype(jnp.int32)
+
+  def downlink(server, group, visit):
+    chosen = choose_bases(
+        visit.key, server.order, visit.client_id, afforded[group.name]
+    )
+    params = jax.tree.map(lambda leaf: leaf[chosen], server.bases.params)
+    return chosen, params
+
+  def client_update(group, client, sent, data, visit):
+    del group
+    chosen, start = sent
+    owned = owned_labels(data, num_classes)
+
+    def loss_fn(variables, batch, key):
+      with scaled_conv_outputs(factor):
+        logits, stats = trained.apply(
+            variables, batch.x, train=True, mask=batch.mask, key=key
+        )
+      logits = masked_logits(logits, batch, owned, mask)
+      return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+
+    def train(params):  # The same key, so the same minibatches.
+      end, _, metrics, num_steps = fit(
+          loss_fn, local, Variables(params, {}), data, visit
+      )
+      weight = jnp.where(num_steps > 0, data.size, 0).astype(jnp.float32)
+      change = jax.tree.map(lambda a, b: weight * (a - b), end.params, params)
+      return change, weight, metrics
+
+    change, weight, metrics = jax.lax.map(train, start)
+
+    def place(part):
+      whole = jnp.zeros((num_bases, *part.shape[1:]), part.dtype)
+      return whole.at[chosen].set(part)
+
+    weight = place(weight)
+    change = Maybe(jax.tree.map(place, change), weight > 0)
+    metrics = jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
+    return client, Uplink(Sent(change, weight)), metrics
+
+  def server_update(server, received, key):
+    change, weight = None, 0.0
+    for group in groups:
+      sent = received[group.name].summed
+      new = sent.change.value
+      change = new if change is None else jax.tree.map(jnp.add, change, new)
+      weight = weight + sent.weight
+
+    count = jax.tree.map(
+        lambda x: jnp.broadcast_to(
+            weight.reshape((-1,) + (1,) * (x.ndim - 1)), x.shape
+        ),
+        change,
+    )
+    params = mean_change(server.bases.params, change, count)
+    return Server(server.bases._replace(params=params), shuffle(key))
+
+  def calibrate(server, data):
+    stats = jax.lax.map(
+        lambda params: static_statistics(
+            base,
+            params,
+            data,
+            batch_size=local.batch_size,
+            num_batches=calibrate_batches,
+        ),
+        server.bases.params,
+    )
+    return server._replace(bases=server.bases._replace(stats=stats))
+
+  def predict_with(number: int) -> Callable[..., jax.Array]:
+    def predict(group, bases, x):
+      del group
+      first = jax.tree.map(lambda leaf: leaf[:number], bases)
+      logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
+      return jnp.mean(logits, axis=0)
+
+    return predict
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=lambda group, client_id, key: (),
+      downlink=downlink,
+      client_update=client_update,
+      server_update=server_update,
+      client_model=lambda server, client, group: server.bases,
+      predict=predict_with(num_bases),
+      views={
+          f'bases_{m}': predict_with(m)
+          for m in sorted({*afforded.values()} if views else ())
+      },
+      calibrate=calibrate if base.abstract_variables.stats else None,
+  )

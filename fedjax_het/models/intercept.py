@@ -1,0 +1,88 @@
+"""What methods change inside a model's layers without rewriting the model.
+
+Each function is a context: models applied inside of it have their layers'
+calls intercepted while they are traced.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_het.models.norm import (
+  BatchNorm,
+  GroupNorm,
+  Identity,
+  batch_moments,
+)
+
+NORMS = (BatchNorm, GroupNorm, Identity, nn.LayerNorm)
+
+
+def scaled_norm_inputs(factor: float) -> AbstractContextManager:
+  """Multiplies the input of every norm layer, of 'none' ones too.
+
+  Args:
+    factor: HeteroFL's Scaler is 1 / rate; 1 changes nothing.
+
+  Returns:
+    A context.
+  """
+  if factor == 1:
+    return nullcontext()
+
+  def scale(call, args, kwargs, context):
+    if isinstance(context.module, NORMS):
+      args = (factor * args[0], *args[1:])
+    return call(*args, **kwargs)
+
+  return nn.intercept_methods(scale)
+
+
+def scaled_conv_outputs(factor: float) -> AbstractContextManager:
+  """Multiplies the output of every convolution, with its bias.
+
+  Args:
+    factor: SplitMix takes 1 / r; 1 changes nothing.
+
+  Returns:
+    A context.
+  """
+  if factor == 1:
+    return nullcontext()
+
+  def scale(call, args, kwargs, context):
+    out = call(*args, **kwargs)
+    return factor * out if isinstance(context.module, nn.Conv) else out
+
+  return nn.intercept_methods(scale)
+
+
+def batch_moments_as_stats() -> AbstractContextManager:
+  """Training passes return the batch's own moments as running statistics.
+
+  The mean and the unbiased variance of the values that count, whatever the
+  norm's momentum; of a norm that is applied several times, those of the last
+  time. Nothing is dropped out.
+
+  Returns:
+    A context, for `BlockModel.apply(..., train=True)`.
+  """
+
+  def record(call, args, kwargs, context):
+    norm = context.module
+    if isinstance(norm, nn.Dropout):
+      return args[0]
+    out = call(*args, **kwargs)
+    if isinstance(norm, BatchNorm) and norm.momentum is not None:
+      x, _, mask = args
+      mean, var = batch_moments(x, mask)
+      count = x.shape[0] if mask is None else jnp.sum(mask)
+      count *= x[0, ..., 0].size
+      norm.put_variable('batch_stats', 'mean', mean)
+      norm.put_variable(
+          'batch_stats', 'var', var * count / jnp.maximum(count - 1, 1)
+      )
+    return out
+
+  return nn.intercept_methods(record)

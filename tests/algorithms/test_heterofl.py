@@ -1,0 +1,348 @@
+"""HeteroFL: the mean over holders, and the three additions to training."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.aggregation.slicing import extract
+from fedjax_het.algorithms import fedavg, heterofl
+from fedjax_het.algorithms.heterofl import Sent, masked_logits
+from fedjax_het.data.federated import Batch, federate
+from fedjax_het.engine import rounds
+from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.static_norm import example_order, static_statistics
+from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
+from fedjax_het.models import BlockModel, Variables, create
+from fedjax_het.models.blocks import Block
+from fedjax_het.models.intercept import scaled_norm_inputs
+from fedjax_het.models.layers import GlobalPool, Linear
+from fedjax_het.models.norm import BatchNorm
+from tests.tiny import (
+  NUM_CLASSES,
+  SHAPE,
+  one_model_federation,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+)
+
+ALL = 'tiny1:1 tiny2:1 tiny3:1'
+HALF = 'tiny1:1/2'
+KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def one_group(**kwargs):
+  return one_model_federation(num_groups=1, per_group=6, **kwargs)
+
+
+def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map'):
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  before = jax.device_get(state.server)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, backend=backend
+  )
+  for _ in range(num_rounds):
+    state, reports = run_round(state, tiny_data(), *KEYS)
+  return before, jax.device_get(state.server), reports
+
+
+def assert_trees(got, want, **kwargs):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    np.testing.assert_allclose(a, b, **kwargs)
+
+
+def test_all_rates_1_is_fedavg_bit_for_bit():
+  federation = one_model_federation(norm=False, num_groups=2, per_group=3)
+  algorithm = heterofl(federation, rates='tiny1:1 tiny2:1', mask='none')
+  _, got, _ = run(algorithm, federation, 2)
+  _, want, _ = run(fedavg(federation), federation, 2)
+  assert_trees(got.params, want.params, rtol=0, atol=0)
+
+
+def two_widths():
+  """Groups 'a' and 'b' of a net whose layer1 is 2x2, at rates 1 and 1/2."""
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=2)
+  groups = (Group('a', model, np.array([0])), Group('b', model, np.array([1])))
+  federation = Federation(groups, tiny_local())
+  algorithm = heterofl(federation)
+  server = algorithm.init(jax.random.key(0))
+  server.params['layer1']['linear']['kernel'] = jnp.array([[1.0, 2], [3, 4]])
+  server.params['head']['bias'] = jnp.array([0.0, 0, 9])
+  return federation, algorithm, server
+
+
+def returns(federation, algorithm, server, name, number=1.0, owned=(1, 1, 1),
+            kernel=None, bias=None):  # fmt: skip
+  """What the server has from a group whose client returns these leaves."""
+  group = next(g for g in federation.groups if g.name == name)
+  sent = algorithm.downlink(server, group, None)
+  change = jax.tree.map(jnp.zeros_like, sent)
+  if kernel is not None:
+    old = sent['layer1']['linear']['kernel']
+    change['layer1']['linear']['kernel'] = number * (jnp.array(kernel) - old)
+  if bias is not None:
+    owned_change = jnp.array(bias) - sent['head']['bias']
+    change['head']['bias'] = number * owned_change * jnp.array(owned)
+  here = jnp.array([name == 'a', name == 'b'], jnp.float32) * number
+  change = jax.tree.map(lambda leaf: Maybe(leaf, jnp.bool_(True)), change)
+  owned = here[:, None] * jnp.array(owned, jnp.float32)[None]
+  return Received(Sent(change, here, owned), None, None)
+
+
+@pytest.mark.parametrize(
+    'wide,want', [(0.0, [[6, 2], [3, 4]]), (1.0, [[4, 2], [2, 2]])]
+)
+def test_a_number_is_the_mean_over_its_holders(wide, want):
+  """[[1, 2], [3, 4]]; the narrow client returns 6, a wide one, if any, 2s."""
+  federation, algorithm, server = two_widths()
+  make = functools.partial(returns, federation, algorithm, server)
+  after = algorithm.server_update(
+      server,
+      dict(
+          a=make('a', wide, kernel=[[2.0, 2], [2, 2]]),
+          b=make('b', kernel=[[6.0]]),
+      ),
+      None,
+  )
+  assert after.params['layer1']['linear']['kernel'].tolist() == want
+
+
+def test_head_rows_count_for_the_owners_of_their_label():
+  federation, algorithm, server = two_widths()
+  make = functools.partial(returns, federation, algorithm, server)
+  after = algorithm.server_update(
+      server,
+      dict(
+          a=make('a', owned=(1, 1, 0), bias=[1.0, 2, 5]),
+          b=make('b', owned=(0, 1, 0), bias=[7.0, 4, 8]),
+      ),
+      None,
+  )
+  assert after.params['head']['bias'].tolist() == [1, 3, 9]
+
+
+def test_the_masked_loss():
+  logits = jnp.array([[2, 0.5, -1, 3]])
+  owned = jnp.array([True, True, False, False])
+  batch = Batch(None, jnp.array([0]), None, None)
+
+  def loss(mask):
+    return cross_entropy(masked_logits(logits, batch, owned, mask), batch.y)
+
+  np.testing.assert_allclose(loss('client'), 0.401324, atol=1e-6)
+  np.testing.assert_allclose(loss('none'), 1.384092, atol=1e-6)
+  # Of the minibatch only label 0 is present: log(e^2 + 3) - 2.
+  np.testing.assert_allclose(
+      loss('batch'), math.log(math.exp(2) + 3) - 2, atol=1e-6
+  )
+  # A padding example's label is not present.
+  padded = Batch(
+      None, jnp.array([0, 3]), jnp.array([True, False]), None
+  )
+  got = masked_logits(jnp.tile(logits, (2, 1)), padded, owned, 'batch')
+  assert got[0].tolist() == [2, 0, 0, 0]
+
+
+def sbn_model():
+  blocks = (
+      Block('norm', BatchNorm()),
+      Block('pool', GlobalPool()),
+      Block('head', Linear(2)),
+  )
+  return BlockModel('sbn', blocks, (1, 1, 1), 2, (1, 2))
+
+
+def sbn_data(width=2):
+  """Clients of two examples, whose fixed order is 0, 2, 4, 8."""
+
+  def make(values):
+    images = np.zeros((4, 1, 1, 1), np.uint8)
+    images[:, 0, 0, 0] = values
+    data = federate(
+        images, np.zeros(4, int), [np.array([0, 3]), np.array([1, 2])],
+        lambda images, key=None: images.astype(jnp.float32),
+    )  # fmt: skip
+    padding = jnp.full((2, width - 2), 3, jnp.int32)
+    return data.replace(index=jnp.concatenate([data.index, padding], axis=1))
+
+  order, total = example_order(make([0, 0, 0, 0]))
+  assert total == 4
+  values = np.zeros(4, int)
+  values[np.asarray(order[:4])] = [0, 2, 4, 8]
+  return make(values)
+
+
+@pytest.mark.parametrize('width', [2, 5])
+def test_static_statistics_average_over_batches(width):
+  """Batches {0, 2} and {4, 8}: means 1 and 6, unbiased variances 2 and 8."""
+  model, data = sbn_model(), sbn_data(width)
+  params = model.init(jax.random.key(0)).params
+  stats = static_statistics(model, params, data, batch_size=2)['norm']
+  np.testing.assert_allclose(stats['mean'], [3.5])
+  np.testing.assert_allclose(stats['var'], [5.0])
+  # A partial batch {8} counts as much as {0, 2, 4}; 1 / 0 is avoided.
+  stats = static_statistics(model, params, data, batch_size=3)['norm']
+  np.testing.assert_allclose(stats['mean'], [5.0])
+  np.testing.assert_allclose(stats['var'], [2.0])
+  first = static_statistics(
+      model, params, data, batch_size=2, num_batches=1
+  )['norm']
+  np.testing.assert_allclose(first['mean'], [1.0])
+  np.testing.assert_allclose(first['var'], [2.0])
+
+
+def test_with_batch_norm_the_scaler_only_rescales_epsilon():
+  x = jax.random.normal(jax.random.key(0), (6, 2, 2, 3))
+  weight = jax.random.normal(jax.random.key(1), (6, 2, 2, 3))
+
+  def loss_at(factor, epsilon):
+    norm = BatchNorm(momentum=None, epsilon=epsilon)
+    params = norm.init(jax.random.key(0), x)
+
+    def loss(params, x):
+      with scaled_norm_inputs(factor):
+        return jnp.sum(weight * norm.apply(params, x, True) ** 3)
+
+    return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+
+  assert_trees(loss_at(8.0, 0.0), loss_at(1, 0.0), rtol=2e-4, atol=2e-4)
+  gap = loss_at(8.0, 1.0)[0] - loss_at(1, 1.0)[0]
+  assert abs(gap) > 1e-2
+
+
+def test_the_scaler_acts_in_training_where_there_is_no_norm():
+  """One step of plain SGD: at rate 1/2 the first layer's output is doubled."""
+  federation = one_group(norm=False, local=tiny_local(optax.sgd, 0.1, 1, 8))
+  results = {
+      scaler: run(
+          heterofl(federation, rates=HALF, scaler=scaler), federation
+      )[1]
+      for scaler in (True, False)
+  }
+  gaps = jax.tree.map(
+      lambda a, b: np.abs(a - b).max(), *(r.params for r in results.values())
+  )
+  assert max(jax.tree.leaves(gaps)) > 1e-4
+
+
+def test_slices_that_return_unchanged_leave_the_server_unchanged():
+  federation = one_group(local=tiny_local(optax.sgd, lr=0.0))
+  before, after, _ = run(heterofl(federation, rates='tiny1:2/3'), federation)
+  assert_trees(after, before, rtol=0, atol=0)
+
+
+def test_numbers_outside_of_all_slices_keep_their_value():
+  federation = one_group(norm=False)
+  algorithm = heterofl(federation, rates=HALF)
+  before, after, reports = run(algorithm, federation)
+  old = before.params['layer1']['linear']['kernel']
+  new = after.params['layer1']['linear']['kernel']
+  held = np.zeros((8, 8), bool)
+  held[:4, :4] = True
+  np.testing.assert_array_equal(new[~held], old[~held])
+  assert np.any(new[held] != old[held])
+  # Down the slice, up the same less the head's rows of labels not owned, and
+  # who holds what.
+  size = (4 * 4 + 4) + (4 * 4 + 4)
+  data, levels = tiny_data(), 1
+  for report in reports.values():
+    down, up = (rounds.num_bytes(t) for t in (report.down, report.up))
+    assert down.tolist() == [4 * (size + 5 * NUM_CLASSES)] * 6
+    for client, number in zip(report.client_id, up):
+      owned = len({*np.asarray(data.labels[data.index[client, : data.sizes[
+          client]]]).tolist()})  # fmt: skip
+      mine = size + 5 * owned + levels * (1 + NUM_CLASSES)
+      assert number == 4 * mine
+
+
+def test_dynamic_rates_of_one_level_are_fixed_rates():
+  federation = one_group()
+  _, got, reports = run(
+      heterofl(federation, rates='a:1 b:1/2', odds=(0.0, 1.0)), federation
+  )
+  _, want, fixed = run(heterofl(federation, rates=HALF), federation)
+  assert_trees(got.params, want.params, rtol=1e-5, atol=1e-6)
+  for name, report in reports.items():
+    assert np.all(np.asarray(report.metrics['rate']) == 0.5)
+    # Besides the slice, its level goes down.
+    down = rounds.num_bytes(report.down) - 4
+    assert down.tolist() == rounds.num_bytes(fixed[name].down).tolist()
+    up = rounds.num_bytes(report.up) - 4 * (1 + NUM_CLASSES)  # Two levels.
+    assert up.tolist() == rounds.num_bytes(fixed[name].up).tolist()
+
+
+def test_dynamic_rates_are_drawn_by_client_and_round():
+  federation = one_group(norm=False)
+  algorithm = heterofl(federation, odds=(1.0, 1.0, 2.0))
+  server = algorithm.init(jax.random.key(0))
+  group = federation.groups[0]
+
+  @jax.jit
+  def level(key):
+    return algorithm.downlink(server, group, Visit(0, 0, key))[0]
+
+  keys = jax.random.split(jax.random.key(0), 200)
+  counts = np.bincount([int(level(key)) for key in keys], minlength=3)
+  np.testing.assert_allclose(counts / 200, [0.25, 0.25, 0.5], atol=0.1)
+
+
+def test_evaluation_collects_statistics_for_every_width():
+  federation = one_model_federation()
+  algorithm = heterofl(federation, views=True)
+  server = algorithm.init(jax.random.key(0))
+  data = tiny_data()
+  ready = jax.jit(algorithm.calibrate)(server, data)
+  x = data.preprocess(data.images[:7])
+  group = federation.groups[0]
+  assert set(algorithm.views) == {'rate_0.5', 'rate_0.25'}
+  for rate, predict in (
+      (1, algorithm.predict), (0.25, algorithm.views['rate_0.25'])
+  ):  # fmt: skip
+    small = create(
+        'mlp', SHAPE, NUM_CLASSES, hidden=int(8 * rate), norm='batch'
+    )
+    axes = jax.tree.map(
+        lambda s: tuple(np.arange(n) for n in s.shape),
+        small.abstract_variables.params,
+    )
+    params = extract(server.params, axes)
+    stats = static_statistics(small, params, data, batch_size=4)
+    want, _ = small.apply(Variables(params, stats), x)
+    np.testing.assert_allclose(
+        predict(group, ready, x), want, rtol=1e-4, atol=1e-5
+    )
+  evaluate = make_evaluate(
+      algorithm, federation, np.asarray(data.images), np.asarray(data.labels),
+      preprocess, batch_size=16, data=data,
+  )  # fmt: skip
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  scores = evaluate(state)['tiny2']
+  assert set(scores.views) == set(algorithm.views)
+  assert 0 <= scores.accuracy[0] <= 1 and np.isfinite(scores.loss[0])
+  # Without running statistics there is nothing to collect.
+  assert heterofl(one_model_federation(norm=False)).calibrate is None
+
+
+def test_bad_options_are_refused_in_one_line():
+  federation = one_model_federation()
+  with pytest.raises(ValueError, match="groups 'tiny1' "):
+    heterofl(tiny_federation())
+  for options, message in (
+      (dict(mask='clients'), 'mask must be one of client, batch, none, got'),
+      (dict(rates='tiny1=1'), "rates must look like 'a:1 b:1/2', got"),
+      (dict(rates='a:1'), 'rates must name each of tiny1, tiny2, tiny3 once'),
+      (dict(rates=ALL.replace('2:1', '2:0')), "'tiny2' must be above 0, to le"),
+      (dict(rates=ALL.replace('2:1', '2:3/2')), 'and at most 1, got 3/2'),
+      (dict(odds=(0.0, 0.0)), 'odds must be at least 0, and not only zeros'),
+      (dict(odds=(1.0,), rates='b:1'), 'rates must name each of a once'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      heterofl(federation, **options)

@@ -1,0 +1,246 @@
+"""SplitMix: bases are trained apart and predict together."""
+
+from fractions import Fraction
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.aggregation.slicing import narrow
+from fedjax_het.algorithms import fedavg, splitmix
+from fedjax_het.algorithms.splitmix import Sent, bases_of, choose_bases
+from fedjax_het.engine import rounds
+from fedjax_het.engine.types import Maybe, Received, Visit
+from fedjax_het.models import create
+from fedjax_het.models.intercept import scaled_conv_outputs
+from fedjax_het.models.layers import Linear, conv_layer
+from tests.tiny import (
+  NUM_CLASSES,
+  one_model_federation,
+  tiny_data,
+  tiny_federation,
+)
+
+KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def run(algorithm, federation, num_rounds=1, change=lambda server: server):
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  state = state._replace(server=change(state.server))
+  before = jax.device_get(state.server)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=6, backend='map'
+  )
+  for _ in range(num_rounds):
+    state, reports = run_round(state, tiny_data(), *KEYS)
+  return before, jax.device_get(state.server), reports
+
+
+def assert_trees(got, want, **kwargs):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    np.testing.assert_allclose(a, b, **kwargs)
+
+
+@pytest.fixture(scope='module')
+def federation():
+  return one_model_federation(norm=False)
+
+
+@pytest.fixture(scope='module')
+def algorithm(federation):
+  """Four bases of width 2; clients of tiny1, 2, 3 train 4, 2 and 1."""
+  return splitmix(federation)
+
+
+@pytest.fixture(scope='module')
+def two_rounds(algorithm, federation):
+  return run(algorithm, federation, 2)
+
+
+def test_one_base_is_fedavg_bit_for_bit(federation):
+  one = splitmix(
+      federation, num_bases=1, budgets='tiny1:1 tiny2:1 tiny3:1', mask='none'
+  )
+  _, got, _ = run(one, federation, 2)
+  _, want, _ = run(fedavg(federation, weights='data'), federation, 2)
+  params = jax.tree.map(lambda leaf: leaf[0], got.bases.params)
+  assert_trees(params, want.params, rtol=0, atol=0)
+
+
+def test_a_base_does_not_see_the_others(algorithm, federation, two_rounds):
+  def change(server):
+    params = jax.tree.map(
+        lambda leaf: leaf.at[1].add(0.3), server.bases.params
+    )
+    return server._replace(bases=server.bases._replace(params=params))
+
+  _, want, _ = two_rounds
+  _, got, _ = run(algorithm, federation, 2, change)
+  for base, equal in ((0, True), (1, False), (2, True), (3, True)):
+    same = jax.tree.map(
+        lambda a, b, i=base: np.array_equal(a[i], b[i]),
+        got.bases.params,
+        want.bases.params,
+    )
+    assert all(jax.tree.leaves(same)) == equal
+
+
+def test_a_base_is_the_weighted_mean_over_its_trainers(algorithm, federation):
+  """A (0.3) returns 1 and B (0.1) returns 2: 1.25; the others keep theirs."""
+  server = algorithm.init(jax.random.key(0))
+  old = server.bases.params
+
+  def returned(value, weight):
+    weight = jnp.array([weight, 0.0, 0, 0])
+    change = jax.tree.map(
+        lambda leaf: weight.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        * (value - leaf),
+        old,
+    )
+    return Received(Sent(Maybe(change, weight > 0), weight), None, None)
+
+  received = dict(
+      tiny1=returned(1.0, 0.3), tiny2=returned(2.0, 0.1),
+      tiny3=returned(9.0, 0.0),
+  )  # fmt: skip
+  new = algorithm.server_update(server, received, jax.random.key(1))
+  for a, b in zip(*map(jax.tree.leaves, (new.bases.params, old))):
+    np.testing.assert_allclose(a[0], np.full_like(a[0], 1.25), rtol=1e-5)
+    np.testing.assert_array_equal(a[1:], b[1:])
+  assert sorted(new.order.tolist()) == [0, 1, 2, 3]
+
+
+def test_first_choices_are_balanced_and_bases_distinct():
+  order = jnp.array([2, 0, 3, 1])
+  choose = jax.jit(choose_bases, static_argnums=3)
+  keys = jax.random.split(jax.random.key(0), 8)
+  ones = [int(choose(key, order, i, 1)[0]) for i, key in enumerate(keys)]
+  assert np.bincount(ones).tolist() == [2, 2, 2, 2]
+  seconds = np.zeros(4, int)
+  for i, key in enumerate(jax.random.split(jax.random.key(1), 60)):
+    chosen = choose(key, order, i, 3).tolist()
+    assert chosen[0] == order[i % 4] and len(set(chosen)) == 3
+    seconds[chosen[1]] += 1
+  assert seconds.min() >= 5  # Of 15 expected.
+  assert sorted(choose(keys[0], order, 5, 4).tolist()) == [0, 1, 2, 3]
+
+
+def test_budgets_are_exact():
+  for num_bases, budgets, want in (
+      (8, '1/8 1/6 1/2 1', [1, 1, 4, 8]),
+      (6, '1/6 1/3 1/2 1', [1, 2, 3, 6]),
+  ):
+    got = [bases_of(Fraction(b), num_bases) for b in budgets.split()]
+    assert got == want
+
+
+@pytest.mark.parametrize(
+    'num_bases,widths,count', [(6, (2, 5, 10), 6817), (8, (2, 4, 8), 4536)]
+)
+def test_bases_of_preresnet20(num_bases, widths, count):
+  model = create('preresnet20', (32, 32, 3), 10)
+  base = narrow(model, lambda k: k // num_bases).abstract_variables.params
+  firsts = [base[f'stage{i}_block0']['conv1'] for i in (1, 2, 3)]
+  assert tuple(conv['kernel'].shape[3] for conv in firsts) == widths
+  assert sum(math.prod(s.shape) for s in jax.tree.leaves(base)) == count
+
+
+def test_the_ensemble_averages_logits(federation):
+  algorithm = splitmix(federation, num_bases=2, views=True,
+                       budgets='tiny1:1 tiny2:1/2 tiny3:1/2')  # fmt: skip
+  bases = jax.tree.map(
+      jnp.zeros_like, algorithm.init(jax.random.key(0)).bases
+  )
+  bases.params['head']['bias'] = jnp.array([[1.0, 3, 0], [2, 0, 0]])
+  x = jnp.zeros((1, 2, 2, 1))
+  group = federation.groups[0]
+  assert algorithm.predict(group, bases, x)[0].tolist() == [1.5, 1.5, 0]
+  assert set(algorithm.views) == {'bases_1', 'bases_2'}
+  one = algorithm.views['bases_1'](group, bases, x)
+  assert one[0].tolist() == [1, 3, 0]
+
+
+def test_joint_training_is_separate_training_on_the_same_batches(
+    algorithm, federation
+):
+  group, data = federation.groups[0], tiny_data().client(0)
+  server = algorithm.init(jax.random.key(0))
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
+  chosen, params = algorithm.downlink(server, group, visit)
+  update = jax.jit(
+      lambda sent: algorithm.client_update(group, (), sent, data, visit)[1]
+  )
+  joint = update((chosen, params)).summed
+  assert joint.weight.tolist() == [5.0] * 4  # Examples of client 0.
+  for i in (0, 3):
+    one = chosen[i : i + 1], jax.tree.map(lambda leaf: leaf[i : i + 1], params)  # noqa: B023
+    alone = update(one).summed
+    base = int(chosen[i])
+    assert alone.change.present.tolist() == [b == base for b in range(4)]
+    assert_trees(
+        jax.tree.map(lambda leaf: leaf[base], alone.change.value),  # noqa: B023
+        jax.tree.map(lambda leaf: leaf[base], joint.change.value),  # noqa: B023
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
+  _, _, reports = two_rounds
+  base = (4 * 2 + 2) + (2 * 2 + 2) + (2 * NUM_CLASSES + NUM_CLASSES)
+  for name, m in dict(tiny1=4, tiny2=2, tiny3=1).items():
+    down, up = reports[name].down, reports[name].up
+    assert rounds.num_bytes(down).tolist() == [4 * m * (base + 1)] * 2
+    assert rounds.num_bytes(up).tolist() == [4 * (m * base + 4)] * 2
+
+
+def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):
+  narrow_, wide = (
+      splitmix(federation, rescale=rescale).init(jax.random.key(0)).bases.params
+      for rescale in (False, True)
+  )
+  ratio = jax.tree.map(
+      lambda a, b: float(np.linalg.norm(b) / np.linalg.norm(a)),
+      *({name: tree[name]['linear']['kernel'] for name in ('stem', 'layer1')}
+        for tree in (narrow_, wide)),
+  )  # fmt: skip
+  np.testing.assert_allclose([ratio['stem'], ratio['layer1']], [1.0, 0.5])
+
+
+def test_outputs_of_convolutions_alone_are_rescaled():
+  x = jax.random.normal(jax.random.key(0), (2, 4, 4, 1))
+  for module, factor in ((conv_layer(2, 3, 'conv'), 4), (Linear(3), 1)):
+    x = x if factor == 4 else x.reshape(2, -1)
+    variables = module.init(jax.random.key(1), x)
+    with scaled_conv_outputs(4):
+      got = module.apply(variables, x)
+    want = factor * module.apply(variables, x)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_statistics_are_estimated_for_every_base():
+  federation = one_model_federation(norm=True)
+  algorithm = splitmix(federation, num_bases=2, budgets=(
+      'tiny1:1 tiny2:1 tiny3:1'))  # fmt: skip
+  server = algorithm.init(jax.random.key(0))
+  ready = jax.jit(algorithm.calibrate)(server, tiny_data())
+  mean = ready.bases.stats['stem']['norm']['mean']
+  assert mean.shape == (2, 4) and np.all(mean[0] != mean[1])
+  assert splitmix(one_model_federation(norm=False)).calibrate is None
+
+
+def test_bad_options_are_refused_in_one_line(federation):
+  with pytest.raises(ValueError, match='SplitMix takes its widths from one'):
+    splitmix(tiny_federation())
+  for options, message in (
+      (dict(num_bases=0), 'num_bases must be at least 1, got 0'),
+      (dict(num_bases=16), "Block 'stem' of 'mlp2' would keep 0 of its 8 ch"),
+      (dict(num_bases=2), 'A budget of 1/4 affords no base of width 1/2'),
+      (dict(budgets='tiny1:1'), 'budgets must name each of tiny1, tiny2, tiny'),
+      (dict(mask='labels'), 'mask must be one of client, batch, none'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      splitmix(federation, **options)
