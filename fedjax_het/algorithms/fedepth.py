@@ -275,6 +275,7 @@ def fedepth(
           group, client.own, exchange.download(server, group)
       ),
       personal=exchange.personal,
+      one_model=not exchange.personal,
   )
 
 

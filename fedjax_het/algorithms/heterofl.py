@@ -330,6 +330,7 @@ def heterofl(
       client_update=client_update,
       server_update=server_update,
       client_model=lambda server, client, group: server,
+      one_model=True,
       predict=predict_with(full_rate),
       views={n: predict_with(n) for n in evaluated if n != full_rate},
       calibrate=calibrate if full.abstract_variables.stats else None,

@@ -280,6 +280,7 @@ def splitmix(
       client_update=client_update,
       server_update=server_update,
       client_model=lambda server, client, group: server.bases,
+      one_model=True,
       predict=predict_with(num_bases),
       views={
           f'bases_{m}': predict_with(m)

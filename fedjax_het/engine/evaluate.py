@@ -114,6 +114,9 @@ def make_evaluate(
     totals, _ = jax.lax.scan(step, start, batches)
     return jax.tree.map(lambda total: total / num, totals)
 
+  first, *others = federation.groups
+  evaluated = [first] if algorithm.one_model else [first, *others]
+
   def rows_of(group):
     if not algorithm.personal:
       return np.array([0])
@@ -126,7 +129,7 @@ def make_evaluate(
     server = state.server
     if algorithm.calibrate is not None:
       server = algorithm.calibrate(server, data)
-    for group in federation.groups:
+    for group in evaluated:
 
       def one(row, group=group):
         client = jax.tree.map(lambda a: a[row], state.clients[group.name])
@@ -140,7 +143,8 @@ def make_evaluate(
     results = run(state, batches, data)
     return {
         group.name: Scores(
-            group.client_ids[rows_of(group)], *results[group.name]
+            group.client_ids[rows_of(group)],
+            *results.get(group.name, results[first.name]),
         )
         for group in federation.groups
     }

@@ -197,6 +197,8 @@ class FederatedAlgorithm(NamedTuple):
     client_model: `(server, client, group) -> variables` to evaluate.
     personal: Whether `client_model` depends on the client; if not, one model
       per group is evaluated.
+    one_model: Whether `client_model` and the predictions are the same for all
+      groups, so that one evaluation serves them all.
     predict: `(group, variables, x) -> logits [B, C]`.
     views: Further predictions to evaluate besides, by name, for methods with
       several models worth testing; same signature as `predict`.
@@ -215,6 +217,7 @@ class FederatedAlgorithm(NamedTuple):
   server_update: Callable[..., Any]
   client_model: Callable[..., Any]
   personal: bool = False
+  one_model: bool = False
   predict: Callable[..., jax.Array] = _predict
   views: Mapping[str, Callable[..., jax.Array]] = {}
   warm_up: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]] | None = None

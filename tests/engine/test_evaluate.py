@@ -9,7 +9,13 @@ from fedjax_het.algorithms import fedavg, private
 from fedjax_het.engine import evaluate as evaluate_lib
 from fedjax_het.engine import rounds
 from fedjax_het.experiment import metrics
-from tests.tiny import NUM_CLASSES, preprocess, tiny_data, tiny_federation
+from tests.tiny import (
+    NUM_CLASSES,
+    one_model_federation,
+    preprocess,
+    tiny_data,
+    tiny_federation,
+)
 
 FEDERATION = tiny_federation((1, 2), norm=False)
 DATA = tiny_data((5, 8, 3, 7))
@@ -76,3 +82,28 @@ def test_calibration_needs_data():
   algorithm = fedavg(FEDERATION)._replace(calibrate=lambda server, data: server)
   with pytest.raises(ValueError, match='This algorithm needs make_eval'):
     evaluate(algorithm)
+
+
+def test_one_model_for_all_groups_is_evaluated_once():
+  federation = one_model_federation(norm=False, num_groups=2)
+  plain = fedavg(federation)
+  groups = []
+
+  def predict(group, variables, x):
+    groups.append(group.name)
+    return plain.predict(group, variables, x)
+
+  def scores(algorithm):
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    return evaluate_lib.make_evaluate(
+        algorithm, federation, IMAGES, LABELS, preprocess, batch_size=7
+    )(state)
+
+  want = scores(plain)
+  got = scores(plain._replace(one_model=True, predict=predict))
+  assert set(groups) == {'tiny1'}
+  for group in federation.groups:
+    mine = got[group.name]
+    np.testing.assert_array_equal(mine.client_id, group.client_ids[:1])
+    np.testing.assert_array_equal(mine.accuracy, want[group.name].accuracy)
+    np.testing.assert_array_equal(mine.loss, want[group.name].loss)
