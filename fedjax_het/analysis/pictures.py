@@ -194,6 +194,41 @@ def draw_bars(series, path, ylabel, title=None, *, percent=False):
     return _save(figure, path)
 
 
+def draw_matrices(matrices, names, path):
+  """Draws square matrices of values in [0, 1] side by side.
+
+  Args:
+    matrices: {title: [N, N]}.
+    names: The N names of rows and columns.
+    path: Where to write; .png, .pdf or .svg.
+
+  Returns:
+    The path, a pathlib.Path. The file appears complete or not at all.
+
+  Raises:
+    ImportError: If matplotlib is not installed.
+    FileNotFoundError: If the folder does not exist.
+    ValueError: If there is no matrix, or the suffix is unknown.
+  """
+  path = _check_path(path)
+  matplotlib = _import_matplotlib()
+  if not matrices:
+    raise ValueError('There is nothing to draw: matrices is empty.')
+  with matplotlib.rc_context(_STYLE):
+    side = 2.0 + 0.28 * len(names)
+    figure = matplotlib.figure.Figure(
+        figsize=(len(matrices) * side + 0.8, side), layout='constrained'
+    )
+    every = np.atleast_1d(figure.subplots(1, len(matrices), sharey=True))
+    for axes, (title, matrix) in zip(every, matrices.items(), strict=True):
+      image = axes.imshow(matrix, vmin=0, vmax=1, origin='lower')
+      axes.set_title(title, loc='left')
+      axes.set_xticks(range(len(names)), names, rotation=90)
+      axes.set_yticks(range(len(names)), names)
+    figure.colorbar(image, ax=every.tolist(), shrink=0.8)
+    return _save(figure, path)
+
+
 def _as_curve(label, rounds, values):
   rounds, values = np.asarray(rounds), np.atleast_2d(np.asarray(values, float))
   if values.ndim != 2 or rounds.shape != values.shape[1:]:
