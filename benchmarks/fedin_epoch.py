@@ -36,6 +36,7 @@ except ImportError:
   torch = None
 
 INPUT_SHAPE = (32, 32, 3)
+DEPTHS = (10, 14, 18, 22, 26)
 NUM_CLIENTS = 2
 MU, LAM = 0.1, 1.0
 
@@ -145,7 +146,7 @@ def main() -> None:
   parser.add_argument('--quick', action='store_true', help='ResNet10 only')
   parser.add_argument('--output', help='JSON file to write')
   args = parser.parse_args()
-  depths = (10,) if args.quick else tuple(NUM_BLOCKS)
+  depths = DEPTHS[:1] if args.quick else DEPTHS
   num_steps, repetitions = 32, 2 if args.quick else 4
   if torch is None:
     print('PyTorch is not installed: its column is left out '

@@ -8,6 +8,10 @@ import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_num_cpu_devices', 4)
+# The nets of tests are tiny: compiling them takes longer than running them.
+# Programs that tests start in other processes take it from the environment.
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
+jax.config.update('jax_disable_most_optimizations', True)
 # Compiled programs are kept between test runs; delete the folder to start anew.
 _CACHE = pathlib.Path(
     os.environ.get('XDG_CACHE_HOME', pathlib.Path.home() / '.cache')
@@ -16,6 +20,14 @@ jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+
+
+@pytest.fixture
+def optimised():
+  """Compiles as users do, for tests of what XLA makes of a program."""
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', True)
 
 
 @pytest.fixture(scope='session')

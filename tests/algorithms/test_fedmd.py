@@ -111,8 +111,8 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
       group, client, server, data.client(0), visit
   )
   assert float(metrics['digest_loss']) == 0.0
-  want, _, _ = private(federation).client_update(
-      group, client.variables, (), data.client(0), visit
+  (want, _), _, _ = private(federation).client_update(
+      group, (client.variables, None), (), data.client(0), visit
   )
   for a, b in zip(jax.tree.leaves(got.variables), jax.tree.leaves(want)):
     # A digest that moved would move biases by a sizeable part of 2e-3.

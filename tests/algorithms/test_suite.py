@@ -1,6 +1,7 @@
 """What every registered algorithm must satisfy."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ OPTIONS = {
     'fedin': dict(num_pairs=4),
     'fedmd': dict(num_alignment=7, digest_batch_size=4),
     'fedgkt': dict(server_epochs=2),
-    'fedepth': dict(budgets='tiny2:1/2,tiny3:1/2', heads='own'),
+    'fedepth': dict(budgets='tiny2:1/2', heads='own'),
 }
 NUM_PUBLIC = 11
 # What a method needs to know of the federation; all data are the same.
@@ -36,8 +37,10 @@ KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def federate(name, norm):
-  make_federation = FEDERATIONS.get(name, tiny_federation)
-  return make_federation(norm=norm, **NEEDS.get(name, {}))
+  needs = NEEDS.get(name, {})
+  if name in FEDERATIONS:
+    return FEDERATIONS[name](norm, 2, 3, **needs)
+  return tiny_federation((1, 2), 3, norm=norm, **needs)
 
 
 def make(name, federation=None):
@@ -46,16 +49,27 @@ def make(name, federation=None):
   return algorithm, federation
 
 
-def run(name, num_rounds=2, data=None, federation=None, keys=KEYS, **kwargs):
-  """State after some rounds, on the host."""
-  algorithm, federation = make(name, federation)
-  data = tiny_data(public=NUM_PUBLIC) if data is None else data
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=COHORT, **kwargs
+@functools.cache
+def mapped_round(name):
+  """The round of the backend 'map', traced once for all tests."""
+  algorithm, federation = make(name)
+  return rounds.make_round(
+      algorithm, federation, cohort_size=COHORT, backend='map'
   )
-  for _ in range(num_rounds):
-    state, _ = run_round(state, data, *keys)
+
+
+def run(name, federation=None, keys=KEYS, **kwargs):
+  """State after two rounds, on the host."""
+  algorithm, federation = make(name, federation)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  if kwargs:
+    run_round = rounds.make_round(
+        algorithm, federation, cohort_size=COHORT, **kwargs
+    )
+  else:
+    run_round = mapped_round(name)
+  for _ in range(2):
+    state, _ = run_round(state, tiny_data(public=NUM_PUBLIC), *keys)
   return jax.device_get(state)
 
 
@@ -67,7 +81,7 @@ def name(request):
 @pytest.fixture(scope='module')
 def reference(name):
   """The state after two rounds of the backend 'map'."""
-  return run(name, backend='map')
+  return run(name)
 
 
 def assert_close(got, want, **kwargs):
@@ -82,9 +96,7 @@ def _describe(tree):
 
 def test_a_round_keeps_structure_shapes_and_dtypes(name):
   algorithm, federation = make(name)
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=COHORT, backend='map'
-  )
+  run_round = mapped_round(name)
   before = rounds.init_state(algorithm, federation, jax.random.key(0))
   data = tiny_data(public=NUM_PUBLIC)
   after, reports = jax.eval_shape(run_round, before, data, *KEYS)
@@ -162,9 +174,7 @@ def test_no_recompilation_after_the_first_round(name):
 def test_resume_is_exact(name, reference):
   """A state that went through host memory continues bit for bit."""
   algorithm, federation = make(name)
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=COHORT, backend='map'
-  )
+  run_round = mapped_round(name)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   state, _ = run_round(state, tiny_data(public=NUM_PUBLIC), *KEYS)
   state = jax.tree.map(jnp.asarray, jax.device_get(state))
@@ -174,7 +184,7 @@ def test_resume_is_exact(name, reference):
 
 def test_keys_rule_the_run(name, reference):
   """Another training key gives another result."""
-  other = run(name, keys=(jax.random.key(7), KEYS[1]), backend='map')
+  other = run(name, keys=(jax.random.key(7), KEYS[1]))
   pairs = zip(jax.tree.leaves(other), jax.tree.leaves(reference))
   assert any(np.any(a != b) for a, b in pairs)
 
@@ -230,6 +240,6 @@ def test_padding_of_a_client_changes_nothing(name, options):
 @pytest.mark.slow
 @pytest.mark.parametrize('backend,chunk', [('shard_map', 2), ('pmap', None)])
 def test_fedin_on_several_devices(backend, chunk):
-  want = run('fedin', backend='map')
+  want = run('fedin')
   got = run('fedin', backend=backend, chunk=chunk)
   assert_close(got, want, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import common, memory, naive_fedin
+from benchmarks import common, fedin_epoch, memory, naive_fedin
 from fedjax_het.models.resnet import NUM_BLOCKS, resnet
 
 
@@ -14,7 +14,7 @@ def _count(tree):
   return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize('depth', NUM_BLOCKS)
+@pytest.mark.parametrize('depth', fedin_epoch.DEPTHS)
 def test_the_nets_have_equally_many_parameters(depth):
   shape = (32, 32, 3)
   want = _count(resnet(shape, 10, depth=depth).abstract_variables.params)

@@ -16,6 +16,8 @@ from fedjax_het.models import create
 from fedjax_het.models.conv import conv_lowering
 from tests.depthwise.nets import small_preresnet
 
+pytestmark = pytest.mark.usefixtures('optimised')
+
 
 @pytest.fixture(scope='module')
 def preresnet():

@@ -335,11 +335,10 @@ def test_no_recompilation_after_the_first_round(federation, data):
 
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_keeps_its_shapes(name):
-  from tests.algorithms.test_suite import OPTIONS
+  from tests.algorithms.test_suite import NUM_PUBLIC, make
 
-  federation = tiny_federation(norm=False)
-  data = tiny_data()
-  algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
+  algorithm, federation = make(name)
+  data = tiny_data(public=NUM_PUBLIC)
   (events,) = make_events(federation, plan(make_fleet([1.0] * 6), 4), 4)
   run_round = asynchronous.make_async_round(
       algorithm, federation, cohort_size=4, backend='map'

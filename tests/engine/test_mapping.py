@@ -82,6 +82,7 @@ def test_parts_without_entries(backend, chunk):
   assert empty.shape == (6, 0)
 
 
+@pytest.mark.usefixtures('optimised')
 def test_memory_does_not_grow_with_the_cohort():
   """The temporaries of 1,000 clients are those of 10."""
 

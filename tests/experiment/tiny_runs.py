@@ -26,6 +26,11 @@ def tiny_config(algorithm='fedavg', **changes):
     config.public_size = 100
     config.algorithm.pretrain_epochs = 2
     config.algorithm.transfer_epochs = 2
+    # No early stopping, which its own tests cover: less to compile.
+    config.algorithm.pretrain_patience = 0
+    config.algorithm.transfer_patience = 0
+  if algorithm in ('heterofl', 'splitmix'):
+    config.groups.large.depth = 2  # Widths are those of one model.
   if algorithm == 'fedgkt':
     config.algorithm.server_epochs = 1
   for name, value in changes.items():

@@ -126,7 +126,9 @@ def test_create_knows_its_names_and_options():
   assert model_options('resnet18') == {
       'stem': 'imagenet', 'width': 1.0, 'norm': 'batch',
   }
-  assert model_options('vit_s8') == {'patch': None, 'width': 1.0}
+  assert model_options('vit_s8') == {
+      'patch': None, 'width': 1.0, 'pretrained': None,
+  }
   assert all('norm' in model_options(n) for n in MODELS if 'vit' not in n)
 
 

@@ -172,6 +172,7 @@ def test_only_input_and_kernel_are_kept_for_the_backward_pass():
   assert sum(leaf.size for leaf in kept) <= x.size + w.size
 
 
+@pytest.mark.usefixtures('optimised')
 def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
   w, x = jnp.zeros((6, 3, 3, 8, 8)), jnp.zeros((16, 64, 64, 8))
 
