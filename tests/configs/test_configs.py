@@ -232,6 +232,7 @@ def test_every_variant_of_fedin_can_be_traced(variant):
   assert all('in_loss' in report.metrics for report in reports.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['fashion_mnist', 'mnist', 'cifar10'])
 def test_quick_runs_on_real_data(name, real_data, tmp_path):
   config = load('fedin').get_config(f'quick,{name}')

@@ -186,6 +186,7 @@ def test_frozen_blocks_keep_nothing_for_a_backward_pass():
   assert all_four > both + 4 * one_image
 
 
+@pytest.mark.slow
 def test_a_schedule_by_xla_keeps_what_the_budget_promises(measured):
   model, costs = measured
   with conv_lowering('native'):

@@ -130,6 +130,7 @@ def test_resumes_exactly(finished, tmp_path, row):
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):
   changes = dict(num_rounds=3, nonfinite='drop')
@@ -399,6 +400,7 @@ def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['loop', 'shard_map'])
 def test_other_backends_resume_too(backend, tmp_path):
   config = tiny_config(num_rounds=2, checkpoint_every=1)
