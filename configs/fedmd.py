@@ -52,4 +52,7 @@ def get_config(arg=''):
         config.algorithm.pretrain_epochs, 2
     )
     config.algorithm.transfer_epochs = 2
+    # Early stopping would take longer to compile than to run.
+    config.algorithm.pretrain_patience = 0
+    config.algorithm.transfer_patience = 0
   return config

@@ -336,13 +336,16 @@ def visit_with_pairs(norm, present, drop_last, options):
 
 
 @pytest.mark.parametrize('norm,present,drop_last,options', [
-    ('batch', 'tttttttt', False, {}),
-    ('batch', 'ttftffff', False, dict(noise=0.8, capture='training')),
-    ('batch', 'ttttttft', True, dict(mu=0.0, lam=2.0, aggregation='ends')),
-    ('batch', 'ffffffff', False, dict(mu=1.0)),
-    ('batch_only', 'ttftfttt', False, dict(lam=0.3, clip=0.5, sigma=0.1)),
-    ('group', 'ttftffff', False, dict(mu=1.0, noise=0.8, noise_at='upload')),
     ('none', 'ttftffff', False, dict(aggregation='none')),
+    ('batch', 'ttftffff', False, dict(noise=0.8, capture='training')),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('batch', 'tttttttt', False, {}),
+        ('batch', 'ttttttft', True, dict(mu=0.0, lam=2.0, aggregation='ends')),
+        ('batch', 'ffffffff', False, dict(mu=1.0)),
+        ('batch_only', 'ttftfttt', False, dict(lam=0.3, clip=0.5, sigma=0.1)),
+        ('group', 'ttftffff', False,
+         dict(mu=1.0, noise=0.8, noise_at='upload')),
+    ]),
 ])  # fmt: skip
 def test_one_pass_takes_the_steps_of_two(
     monkeypatch, norm, present, drop_last, options

@@ -120,6 +120,7 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
   assert uplink.summed.shape == (7, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cohort_size', [4])
 def test_the_consensus_is_the_mean_of_the_models_at_the_rounds_start(
     cohort_size,
