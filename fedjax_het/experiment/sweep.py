@@ -221,7 +221,10 @@ def render(
   curves = {}
   for label in table.rows:
     mine = [cell for cell in cells if cell['row'] == label]
-    reached = [str(cell['reached'] or '-') for cell in mine]
+    reached = [
+        '-' if cell['reached'] is None else str(cell['reached'])
+        for cell in mine
+    ]
     rows.append([
         label,
         str(len(mine)),
