@@ -28,4 +28,5 @@ def get_table() -> Table:
       },
       seeds=(0, 1, 2),
       families=fedhe_mnist.FAMILIES,
+      bars=tuple(fedhe_mnist.METHODS),
   )

@@ -61,4 +61,5 @@ def get_table() -> Table:
       },
       seeds=(0, 1, 2),
       families=FAMILIES,
+      bars=tuple(METHODS),
   )

@@ -34,6 +34,7 @@ class Table(NamedTuple):
     seeds: Seeds of training, partition and sampling, all three alike.
     families: {name: groups}: sets of groups that are compared besides, in a
       second table and in bars; {} for none.
+    bars: Rows whose models are drawn as bars; () for all.
   """
 
   title: str
@@ -42,6 +43,7 @@ class Table(NamedTuple):
   paper: Mapping[str, str]
   seeds: Sequence[int]
   families: Mapping[str, Sequence[str]] = {}
+  bars: Sequence[str] = ()
 
 
 def hardware() -> str:
@@ -280,7 +282,10 @@ def _families(
     rows.append(row)
   with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
     pictures.draw_bars(
-        bars, folder / 'models.png', 'Test accuracy, last round', percent=True
+        {label: bars[label] for label in table.bars or bars if label in bars},
+        folder / 'models.png',
+        'Test accuracy, last round',
+        percent=True,
     )
   return (
       f'\n## By family of models\n\n{tables.as_markdown(rows)}\n\n'
