@@ -24,6 +24,13 @@ class ClassVectors(NamedTuple):
   counts: jax.Array
 
 
+class Client(NamedTuple):
+  """What stays on a client: its model and its optimiser's state."""
+
+  variables: Variables
+  opt_state: Any
+
+
 def class_sums(vectors, labels, num_classes: int, mask=None) -> ClassVectors:
   """Adds up vectors by class.
 

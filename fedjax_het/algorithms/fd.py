@@ -31,13 +31,12 @@ References:
   <https://arxiv.org/abs/2011.02367>`_, 2020.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.class_means import (
     ClassVectors,
+    Client,
     class_means,
     fit_and_sum,
     gather_uploads,
@@ -51,14 +50,6 @@ from fedjax_het.engine.types import (
     Maybe,
     Uplink,
 )
-from fedjax_het.models.blocks import Variables
-
-
-class Client(NamedTuple):
-  """What stays on a client: its model and its optimiser's state."""
-
-  variables: Variables
-  opt_state: Any
 
 
 def targets(store: Maybe, client_id=None) -> Maybe:

@@ -31,13 +31,14 @@ References:
   Federated Learning <https://arxiv.org/abs/2110.09910>`_, MSN 2021.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.class_means import (
     ClassVectors,
+    Client,
     class_means,
     fit_and_sum,
     gather_uploads,
@@ -51,14 +52,6 @@ from fedjax_het.engine.types import (
     Maybe,
     Uplink,
 )
-from fedjax_het.models.blocks import Variables
-
-
-class Client(NamedTuple):
-  """What stays on a client: its model and its optimiser's state."""
-
-  variables: Variables
-  opt_state: Any
 
 
 class Folded(NamedTuple):
