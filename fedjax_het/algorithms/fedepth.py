@@ -63,6 +63,7 @@ from fedjax_het.depthwise.stages import (
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -98,6 +99,7 @@ def fedepth(
     cache_prefix: bool = False,
     mkd_models: int | None = None,
     weights: str = 'data',
+    calibrate: bool = False,
 ) -> FederatedAlgorithm:
   """FeDepth, m-FeDepth, partial training and MKD.
 
@@ -127,6 +129,9 @@ def fedepth(
       no distillation.
     weights: 'data' for weights proportional to the number of examples (the
       paper), or 'uniform'.
+    calibrate: Whether running statistics of norms are estimated on all
+      clients' examples before each evaluation, see `static_statistics`,
+      instead of averaged over those who trained the block.
 
   Returns:
     The algorithm. Its server state is that of FedAvg, with m-FeDepth's heads
@@ -134,8 +139,8 @@ def fedepth(
 
   Raises:
     ValueError: If an option is unknown or out of range, a group is unknown, a
-      budget does not hold the last block, no budget holds M models, or shapes
-      do not fit.
+      budget does not hold the last block, no budget holds M models, there is
+      nothing to calibrate, or shapes do not fit.
   """
   one_of('planner', planner, memory.PLANNERS)
   one_of('heads', heads, HEADS)
@@ -151,6 +156,8 @@ def fedepth(
     raise ValueError(
         f'mkd_models must be at least 2 or None, got {mkd_models}.'
     )
+  if calibrate:
+    _check_calibration(federation)
   exchange = make_exchange(federation, 'layerwise', weights)
   local = federation.local
 
@@ -263,6 +270,16 @@ def fedepth(
     delta = delta._replace(change=_merge(change, heads))
     return Client(own, partners), Uplink(delta), metrics
 
+  def calibrated(server, data):
+    model = federation.groups[0].model
+    stats = static_statistics(
+        model,
+        {name: server.params[name] for name in model.abstract_variables.params},
+        data,
+        batch_size=local.batch_size,
+    )
+    return server._replace(stats={**server.stats, **stats})
+
   return FederatedAlgorithm(
       init=init,
       init_client=init_client,
@@ -276,7 +293,21 @@ def fedepth(
       ),
       personal=exchange.personal,
       one_model=not exchange.personal,
+      calibrate=calibrated if calibrate else None,
   )
+
+
+def _check_calibration(federation: Federation) -> None:
+  first, *others = federation.groups
+  if not first.model.abstract_variables.stats:
+    raise ValueError(
+        f'calibrate=True: the norms of {first.model.name} keep no running '
+        "statistics; use norm='batch', or calibrate=False."
+    )
+  odd = [group.name for group in others if group.model != first.model]
+  if odd or federation.local_stats:
+    what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
+    raise ValueError(f'calibrate=True needs one model for everybody: {what}.')
 
 
 def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:

@@ -20,7 +20,11 @@ from fedjax_het.data.federated import (
 )
 from fedjax_het.data.partition import partition
 from fedjax_het.data.sources import Dataset, load
-from fedjax_het.data.splits import assign_groups, split_public
+from fedjax_het.data.splits import (
+  assign_groups,
+  split_public,
+  split_validation,
+)
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -40,6 +44,7 @@ class Experiment(NamedTuple):
     config: The config, frozen.
     dataset: The data set on the host, resized if the config says so.
     parts: The training examples of each client.
+    validation: What all clients have held out together; None for nothing.
     federation: Groups and local training.
     algorithm: The method.
     data: The federated data on the device.
@@ -52,6 +57,7 @@ class Experiment(NamedTuple):
   config: ml_collections.FrozenConfigDict
   dataset: Dataset
   parts: list[np.ndarray]
+  validation: np.ndarray | None
   federation: Federation
   algorithm: FederatedAlgorithm
   data: FederatedData
@@ -96,6 +102,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     parts = partition(labels, num_clients, **config.partition.to_dict())
   if private is not None:
     parts = [private[part] for part in parts]
+  parts, validation = _hold_out(config, parts, dataset.train_labels)
   _check_batch_size(config, parts)
   group_of = np.array(
       assign_groups(
@@ -129,6 +136,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       ml_collections.FrozenConfigDict(config),
       dataset,
       parts,
+      validation,
       federation,
       algorithm,
       federate(
@@ -138,6 +146,23 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       config.cohort_size or num_clients,
       _devices(config, num_clients),
   )
+
+
+def _hold_out(config, parts, labels):
+  """Training parts, and all validation parts as one or None."""
+  if config.validation is None:
+    return parts, None
+  with _naming('validation'):
+    parts, held_out = split_validation(
+        parts, config.validation, seed=config.partition.seed, labels=labels
+    )
+  held_out = np.concatenate(held_out)
+  if not len(held_out):
+    raise ValueError(
+        f'validation={config.validation} holds out no example: no client has '
+        f'as many as {1 / config.validation:.0f}.'
+    )
+  return parts, held_out
 
 
 def _devices(config, num_clients: int) -> tuple[Device, ...] | None:

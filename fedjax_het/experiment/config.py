@@ -95,6 +95,10 @@ FIELDS = dict(
     # Training examples set aside as a public set, in the classes' proportions,
     # before the others are dealt to clients; None for no public set.
     public_size=Field(None, int | None, low=1),
+    # Share of each client's examples, the same of every class, that it does
+    # not train on: the best round is chosen on them. None chooses it on the
+    # test set, which flatters.
+    validation=Field(None, float | None, above=0),
     # None deals clients to groups in order, a seed at random.
     group_seed=Field(None, int | None, low=0),
     # Whether running norm statistics stay on the client (FedBN).

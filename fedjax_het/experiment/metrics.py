@@ -86,6 +86,7 @@ def test_row(
     federation: Federation,
     seconds: float,
     virtual_time: float | None = None,
+    split: str = 'test',
 ) -> Row:
   """The line of an evaluation on the global test set.
 
@@ -95,6 +96,7 @@ def test_row(
     federation: The federation.
     seconds: Wall time of the evaluation.
     virtual_time: Seconds of the virtual clock; None without one.
+    split: 'test', or 'validation' for examples that clients have held out.
 
   Returns:
     `accuracy` in [0, 1] and `loss` in nats: the mean over groups of
@@ -137,7 +139,7 @@ def test_row(
         )
         / federation.num_clients
     )
-  row = {'round': round_num, 'split': 'test', 'seconds': seconds}
+  row = {'round': round_num, 'split': split, 'seconds': seconds}
   if virtual_time is not None:
     row['virtual_time'] = virtual_time
   return {**row, **means, **groups}
@@ -251,8 +253,9 @@ class Summary(NamedTuple):
   Attributes:
     rounds: Rounds done.
     last: Row of the last evaluation; None before the first.
-    best: Row of the evaluation with the highest mean accuracy. It is chosen
-      on the test set, so it flatters.
+    best: Row of the evaluation in the round with the highest mean accuracy on
+      held-out examples; without any on the test set, which flatters.
+    validated: Whether the best round was chosen on held-out examples.
     reached: First evaluated round whose mean accuracy is at least the target.
     bytes_up: Bytes from clients to the server, warm-up and all rounds.
     bytes_down: Bytes from the server to clients, warm-up and all rounds.
@@ -266,6 +269,7 @@ class Summary(NamedTuple):
   rounds: int
   last: Row | None
   best: Row | None
+  validated: bool
   reached: int | None
   bytes_up: int
   bytes_down: int
@@ -287,9 +291,20 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
     The summary.
   """
   train = [row for row in rows if row['split'] == 'train']
-  sending = [row for row in rows if row['split'] != 'test']
+  sending = [row for row in rows if row['split'] in ('train', 'warm_up')]
   tests = [row for row in rows if row['split'] == 'test']
   scored = [row for row in tests if row['accuracy'] is not None]
+  validation = {
+      row['round']: row['accuracy']
+      for row in rows
+      if row['split'] == 'validation'
+  }
+
+  def merit(row):
+    """Accuracy by which a round is chosen; a round without one comes last."""
+    chosen = validation.get(row['round']) if validation else row['accuracy']
+    return -1.0 if chosen is None else chosen
+
   reached = [
       row
       for row in scored
@@ -298,7 +313,8 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
   return Summary(
       rounds=len(train),
       last=tests[-1] if tests else None,
-      best=max(scored, key=lambda row: row['accuracy'], default=None),
+      best=max(scored, key=merit, default=None),
+      validated=bool(validation),
       reached=reached[0]['round'] if reached else None,
       bytes_up=sum(row['bytes_up'] for row in sending),
       bytes_down=sum(row['bytes_down'] for row in sending),

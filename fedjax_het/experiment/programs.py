@@ -37,7 +37,9 @@ class Programs(NamedTuple):
 
   Attributes:
     run_round: `(state) -> (state, {group: report})`; donates the state.
-    evaluate: `(state) -> {group: scores}`.
+    evaluate: `(state) -> {group: scores}` on the test set.
+    validate: The same on the examples that clients have held out; None if
+      there are none.
     warm_up: As `run_round`, what comes before the first round; None for
       nothing.
     memory: Bytes that XLA planned for a round; {} where it does not say.
@@ -47,6 +49,7 @@ class Programs(NamedTuple):
 
   run_round: Callable[..., tuple[Any, dict[str, GroupReport]]]
   evaluate: Callable[[Any], Any]
+  validate: Callable[[Any], Any] | None
   warm_up: Callable[..., tuple[Any, dict[str, GroupReport]]] | None
   memory: dict[str, int]
   timeline: Callable[[int], dict[str, float]]
@@ -174,20 +177,17 @@ def compile_programs(
   if config.clock.mode == 'synchronous':
     driver = _synchronous
   run_round, participants, timeline = driver(experiment, options)
-  evaluate = make_evaluate(
-      experiment.algorithm,
-      experiment.federation,
-      experiment.dataset.test_images,
-      experiment.dataset.test_labels,
-      experiment.preprocess,
-      batch_size=min(
-          config.eval_batch_size, len(experiment.dataset.test_labels)
-      ),
-      clients_per_group=config.eval_clients_per_group,
-      data=(
-          None if experiment.algorithm.calibrate is None else experiment.data
-      ),
+  dataset, held_out = experiment.dataset, experiment.validation
+  evaluate = _evaluate_on(
+      experiment, dataset.test_images, dataset.test_labels
   )
+  validate = None
+  if held_out is not None:
+    validate = _evaluate_on(
+        experiment,
+        dataset.train_images[held_out],
+        dataset.train_labels[held_out],
+    )
   _, key, _ = run_keys(config)
   memory = {}
   # The backends of several devices change where the state lies in the first
@@ -217,7 +217,21 @@ def compile_programs(
       warm, reports = program(State(*state[:3]), experiment.data, key)
       return state._replace(**warm._asdict()), reports
 
-  return Programs(one_round, evaluate, warm_up, memory, timeline)
+  return Programs(one_round, evaluate, validate, warm_up, memory, timeline)
+
+
+def _evaluate_on(experiment: Experiment, images, labels):
+  config, algorithm = experiment.config, experiment.algorithm
+  return make_evaluate(
+      algorithm,
+      experiment.federation,
+      images,
+      labels,
+      experiment.preprocess,
+      batch_size=min(config.eval_batch_size, len(labels)),
+      clients_per_group=config.eval_clients_per_group,
+      data=None if algorithm.calibrate is None else experiment.data,
+  )
 
 
 def _program_memory(compiled) -> dict[str, int]:

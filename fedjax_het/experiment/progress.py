@@ -28,7 +28,7 @@ class Progress:
     """Takes a line of metrics.jsonl."""
     train = row['split'] == 'train'
     done = row['round']
-    if row['split'] == 'warm_up':
+    if row['split'] in ('warm_up', 'validation'):
       return
     if self._first is None:
       self._start(done - 1 if train else done)

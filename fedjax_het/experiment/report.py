@@ -84,6 +84,8 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     parts.append(f'{mode} clock')
   if fleet:
     parts.append(f'devices {fleet}')
+  if config.get('validation') is not None:
+    parts.append(f'{config["validation"]:.0%} of each client held out')
   if config['image_size'] is not None:
     parts.append(f'images resized to {config["image_size"]}')
   return ', '.join(parts)
@@ -129,8 +131,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
       f'`config.json`.\n\n{_versions(facts)}',
       '## Accuracy',
       f'On all {facts["test_examples"]:,} test examples. {_models(summary)} '
-      'The best round is the one with the highest mean test accuracy; being '
-      'chosen on the test set it flatters.',
+      f'{_BEST[summary.validated]}',
       tables.as_markdown(tables.results(summary, facts)),
       '\n'.join(
           f'- {line}'
@@ -166,6 +167,12 @@ NO_PICTURES = (
     'No pictures: they need the extra `plots` (`pip install '
     "'fedjax_het[plots]'`); `python -m launch.report` then adds them."
 )
+_BEST = {
+    True: 'The best round is the one with the highest mean accuracy on the '
+    'examples that clients have held out.',
+    False: 'The best round is the one with the highest mean test accuracy; '
+    'being chosen on the test set it flatters.',
+}
 _COMMUNICATION = (
     'Bytes counted from the arrays that travelled, parts left empty not '
     'included. Per client and round: the mean over all visits.'

@@ -208,15 +208,21 @@ def _train(
   config = experiment.config
 
   def test(round_num, state):
-    begin = time.perf_counter()
-    scores = jax.device_get(programs.evaluate(state))
-    seconds = time.perf_counter() - begin
     when = programs.timeline(round_num).get('virtual_time')
-    write(
-        metrics.test_row(
-            round_num, scores, experiment.federation, seconds, when
-        )
-    )
+    for split, evaluate in (
+        ('validation', programs.validate),
+        ('test', programs.evaluate),
+    ):
+      if evaluate is None:
+        continue
+      begin = time.perf_counter()
+      scores = jax.device_get(evaluate(state))
+      seconds = time.perf_counter() - begin
+      write(
+          metrics.test_row(
+              round_num, scores, experiment.federation, seconds, when, split
+          )
+      )
 
   done = int(state.round_num)
   if not write.rows:

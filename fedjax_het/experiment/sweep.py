@@ -176,6 +176,7 @@ def _cell(label: str, seed: int, result) -> dict[str, Any]:
       worst=summary.last['accuracy/worst'],
       best=summary.best['accuracy'],
       best_round=summary.best['round'],
+      validated=summary.validated,
       reached=summary.reached,
       bytes_up=summary.bytes_up,
       bytes_down=summary.bytes_down,
@@ -197,6 +198,13 @@ def _spread(values: Sequence[float | None]) -> str:
   if len(percent) == 1:
     return f'{percent[0]:.1f}'
   return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
+
+
+def _best(cells: Sequence[Mapping[str, Any]]) -> str:
+  """On what best rounds were chosen; older cells do not say."""
+  if all(cell.get('validated', False) for cell in cells):
+    return 'The best round is chosen on examples that clients hold out.'
+  return 'The best round is chosen on the test set and flatters.'
 
 
 def _seeds(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -250,8 +258,8 @@ def render(
       f'# {table.title}\n\n{table.setting}\n\n'
       'Test accuracy in percent on the whole test set, mean over groups; mean '
       f'± sample deviation over seeds {_seeds(cells)} (of training, partition '
-      'and sampling), of which a row has as many as it says. The best round '
-      f'is chosen on the test set and flatters. Hardware: {"; ".join(where)}.'
+      f'and sampling), of which a row has as many as it says. {_best(cells)} '
+      f'Hardware: {"; ".join(where)}.'
       f'\n\n{markdown}\n\n'
       f'![Accuracy by round](curves.png)\n{families}',
   )

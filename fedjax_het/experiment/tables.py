@@ -135,7 +135,7 @@ def communication(rows, facts: Mapping[str, Any]) -> Table:
   Returns:
     The table, with the sum over groups last.
   """
-  train = [row for row in rows if row['split'] != 'test']
+  train = [row for row in rows if row['split'] in ('train', 'warm_up')]
   table = [[
       'group',
       'visits',

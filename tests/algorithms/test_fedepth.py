@@ -415,6 +415,10 @@ def test_the_rich_train_two_models_and_send_one():
         (dict(partial='skip'), "partial must be one of frozen, bypass, got"),
         (dict(epochs_mode='all'), 'epochs_mode must be one of per_stage, spl'),
         (dict(slack=-0.1), 'slack must be finite and at least 0, got -0.1'),
+        (
+            dict(calibrate=True),
+            'calibrate=True: the norms of small keep no running statistics; u',
+        ),
         (dict(weights='size'), "weights must be one of uniform, data, got 's"),
         (
             dict(planner='xla', partial='bypass'),
@@ -430,6 +434,41 @@ def test_bad_options_are_refused_in_one_line(options, message):
   with pytest.raises(ValueError, match=message) as error:
     fedepth(federate(), **options)
   assert '\n' not in str(error.value)
+
+
+def test_calibration_takes_the_moments_of_all_examples():
+  federation = federate(small_preresnet(norm='batch'))
+  algorithm = fedepth(
+      federation, budgets=f'poor:{EACH}', heads='own', calibrate=True
+  )
+  server = algorithm.init(jax.random.key(0))
+  data = small_data((6, 9, 4, 5))  # Six whole batches.
+  ready = jax.jit(algorithm.calibrate)(server, data)
+  assert_same(ready.params, server.params)
+  maps = jax.lax.conv_general_dilated(
+      data.preprocess(data.images),
+      server.params['stem']['conv']['kernel'],
+      (1, 1),
+      'SAME',
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  (found,) = ready.stats['stem'].values()
+  np.testing.assert_allclose(
+      found['mean'], np.mean(maps, (0, 1, 2)), rtol=1e-4, atol=1e-5
+  )
+  # m-FeDepth's heads are for training; nothing is evaluated with them.
+  for name in server.stats.keys() - federation.groups[0].model.block_names:
+    assert_same(ready.stats[name], server.stats[name])
+
+
+def test_calibration_needs_one_model():
+  model, wider = (small_preresnet(f, norm='batch') for f in ((2, 2), (4, 4)))
+  federation = federate(model)
+  poor, rich = federation.groups
+  groups = poor, Group('rich', wider, rich.client_ids)
+  mixed = dataclasses.replace(federation, groups=groups)
+  with pytest.raises(ValueError, match="for everybody: group 'rich' has anoth"):
+    fedepth(mixed, calibrate=True)
 
 
 def test_xla_plans_a_schedule_too():

@@ -1,0 +1,114 @@
+"""What a round of FeDepth costs beside one of FedAvg, by memory budget.
+
+  python -m benchmarks.depthwise_cost [--quick] [--output=FILE]
+
+PreResNet-20 on 32x32x3 noise, two clients, one epoch of batch 128 with SGD and
+momentum; FeDepth trains each stage for that epoch. Every block has the same
+backward passes in both; FeDepth adds the forward passes of the frozen blocks
+in front of a stage, once a step, or once an example with `cache_prefix`. The
+rounds of all budgets are run in turn in one process, and the least time of
+each counts. Beside it stands the memory that XLA plans for a round's
+temporaries, of which activations are the greatest part.
+"""
+
+import argparse
+import dataclasses
+
+import jax
+import optax
+
+from benchmarks import common
+from fedjax_het.algorithms import fedavg, fedepth
+from fedjax_het.engine.rounds import init_state, make_round
+from fedjax_het.models import create
+
+NUM_CLIENTS = 2
+SHAPE = (32, 32, 3)
+# Label: budget as a share of the whole model, and whether prefixes are cached.
+FORMS = {
+    'FeDepth, 1/2': ('1/2', False),
+    'FeDepth, 1/3': ('1/3', False),
+    'FeDepth, 1/6': ('1/6', False),
+    'FeDepth, 1/6, cached': ('1/6', True),
+}
+
+
+def sgd(learning_rate):
+  """FeDepth's optimiser, without its weight decay."""
+  return optax.sgd(learning_rate, momentum=0.9)
+
+
+def compiled_round(make, federation, data):
+  """A round to call again and again, and the bytes of its temporaries."""
+  algorithm = make(federation)
+  run_round = make_round(algorithm, federation, cohort_size=NUM_CLIENTS)
+  keys = jax.random.split(jax.random.key(0))
+  state = init_state(algorithm, federation, keys[0])
+  compiled = run_round.lower(state, data, *keys).compile()
+
+  def call():
+    nonlocal state
+    state, _ = jax.block_until_ready(compiled(state, data, *keys))
+
+  return call, compiled.memory_analysis().temp_size_in_bytes
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--quick', action='store_true', help='fewer images')
+  parser.add_argument('--output', help='JSON file to write')
+  args = parser.parse_args()
+  batch_size, steps, repetitions = (32, 2, 2) if args.quick else (128, 4, 4)
+  federation, data = common.make_federation(
+      create('preresnet20', SHAPE, 10, norm='batch_only'),
+      NUM_CLIENTS,
+      batch_size * steps,
+  )
+  federation = dataclasses.replace(
+      federation,
+      local=dataclasses.replace(
+          federation.local, optimizer=sgd, batch_size=batch_size
+      ),
+  )
+  (group,) = federation.groups
+  makers = {'FedAvg': fedavg}
+  for label, (budget, cached) in FORMS.items():
+    makers[label] = lambda federation, budget=budget, cached=cached: fedepth(
+        federation, budgets=f'{group.name}:{budget}', cache_prefix=cached
+    )
+  calls, megabytes = {}, {}
+  for label, make in makers.items():
+    call, temporary = compiled_round(make, federation, data)
+    call()
+    calls[label], megabytes[label] = (call, repetitions), temporary / 2**20
+    print(f'{label}: compiled', flush=True)
+  seconds = common.interleave(calls)
+  rows = [
+      [
+          label,
+          seconds[label],
+          seconds[label] / seconds['FedAvg'],
+          megabytes[label],
+          megabytes['FedAvg'] / megabytes[label],
+      ]
+      for label in makers
+  ]
+  header = ['round', 'seconds', 'of FedAvg', 'temporaries, MB', 'less by']
+  print(common.markdown(header, rows))
+  suffix = '_quick' if args.quick else ''
+  common.write(
+      args.output or common.RESULTS / f'depthwise_cost{suffix}.json',
+      {
+          'seconds': seconds,
+          'times_fedavg': {k: s / seconds['FedAvg'] for k, s in seconds.items()},
+          'temporary_megabytes': megabytes,
+          'batch_size': batch_size,
+          'steps': steps,
+          'clients': NUM_CLIENTS,
+          'repetitions': repetitions,
+      },
+  )
+
+
+if __name__ == '__main__':
+  main()
