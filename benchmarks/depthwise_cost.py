@@ -83,11 +83,12 @@ def main() -> None:
     calls[label], megabytes[label] = (call, repetitions), temporary / 2**20
     print(f'{label}: compiled', flush=True)
   seconds = common.interleave(calls)
+  ratios = {label: s / seconds['FedAvg'] for label, s in seconds.items()}
   rows = [
       [
           label,
           seconds[label],
-          seconds[label] / seconds['FedAvg'],
+          ratios[label],
           megabytes[label],
           megabytes['FedAvg'] / megabytes[label],
       ]
@@ -100,7 +101,7 @@ def main() -> None:
       args.output or common.RESULTS / f'depthwise_cost{suffix}.json',
       {
           'seconds': seconds,
-          'times_fedavg': {k: s / seconds['FedAvg'] for k, s in seconds.items()},
+          'times_fedavg': ratios,
           'temporary_megabytes': megabytes,
           'batch_size': batch_size,
           'steps': steps,

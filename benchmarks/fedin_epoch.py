@@ -1,6 +1,6 @@
 """Images per second of a FedIN (journal version) local epoch, three ways.
 
-  python -m benchmarks.fedin_epoch [--quick] [--output=FILE]
+  python -m benchmarks.fedin_epoch [--quick] [--clients=N] [--output=FILE]
 
 Side by side in one process, repetitions in turn, the least time of each:
 
@@ -12,9 +12,12 @@ Side by side in one process, repetitions in turn, the least time of each:
     its fused Adam. Left out where PyTorch is not installed.
 
 ResNets with the ImageNet stem on 32x32x3 noise, batch 16, Adam 1e-3, proximal
-term, IN loss on 16 pairs at every step, Z = G_in + G_loc / 2, 32 steps an
-epoch as on 500 images. The naive form runs two steps only, it takes seconds
-for each. Let the machine be idle: eager PyTorch loses far more than the other
+term, IN loss on 16 pairs at every step, Z = G_in + G_loc / 2, 64 steps of all
+clients together: 32 each of two, as on 500 images. Two clients an architecture
+are what a cohort of ten of five architectures holds, ten (`--clients=10`) what
+it holds where all have one. The naive form runs two steps of each client only,
+it takes seconds for each; grouped convolutions make it slower the more clients
+there are. Let the machine be idle: eager PyTorch loses far more than the other
 two when its threads have to wait for a core.
 """
 
@@ -37,18 +40,18 @@ except ImportError:
 
 INPUT_SHAPE = (32, 32, 3)
 DEPTHS = (10, 14, 18, 22, 26)
-NUM_CLIENTS = 2
+NUM_STEPS = 64
 MU, LAM = 0.1, 1.0
 
 
-def library_epoch(depth: int, num_steps: int):
-  """One round of two clients; the first call leaves pairs for the next."""
+def library_epoch(depth: int, num_clients: int, num_steps: int):
+  """One round of all clients; the first call leaves pairs for the next."""
   model = resnet(INPUT_SHAPE, 10, depth=depth)
   federation, data = common.make_federation(
-      model, NUM_CLIENTS, num_steps * common.BATCH_SIZE
+      model, num_clients, num_steps * common.BATCH_SIZE
   )
   algorithm = fedin(federation, mu=MU, rule='fixed', lam=LAM)
-  run_round = make_round(algorithm, federation, cohort_size=NUM_CLIENTS)
+  run_round = make_round(algorithm, federation, cohort_size=num_clients)
   keys = jax.random.split(jax.random.key(0))
   state = init_state(algorithm, federation, keys[0])
 
@@ -59,8 +62,8 @@ def library_epoch(depth: int, num_steps: int):
   return call
 
 
-def naive_epoch(depth: int, num_steps: int):
-  """Few steps of two clients at once."""
+def naive_epoch(depth: int, num_clients: int, num_steps: int):
+  """Few steps of all clients at once."""
   init, epoch = naive_fedin.make_epoch(
       NUM_BLOCKS[depth],
       INPUT_SHAPE,
@@ -68,12 +71,12 @@ def naive_epoch(depth: int, num_steps: int):
       mu=MU,
       lam=LAM,
   )
-  variables = jax.vmap(init)(jax.random.split(jax.random.key(0), NUM_CLIENTS))
-  leading = (NUM_CLIENTS, num_steps, common.BATCH_SIZE)
+  variables = jax.vmap(init)(jax.random.split(jax.random.key(0), num_clients))
+  leading = (num_clients, num_steps, common.BATCH_SIZE)
   images = jax.random.normal(jax.random.key(1), (*leading, *INPUT_SHAPE))
   pairs = (
-      jnp.ones((NUM_CLIENTS, common.BATCH_SIZE, 8, 8, 64)),
-      jnp.ones((NUM_CLIENTS, common.BATCH_SIZE, 512)),
+      jnp.ones((num_clients, common.BATCH_SIZE, 8, 8, 64)),
+      jnp.ones((num_clients, common.BATCH_SIZE, 512)),
   )
   labels = jnp.zeros(leading, jnp.int32)
   compiled = epoch.lower(variables, images, labels, pairs).compile()
@@ -82,7 +85,7 @@ def naive_epoch(depth: int, num_steps: int):
   )
 
 
-def torch_epoch(depth: int, num_steps: int):
+def torch_epoch(depth: int, num_clients: int, num_steps: int):
   """The clients one after another."""
   num_images = num_steps * common.BATCH_SIZE
   images = torch.randn(num_images, INPUT_SHAPE[2], *INPUT_SHAPE[:2])
@@ -93,7 +96,7 @@ def torch_epoch(depth: int, num_steps: int):
   )
   nets = [
       torch_fedin.ResNet(NUM_BLOCKS[depth], INPUT_SHAPE[2], 10)
-      for _ in range(NUM_CLIENTS)
+      for _ in range(num_clients)
   ]
 
   def call():
@@ -112,31 +115,36 @@ def torch_epoch(depth: int, num_steps: int):
   return call
 
 
-def compare(depth: int, num_steps: int, repetitions: int):
+def compare(depth: int, num_clients: int, num_steps: int, repetitions: int):
   """Seconds per image of every form, for one architecture.
 
   Args:
     depth: Of the ResNet.
+    num_clients: Clients that hold it.
     num_steps: Local steps of each client; the naive form takes two.
-    repetitions: Of every form; the naive one is repeated once.
+    repetitions: Of every form, after a first one that is not timed; of the
+      naive one there are three at most.
 
   Returns:
     {form: seconds per image}.
   """
   naive_steps = 2
   programs = {
-      'library': (library_epoch(depth, num_steps), repetitions),
-      'naive': (naive_epoch(depth, naive_steps), 1),
-  }
+      'library': (library_epoch(depth, num_clients, num_steps), repetitions),
+      'naive': (
+          naive_epoch(depth, num_clients, naive_steps), min(repetitions, 3)
+      ),
+  }  # fmt: skip
   if torch is not None:
-    programs['torch'] = (torch_epoch(depth, num_steps), repetitions)
-  for name, (call, _) in programs.items():
-    if name != 'naive':  # Compiled already, and slow.
-      call()
+    programs['torch'] = (
+        torch_epoch(depth, num_clients, num_steps), repetitions
+    )  # fmt: skip
+  for call, _ in programs.values():
+    call()
   seconds = common.interleave(programs)
   steps = dict.fromkeys(programs, num_steps) | {'naive': naive_steps}
   return {
-      name: seconds[name] / (steps[name] * common.BATCH_SIZE * NUM_CLIENTS)
+      name: seconds[name] / (steps[name] * common.BATCH_SIZE * num_clients)
       for name in programs
   }
 
@@ -144,17 +152,24 @@ def compare(depth: int, num_steps: int, repetitions: int):
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--quick', action='store_true', help='ResNet10 only')
+  parser.add_argument(
+      '--clients', type=int, default=2, help='clients an architecture'
+  )
   parser.add_argument('--output', help='JSON file to write')
   args = parser.parse_args()
+  if not 1 <= args.clients <= NUM_STEPS // 2:
+    parser.error(f'--clients must be from 1 to {NUM_STEPS // 2}.')
   depths = DEPTHS[:1] if args.quick else DEPTHS
-  num_steps, repetitions = 32, 2 if args.quick else 4
+  num_steps, repetitions = NUM_STEPS // args.clients, 2 if args.quick else 4
   if torch is None:
     print('PyTorch is not installed: its column is left out '
           '(`pip install torch==2.13.0`).')
 
   per_image = {}
   for depth in depths:
-    per_image[f'resnet{depth}'] = compare(depth, num_steps, repetitions)
+    per_image[f'resnet{depth}'] = compare(
+        depth, args.clients, num_steps, repetitions
+    )
     print(f'resnet{depth}: done', flush=True)
   if len(depths) > 1:
     per_image['all'] = {
@@ -171,7 +186,8 @@ def main() -> None:
   ]
   header = ['model'] + [f'{name}, images/s' for name in names]
   print(common.markdown(header + [f'library : {n}' for n in others], rows))
-  suffix = '_quick' if args.quick else ''
+  suffix = '' if args.clients == 2 else f'_{args.clients}'
+  suffix += '_quick' if args.quick else ''
   common.write(
       args.output or common.RESULTS / f'fedin_epoch{suffix}.json',
       {
@@ -180,7 +196,7 @@ def main() -> None:
               for model, row in per_image.items()
           },
           'batch_size': common.BATCH_SIZE,
-          'clients': NUM_CLIENTS,
+          'clients': args.clients,
           'steps': num_steps,
           'repetitions': repetitions,
       },

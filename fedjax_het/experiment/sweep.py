@@ -104,6 +104,8 @@ def run_cells(
         result = run(config, pathlib.Path(workdirs, _slug(label, seed)))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(_cell(label, seed, result), indent=1))
+        del result
+        jax.clear_caches()  # Else the programs of all cells stay in memory.
       cell = _read_cell(path, config)
       announce(f'{label}, seed {seed}: {tables.percent(cell["last"])}')
       cells.append(cell)
