@@ -1,6 +1,6 @@
 """FedHe and local training ten times as long as in `fedhe_cifar10.py`."""
 
-from configs import fd, fedhe, private
+from configs import fedhe, private
 from fedjax_het.experiment.sweep import Table
 
 ARG = 'fedhe,cifar10,cpu,homogeneous'
@@ -33,7 +33,6 @@ def get_table() -> Table:
           'Private': _longer(private.get_config(ARG)),
           'FedHe': _longer(fedhe.get_config(ARG)),
           'FedHe as coded': _longer(fedhe.get_config(f'{ARG},code')),
-          'FD': _longer(fd.get_config(ARG)),
       },
       paper={'Private': '62.5', 'FedHe': '66'},
       seeds=(0,),
