@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from configs import common
+from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
@@ -162,6 +163,36 @@ def test_fedepths_setting_and_budgets():
   config = load('fedavg').get_config('fedepth,beta')
   assert config.algorithm.weights == 'data'
   assert config.partition.labels_per_client == 2
+
+
+def test_fedepths_case_studies():
+  """One setting; Fig. 2 leaves widths out, Fig. 3 has bases of one width."""
+  widths = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
+  rows = fedepth_fig2.get_table().rows
+  left_out = {
+      name: {widths[n] for n in config.algorithm.left_out.split()}
+      for name, config in rows.items()
+  }
+  assert left_out.pop('1 alone') == {'1/8', '1/4', '1/2'}
+  assert left_out.pop('all widths') == set()
+  assert left_out == {f'without {width}': {width} for width in widths.values()}
+  bases = fedepth_fig3.get_table().rows
+  for number, (name, config) in zip((16, 8, 4, 2), bases.items(), strict=True):
+    assert name == f'bases of 1/{number}'
+    assert config.algorithm.num_bases == number
+    assert config.algorithm.budgets == f'thin:1/{number} full:1'
+    assert [group.clients for group in config.groups.values()] == [50, 50]
+  for config in rows.values():
+    assert [group.clients for group in config.groups.values()] == [25] * 4
+    assert config.algorithm.rates == ' '.join(f'{n}:{r}' for n, r in
+                                              widths.items())  # fmt: skip
+  for config in (*rows.values(), *bases.values()):
+    models = {group.model for group in config.groups.values()}
+    assert models == {'preresnet20'} and config.cohort_size == 10
+    assert (config.partition.name, config.partition.labels_per_client) == (
+        'beta', 3
+    )
+    assert config.algorithm.mask == 'batch'
 
 
 def test_widths_take_the_place_of_a_settings_models():
