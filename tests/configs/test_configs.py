@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 from configs import common
@@ -11,6 +12,7 @@ from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
+from tests.models.augreg import PATCH, save
 
 FOLDER = pathlib.Path(common.__file__).parent
 # Methods whose groups are widths of one model, in place of a setting's models.
@@ -163,6 +165,39 @@ def test_fedepths_setting_and_budgets():
   config = load('fedavg').get_config('fedepth,beta')
   assert config.algorithm.weights == 'data'
   assert config.partition.labels_per_client == 2
+
+
+def test_fedepths_fine_tuning():
+  for variant, model in (('vit', 'vit_t16'), ('vit_s', 'vit_s12')):
+    config = load('fedepth').get_config(f'{variant},fedepth')
+    assert config.groups.to_dict() == {
+        name: dict(model=model, clients=25)
+        for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
+    }
+    budgets = set(config.algorithm.budgets.split(','))
+    assert budgets == {'x1_6:1/6', 'x1_3:1/3', 'x1_2:1/2', 'x1:1'}
+    assert (config.image_size, config.model.patch) == (224, 16)
+    assert (config.num_rounds, config.normalise) == (100, 'half')
+    local = config.local
+    assert (local.learning_rate, local.schedule) == (5e-4, 'cosine')
+
+
+def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):
+  path = tmp_path / 'w.npz'
+  config = load('fedepth').get_config('vit_mini')
+  config.model.patch, config.model.pretrained = PATCH, str(path)
+  leaves = save(path, depth=4)
+  for group in build(config).federation.groups:
+    bias = group.model.pretrained['encoder03']['out']['bias']
+    name = 'encoderblock_3/MultiHeadDotProductAttention_1/out/bias'
+    np.testing.assert_array_equal(bias, leaves[f'Transformer/{name}'])
+  config.model.patch = 2
+  with pytest.raises(ValueError) as error:
+    build(config)
+  assert str(error.value) == (
+      f"groups.x1: {path} is of another architecture: embed['patch']['kernel'] "
+      'is (48, 64) there and (4, 64) in the model.'
+  )
 
 
 def test_fedepths_case_studies():
