@@ -8,7 +8,9 @@ from configs import common
 from fedjax_het.experiment.config import group_spec
 from fedjax_het.experiment.modes import parse_mode
 
-# The budgets of FeDepth's tables, dealt to four equal blocks of clients.
+# Widths dealt to four equal blocks of clients: SplitMix's and FeDepth's case
+# studies', and those of FeDepth's tables.
+EIGHTHS = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
 FAIR = dict(sixth='1/6', third='1/3', half='1/2', full='1')
 LACK = dict(eighth='1/8', sixth='1/6', half='1/2', full='1')
 
@@ -102,6 +104,7 @@ def _clip(config):
 VARIANTS = dict(
     # Every client draws its width anew in every visit.
     dynamic=lambda config: dynamic(config, 'a1-b1-c1-d1-e1'),
+    eighths=_budgets(EIGHTHS),
     fair=_budgets(FAIR),
     lack=_budgets(LACK),
     # The mean over holders alone, without Scaler and masked loss.

@@ -1,6 +1,13 @@
 """SplitMix: clients train some of the thin nets that make up a wide one."""
 
-from configs.heterofl import FAIR, LACK, one_model, quarters, widths_config
+from configs.heterofl import (
+  EIGHTHS,
+  FAIR,
+  LACK,
+  one_model,
+  quarters,
+  widths_config,
+)
 
 
 def budgets(num_bases, shares):
@@ -16,9 +23,7 @@ def budgets(num_bases, shares):
 
 VARIANTS = dict(
     # The original study: bases of width 1/8.
-    eighths=budgets(
-        8, dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
-    ),
+    eighths=budgets(8, EIGHTHS),
     # FeDepth's tables.
     fair=budgets(6, FAIR),
     lack=budgets(8, LACK),

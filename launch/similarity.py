@@ -4,10 +4,13 @@ r"""Compares the layers of clients' local models by CKA and CCA.
   python -m launch.similarity --config=configs/private.py:similarity,mnist \
       --config.data_dir=DIR --workdir=runs/similarity --out=results/similarity
 
+The second is FeDepth's Fig. 6: a 14-layer ResNet for each of 20 clients, which
+hold two digits of MNIST each. Of its training the paper says nothing.
+
 Runs the experiment first, or takes the result of the workdir where that is
 finished. The clients of the first group are compared, on test images: layer
-by layer, and every layer with every other (FeDepth's Fig. 6). Writes
-similarity.md and, with the extra `plots`, similarity.png.
+by layer, and every layer with every other. Writes similarity.md and, with the
+extra `plots`, similarity.png.
 """
 
 from collections.abc import Sequence

@@ -58,6 +58,7 @@ from fedjax_het.engine.types import (
 )
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import scaled_norm_inputs
+from fedjax_het.names import check_name
 
 MASKS = ('client', 'batch', 'none')
 
@@ -154,6 +155,7 @@ def heterofl(
     scaler: bool = True,
     mask: str = 'client',
     weights: str = 'uniform',
+    left_out: str = '',
     calibrate_batches: int | None = None,
     views: bool = False,
 ) -> FederatedAlgorithm:
@@ -172,6 +174,9 @@ def heterofl(
       for a loss masked by the labels of the minibatch, 'none'.
     weights: 'uniform' for the paper's mean over holders, 'data' for one
       weighted by the number of examples.
+    left_out: Widths that are not aggregated, by their names in `rates`, such
+      as 'a b'; '' for none. Their clients take part and train as ever, but
+      count as if they had not taken a step.
     calibrate_batches: Most batches of static batch norm's pass; None for all
       training data.
     views: Whether every narrower width is evaluated too.
@@ -194,6 +199,8 @@ def heterofl(
           f'odds must be at least 0, and not only zeros, got {tuple(odds)}.'
       )
   chosen = shares('rates', rates, names)
+  for name in left_out.split():
+    check_name('left_out', name, names)
   levels = [make_level(full, chosen[name]) for name in names]
   level_of = {name: i for i, name in enumerate(names)}
   head = full.block_names[-1]
@@ -239,6 +246,8 @@ def heterofl(
     end, _, metrics, num_steps = fit(
         loss_fn, local, Variables(start, {}), data, visit
     )
+    if names[i] in left_out.split():
+      end, num_steps = Variables(start, {}), 0
     amount = data.size if weights == 'data' else 1
     weight = jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
     rows = owned if mask == 'client' else jnp.ones_like(owned)

@@ -32,6 +32,7 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
         f'vit_s{n}': _with(vit, depth=n, variant='s') for n in range(8, 13)
     },
     'vit_t16': _with(vit, depth=12, variant='t'),
+    'mini_vit4': _with(vit, depth=4, variant='mini'),
     **{f'fedhe_cnn{i}': _with(fedhe_cnn, variant=i) for i in range(10)},
     **{f'mini_resnet{n}': _with(mini_resnet, depth=n) for n in (6, 8, 10)},
     'preresnet20': preresnet20,

@@ -21,7 +21,8 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.pretrained import load_vit
 
 _INIT = layers.truncated_normal(0.02)
-HEADS = {'s': 6, 't': 3}  # Attention heads of ViT-S and ViT-T.
+# Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
+HEADS = {'s': 6, 't': 3, 'mini': 1}
 HEAD_DIM = 64  # Features of a head, in every size.
 
 
@@ -109,13 +110,13 @@ def vit(
     width: float = 1.0,
     pretrained: str | None = None,
 ) -> BlockModel:
-  """ViT-S (6 heads, 384 features) or ViT-T (3 heads, 192 features).
+  """ViT-S (6 heads, 384 features), ViT-T (3 heads, 192) or less (1 head, 64).
 
   Args:
     input_shape: (height, width, channels) of one example.
     num_classes: C.
     depth: Number of encoder blocks.
-    variant: 's' or 't'.
+    variant: 's', 't' or 'mini'.
     patch: Height and width of a patch; None means 16 for images of at least
       64 pixels and 4 below.
     width: Multiplies the heads, rounded down, at least 1; each has 64

@@ -16,7 +16,9 @@ from fedjax_het.engine import mutual, rounds
 from fedjax_het.engine.local import cross_entropy, train_epochs
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models.blocks import Variables
+from fedjax_het.models.vit import vit
 from tests.depthwise.nets import small_data, small_preresnet
+from tests.models.augreg import PATCH, save
 from tests.tiny import tiny_local, tiny_model
 
 # Units of 0.0198, 0.0198 and 0.0145 MB at batches of four: a stage for each, or
@@ -190,10 +192,10 @@ def test_partial_training_sends_what_it_trained(options, sent):
   federation, data = federate(small_preresnet((2, 2, 2))), small_data()
   # The last unit costs as much as the others; make it the only one.
   names = federation.groups[0].model.block_names
-  algorithm = _only_the_last(federation, **options)
+  algorithm = _scheduled(federation, ((2, 3),), **options)
   _, _, uplink, _ = one_visit(algorithm, federation, data)
   assert set(uplink.summed.change.params) == sent
-  algorithm = _only_the_last(federation, dilute=True, **options)
+  algorithm = _scheduled(federation, ((2, 3),), dilute=True, **options)
   _, _, diluted, _ = one_visit(algorithm, federation, data)
   assert set(diluted.summed.change.params) == set(names)
   for name, tree in diluted.summed.change.params.items():
@@ -203,14 +205,14 @@ def test_partial_training_sends_what_it_trained(options, sent):
       assert not any(np.any(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def _only_the_last(federation, **options):
-  """FeDepth whose planner finds room for the last unit alone."""
+def _scheduled(federation, spans, budgets='poor:1/2', **options):
+  """FeDepth whose planner finds room for these stages."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
         'fedjax_het.depthwise.memory.pack',
-        lambda costs, budget, slack: ((2, 3),),
+        lambda costs, budget, slack: spans,
     )
-    return fedepth(federation, budgets='poor:1/2', **options)
+    return fedepth(federation, budgets=budgets, **options)
 
 
 def test_a_small_budget_trains_the_last_unit_alone():
@@ -220,6 +222,40 @@ def test_a_small_budget_trains_the_last_unit_alone():
       lambda: one_visit(algorithm, federation, small_data())[2]
   )
   assert set(shapes.summed.change.params) == {'unit2', 'pool', 'head'}
+
+
+def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
+  """Embeddings move in stage 1 alone, and only what is trained moves."""
+  leaves = save(tmp_path / 'w.npz', depth=3)
+  model = vit(
+      (8, 8, 1), 3, depth=3, variant='mini', patch=PATCH,
+      pretrained=str(tmp_path / 'w.npz'),
+  )  # fmt: skip
+  federation, data = federate(model), small_data()
+  sent = {}
+  for spans in (((0, 1), (1, 2), (2, 3)), ((0, 1),)):
+    algorithm = _scheduled(federation, spans)
+    server, _, uplink, _ = one_visit(algorithm, federation, data)
+    sent[spans] = uplink.summed.change.params
+  start, (every, first) = server.params, sent.values()
+  np.testing.assert_array_equal(start['embed']['token'], leaves['cls'])
+  np.testing.assert_array_equal(
+      start['encoder02']['mlp1']['kernel'],
+      leaves['Transformer/encoderblock_2/MlpBlock_3/Dense_0/kernel'],
+  )
+  assert set(every) == set(model.block_names)
+  assert set(first) == {'embed', 'encoder00', 'token', 'head'}
+  for name in ('embed', 'encoder00'):
+    assert_same(every[name], first[name])
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(first[name]))
+  # A round of clients that have room for the last block alone.
+  algorithm = _scheduled(federation, ((2, 3),), 'poor:1/2,rich:1/2')
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  after = runner(algorithm, federation)(state).server.params
+  for name in model.block_names:
+    moved = jax.tree.map(lambda a, b: np.any(a != b), after[name], start[name])
+    trained = name in ('encoder02', 'token', 'head')
+    assert any(jax.tree.leaves(moved)) == trained
 
 
 def received(federation, **leaves):

@@ -42,14 +42,16 @@ def one_group(**kwargs):
   return one_model_federation(num_groups=1, per_group=6, **kwargs)
 
 
-def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map'):
+def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map',
+        data=None):  # fmt: skip
+  data = tiny_data() if data is None else data
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   before = jax.device_get(state.server)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend=backend
   )
   for _ in range(num_rounds):
-    state, reports = run_round(state, tiny_data(), *KEYS)
+    state, reports = run_round(state, data, *KEYS)
   return before, jax.device_get(state.server), reports
 
 
@@ -294,6 +296,23 @@ def test_dynamic_rates_are_drawn_by_client_and_round():
   np.testing.assert_allclose(counts / 200, [0.25, 0.25, 0.5], atol=0.1)
 
 
+def test_a_width_that_is_left_out_is_as_clients_without_a_step():
+  federation = one_model_federation(norm=False)
+  absent = np.isin(np.arange(6), federation.groups[1].client_ids)
+  data = tiny_data()
+  alone = data.replace(sizes=jnp.where(absent, 0, data.sizes))
+  algorithms = (heterofl(federation, left_out='tiny2'), heterofl(federation))
+  got, want = (
+      run(algorithm, federation, data=d)[1]
+      for algorithm, d in zip(algorithms, (data, alone))
+  )
+  assert_trees(got.params, want.params, rtol=0, atol=0)
+  # Drawn widths can be left out, too: here all that are drawn.
+  options = dict(rates='a:1 b:1/2', odds=(0.0, 1.0), left_out='b')
+  before, after, _ = run(heterofl(federation, **options), federation)
+  assert_trees(after, before, rtol=0, atol=0)
+
+
 def test_evaluation_collects_statistics_for_every_width():
   federation = one_model_federation()
   algorithm = heterofl(federation, views=True)
@@ -343,6 +362,7 @@ def test_bad_options_are_refused_in_one_line():
       (dict(rates=ALL.replace('2:1', '2:3/2')), 'and at most 1, got 3/2'),
       (dict(odds=(0.0, 0.0)), 'odds must be at least 0, and not only zeros'),
       (dict(odds=(1.0,), rates='b:1'), 'rates must name each of a once'),
+      (dict(left_out='tiny'), "Unknown left_out 'tiny' .* are tiny1, tiny2,"),
   ):
     with pytest.raises(ValueError, match=message):
       heterofl(federation, **options)

@@ -4,12 +4,15 @@ import importlib.util
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 from configs import common
+from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
+from tests.models.augreg import PATCH, save
 
 FOLDER = pathlib.Path(common.__file__).parent
 # Methods whose groups are widths of one model, in place of a setting's models.
@@ -162,6 +165,69 @@ def test_fedepths_setting_and_budgets():
   config = load('fedavg').get_config('fedepth,beta')
   assert config.algorithm.weights == 'data'
   assert config.partition.labels_per_client == 2
+
+
+def test_fedepths_fine_tuning():
+  for variant, model in (('vit', 'vit_t16'), ('vit_s', 'vit_s12')):
+    config = load('fedepth').get_config(f'{variant},fedepth')
+    assert config.groups.to_dict() == {
+        name: dict(model=model, clients=25)
+        for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
+    }
+    budgets = set(config.algorithm.budgets.split(','))
+    assert budgets == {'x1_6:1/6', 'x1_3:1/3', 'x1_2:1/2', 'x1:1'}
+    assert (config.image_size, config.model.patch) == (224, 16)
+    assert (config.num_rounds, config.normalise) == (100, 'half')
+    local = config.local
+    assert (local.learning_rate, local.schedule) == (5e-4, 'cosine')
+
+
+def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):
+  path = tmp_path / 'w.npz'
+  config = load('fedepth').get_config('vit_mini')
+  config.model.patch, config.model.pretrained = PATCH, str(path)
+  leaves = save(path, depth=4)
+  for group in build(config).federation.groups:
+    bias = group.model.pretrained['encoder03']['out']['bias']
+    name = 'encoderblock_3/MultiHeadDotProductAttention_1/out/bias'
+    np.testing.assert_array_equal(bias, leaves[f'Transformer/{name}'])
+  config.model.patch = 2
+  with pytest.raises(ValueError) as error:
+    build(config)
+  assert str(error.value) == (
+      f"groups.x1: {path} is of another architecture: embed['patch']['kernel'] "
+      'is (48, 64) there and (4, 64) in the model.'
+  )
+
+
+def test_fedepths_case_studies():
+  """One setting; Fig. 2 leaves widths out, Fig. 3 has bases of one width."""
+  widths = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
+  rows = fedepth_fig2.get_table().rows
+  left_out = {
+      name: {widths[n] for n in config.algorithm.left_out.split()}
+      for name, config in rows.items()
+  }
+  assert left_out.pop('1 alone') == {'1/8', '1/4', '1/2'}
+  assert left_out.pop('all widths') == set()
+  assert left_out == {f'without {width}': {width} for width in widths.values()}
+  bases = fedepth_fig3.get_table().rows
+  for number, (name, config) in zip((16, 8, 4, 2), bases.items(), strict=True):
+    assert name == f'bases of 1/{number}'
+    assert config.algorithm.num_bases == number
+    assert config.algorithm.budgets == f'thin:1/{number} full:1'
+    assert [group.clients for group in config.groups.values()] == [50, 50]
+  for config in rows.values():
+    assert [group.clients for group in config.groups.values()] == [25] * 4
+    assert config.algorithm.rates == ' '.join(f'{n}:{r}' for n, r in
+                                              widths.items())  # fmt: skip
+  for config in (*rows.values(), *bases.values()):
+    models = {group.model for group in config.groups.values()}
+    assert models == {'preresnet20'} and config.cohort_size == 10
+    assert (config.partition.name, config.partition.labels_per_client) == (
+        'beta', 3
+    )
+    assert config.algorithm.mask == 'batch'
 
 
 def test_widths_take_the_place_of_a_settings_models():

@@ -66,6 +66,16 @@ def test_the_papers_schedules(shortcut, budget, groups):
   assert text == groups
 
 
+@pytest.mark.parametrize('name', ['vit_t16', 'vit_s12'])
+def test_a_transformers_equal_blocks_are_dealt_evenly(name):
+  """Twelve blocks: pairs, fours and sixes, with or without slack."""
+  costs = memory.paper_costs(create(name, (224, 224, 3), 10), 128)
+  for share, size in ((1 / 6, 2), (1 / 3, 4), (1 / 2, 6), (1, 12)):
+    want = tuple((a, a + size) for a in range(0, 12, size))
+    for slack in (0.0, 0.05):
+      assert memory.pack(costs, share * costs.full, slack) == want
+
+
 def test_without_slack_the_budgets_do_not_give_them(preresnet):
   spans = memory.pack(memory.paper_costs(preresnet), 19.34, 0.0)
   assert spans[0] == (3, 4)

@@ -1,13 +1,21 @@
 """A table's cells run once each, go on when interrupted, and are rendered."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
-from configs import fedavg, private
+from configs import fedavg, private, tables
 from fedjax_het.experiment import sweep
+from fedjax_het.experiment.config import check
 from launch import sweep as launch_sweep
+
+TABLES = [
+    path
+    for path in sorted(pathlib.Path(tables.__file__).parent.glob('*.py'))
+    if path.stem != '__init__'
+]
 
 
 @pytest.fixture(scope='module')
@@ -114,6 +122,16 @@ def test_flags_choose_cells(table):
     launch_sweep.choose(table, None, ['FedIM'])
   with pytest.raises(ValueError, match='seeds must be integers'):
     launch_sweep.choose(table, ['x'], None)
+
+
+@pytest.mark.parametrize('path', TABLES, ids=lambda path: path.stem)
+def test_every_table_is_of_configs_that_can_be_run(path):
+  table = launch_sweep.load_table(str(path))
+  for config in table.rows.values():
+    check(config)
+  assert set(table.paper) | set(table.bars) <= set(table.rows)
+  assert len({sweep._slug(row, 0) for row in table.rows}) == len(table.rows)
+  assert f'--table=configs/tables/{path.name}' in path.read_text()
 
 
 def test_tables_load_and_unknown_ones_are_refused():
