@@ -63,6 +63,7 @@ def test_the_accuracy_is_that_on_the_held_out_examples(whole):
     assert row == pytest.approx(accuracy, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_exactly(whole, tmp_path):
   config = tiny_config(num_rounds=2, validation=0.2, checkpoint_every=1)
   with pytest.raises(Killed):  # Between a validation row and its test row.
