@@ -290,14 +290,15 @@ def _families(
       values = [bars[label][group] for group in groups if group in mine[0]]
       row.append(_spread(list(np.mean(values, axis=0))) if values else '-')
     rows.append(row)
+  text = f'\n## By family of models\n\n{tables.as_markdown(rows)}\n'
+  drawn = {name: bars[name] for name in table.bars or bars if name in bars}
+  if not drawn:  # None of the rows that were asked for.
+    return text
   with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
     pictures.draw_bars(
-        {label: bars[label] for label in table.bars or bars if label in bars},
+        drawn,
         folder / 'models.png',
         'Test accuracy, last round',
         percent=True,
     )
-  return (
-      f'\n## By family of models\n\n{tables.as_markdown(rows)}\n\n'
-      '![Accuracy of every model](models.png)\n'
-  )
+  return f'{text}\n![Accuracy of every model](models.png)\n'
