@@ -134,6 +134,18 @@ def _device_loop(fn, chunk):
   def mapped(shared, args, num_valid):
     num = jax.tree.leaves(args)[0].shape[0]
     sum_shape, kept_shape = _shapes(fn, shared, args)
+    if chunk is None and num == 1:
+      # The body of a loop over one client does not depend on the index: XLA
+      # would move it in front of the loop, and do its work even for nobody.
+      def the_one():
+        one, row = fn(shared, jax.tree.map(lambda a: a[0], args))
+        return one, jax.tree.map(lambda r: r[None], row)
+
+      return jax.lax.cond(
+          jnp.asarray(num_valid) > 0,
+          the_one,
+          lambda: (_zeros(sum_shape), _zeros(kept_shape, (1,))),
+      )
     if chunk is None:
 
       def body(i, carry):

@@ -102,3 +102,22 @@ def test_unknown_backend_is_named():
     mapping.map_clients(visit, 'vmpa')
   with pytest.raises(ValueError, match='chunk must be at least 1, got 0'):
     mapping.map_clients(visit, 'vmap', chunk=0)
+
+
+@pytest.mark.parametrize('num', [1, 2])
+def test_no_client_no_work(optimised, num):
+  """XLA must not move the work of a lone client in front of the loop."""
+
+  def fn(shared, x):
+    return jnp.sum(x), jnp.sort(x * shared)
+
+  mapped = jax.jit(mapping.map_clients(fn, 'map'))
+  args = jnp.arange(7.0 * num).reshape(num, 7)
+  program = mapped.lower(2.0, args, jnp.int32(0)).compile().as_text()
+  assert 'sort(' in program
+  assert 'sort(' not in program[program.index('ENTRY') :]
+  for valid in range(num + 1):
+    summed, kept = mapped(-1.0, args, valid)
+    assert summed == jnp.sum(args[:valid])
+    want = jnp.where(jnp.arange(num)[:, None] < valid, -args[:, ::-1], 0)
+    np.testing.assert_array_equal(kept, want)
