@@ -2,65 +2,102 @@
 
   python -m benchmarks.async_cost [--quick] [--output=FILE]
 
-Ten clients with a small convolutional net each train by FedAvg. Both drivers
-run rounds of ten uploads, in turn in one process; the asynchronous one serves
-devices of three speeds, and calls the server once for each upload. How many
-clients train in one of its rounds changes from round to round, so times are
-taken over several rounds and divided by the visits that were trained in them.
+Ten clients in two forms: of one architecture, a small convolutional net that
+they train by FedAvg, and of ten, the CNNs of FedHe at an eighth of their width.
+Both drivers run rounds of ten uploads, in turn in one process; the asynchronous
+one serves devices of three speeds, and calls the server once for each upload.
+How many clients train in one of its rounds changes from round to round, so
+times are taken over several rounds and divided by the visits that were trained
+in them.
 """
 
 import argparse
+import dataclasses
 import time
 
 import jax
 import numpy as np
 
 from benchmarks import common
-from fedjax_het.algorithms import fedavg
+from fedjax_het.algorithms import fedavg, fedhe
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet, plan
+from fedjax_het.engine.types import Group
 from fedjax_het.models import create
 
 NUM_CLIENTS = 10
+NETS = range(10)
+SHAPE = (28, 28, 1)
 SPEEDS = (1000.0,) * 5 + (400.0,) * 3 + (100.0,) * 2  # Examples a second.
 IMAGES = 150  # A visit is three minibatches of 50 in FedHe's setting.
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--quick', action='store_true', help='a dense net')
-  parser.add_argument('--output', help='JSON file to write')
-  args = parser.parse_args()
-  shape = (28, 28, 1)
-  if args.quick:
-    model = create('mlp', shape, 10, depth=3, hidden=64)
+def one_architecture(quick: bool):
+  """FedAvg, ten clients of one net."""
+  if quick:
+    model = create('mlp', SHAPE, 10, depth=3, hidden=64)
   else:
-    model = create('simple_cnn', shape, 10)
+    model = create('simple_cnn', SHAPE, 10)
   federation, data = common.make_federation(model, NUM_CLIENTS, IMAGES)
-  repetitions, block = 4, 20 if args.quick else 4  # A block is so many rounds.
+  return fedavg(federation), federation, data
 
-  algorithm, key = fedavg(federation), jax.random.key(1)
+
+def ten_architectures(quick: bool):
+  """FedHe, a client of each net; three minibatches of 50 a visit."""
+  if quick:
+    models = [create('mlp', SHAPE, 10, depth=2, hidden=8 + i) for i in NETS]
+  else:
+    models = [create(f'fedhe_cnn{i}', SHAPE, 10, width=0.125) for i in NETS]
+  federation, data = common.make_federation(models[0], NUM_CLIENTS, IMAGES)
+  federation = dataclasses.replace(
+      federation,
+      groups=tuple(
+          Group(f'net{i}', model, np.array([i], np.int32))
+          for i, model in enumerate(models)
+      ),
+      local=dataclasses.replace(federation.local, steps=3, batch_size=50),
+  )
+  return fedhe(federation), federation, data
+
+
+def compare(algorithm, federation, data, repetitions: int, block: int):
+  """Times both drivers.
+
+  Args:
+    algorithm: The method.
+    federation: Of ten clients.
+    data: Their examples.
+    repetitions: Of which the least time counts.
+    block: Rounds in each of them.
+
+  Returns:
+    {driver: seconds for each visit that was trained}, and the mean number of
+    waves in a round.
+  """
+  key, options = jax.random.key(1), dict(cohort_size=NUM_CLIENTS)
   init = rounds.init_state(algorithm, federation, jax.random.key(0))
-  options = dict(cohort_size=NUM_CLIENTS)
-  synchronous = rounds.make_round(algorithm, federation, **options)
-  devices = [Device(speed, jitter=0.1) for speed in SPEEDS]
-  (group,) = federation.groups
-  down, up = rounds.message_bytes(algorithm, group, data)
+  messages = np.zeros((NUM_CLIENTS, 2), np.int64)
+  for group in federation.groups:
+    messages[group.client_ids] = rounds.message_bytes(algorithm, group, data)
   fleet = Fleet(
-      devices, [IMAGES] * NUM_CLIENTS, [down] * NUM_CLIENTS, [up] * NUM_CLIENTS
+      [Device(speed, jitter=0.1) for speed in SPEEDS],
+      [IMAGES] * NUM_CLIENTS,
+      *messages.T.tolist(),
   )
   schedule = plan(fleet, NUM_CLIENTS * (repetitions * block + 1))
   events = asynchronous.round_events(schedule, federation, NUM_CLIENTS)
-  by_clock = asynchronous.make_async_round(algorithm, federation, **options)
-
+  drivers = {
+      'synchronous': rounds.make_round(algorithm, federation, **options),
+      'asynchronous': asynchronous.make_async_round(
+          algorithm, federation, **options
+      ),
+  }
   states = {
       'synchronous': jax.tree.map(jax.numpy.copy, init),
       'asynchronous': asynchronous.init_async_state(
           algorithm, federation, init, data
       ),
   }
-
-  drivers = {'synchronous': synchronous, 'asynchronous': by_clock}
 
   def run(name, num_rounds):
     """Seconds for each visit that was trained."""
@@ -69,7 +106,7 @@ def main() -> None:
       who, number = key, NUM_CLIENTS
       if name == 'asynchronous':
         who = events[int(states[name].round_num)]
-        number = who.training[group.name].bounds[-1]
+        number = sum(turns.bounds[-1] for turns in who.training.values())
       states[name], _ = jax.block_until_ready(
           drivers[name](states[name], data, key, who)
       )
@@ -82,27 +119,37 @@ def main() -> None:
   for _ in range(repetitions):
     for name in drivers:
       seconds[name] = min(seconds[name], run(name, block))
-  waves = float(np.mean([np.sum(e.wave) for e in events[1:]]))
-  ratio = seconds['asynchronous'] / seconds['synchronous']
-  rows = [[name, seconds[name]] for name in drivers]
-  print(common.markdown(['driver', 'seconds a visit'], rows))
-  print(
-      f'\n{ratio:.2f} times a synchronous visit; {waves:.1f} waves for ten '
-      'uploads.'
-  )
+  return seconds, float(np.mean([np.sum(e.wave) for e in events[1:]]))
+
+
+FORMS = {
+    'FedAvg, one architecture': one_architecture,
+    'FedHe, ten architectures': ten_architectures,
+}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--quick', action='store_true', help='dense nets')
+  parser.add_argument('--output', help='JSON file to write')
+  args = parser.parse_args()
+  repetitions, block = 4, 20 if args.quick else 4  # A block is so many rounds.
+  rows, results = [], {}
+  for name, make in FORMS.items():
+    seconds, waves = compare(*make(args.quick), repetitions, block)
+    ratio = seconds['asynchronous'] / seconds['synchronous']
+    rows.append([name, *(1e3 * s for s in seconds.values()), ratio, waves])
+    results[name] = dict(
+        seconds_a_visit=seconds, ratio=ratio, waves_a_round=waves
+    )
+    print(f'{name}: done', flush=True)
+  header = ['ten clients', 'synchronous, ms a visit', 'asynchronous', 'ratio']
+  print(common.markdown([*header, 'waves for ten uploads'], rows))
   suffix = '_quick' if args.quick else ''
   common.write(
       args.output or common.RESULTS / f'async_cost{suffix}.json',
       {
-          'seconds_a_visit': seconds,
-          'ratio': ratio,
-          'waves_a_round': waves,
-          'model': model.name,
-          'parameters': sum(
-              leaf.size
-              for leaf in jax.tree.leaves(model.abstract_variables.params)
-          ),
-          'clients': NUM_CLIENTS,
+          'forms': results,
           'images': IMAGES,
           'repetitions': repetitions,
           'rounds_a_repetition': block,
