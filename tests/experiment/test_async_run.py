@@ -52,6 +52,7 @@ def test_rows_carry_virtual_time(finished):
   assert tests[-1]['accuracy'] > tests[0]['accuracy']
 
 
+@pytest.mark.slow
 def test_stopped_after_every_round_it_ends_alike(finished, tmp_path):
   folder, count = tmp_path / 'w', 0
   config = clock_config(checkpoint_every=100)
@@ -87,6 +88,7 @@ def test_reports_show_virtual_time(finished, tmp_path):
   assert '(times.png)' in (tmp_path / 'out' / 'comparison.md').read_text()
 
 
+@pytest.mark.slow
 def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
   def warmed(federation):
     algorithm = private(federation)

@@ -38,9 +38,8 @@ def test_the_warm_up_is_a_row_of_its_own(whole):
   assert whole.rows[2]['digest_loss'] > 0
 
 
-@pytest.mark.parametrize(
-    'row_number', [1, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('row_number', [1, 3])
 def test_a_run_killed_before_its_next_checkpoint_warms_up_again(
     row_number, whole, tmp_path
 ):
