@@ -122,7 +122,12 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
 
 
 @pytest.mark.parametrize(
-    'backend,chunk', [('loop', None), ('vmap', 2), ('shard_map', None)]
+    'backend,chunk',
+    [
+        ('loop', None),
+        ('vmap', 2),
+        pytest.param('shard_map', None, marks=pytest.mark.slow),
+    ],
 )
 def test_backends_agree(name, reference, backend, chunk):
   got = run(name, backend=backend, chunk=chunk)
