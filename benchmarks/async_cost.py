@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import common
 from fedjax_het.algorithms import fedavg, fedhe
-from fedjax_het.engine import asynchronous, rounds
+from fedjax_het.engine import asynchronous, rounds, visits
 from fedjax_het.engine.clock import Device, Fleet, plan
 from fedjax_het.engine.types import Group
 from fedjax_het.models import create
@@ -78,7 +78,7 @@ def compare(algorithm, federation, data, repetitions: int, block: int):
   init = rounds.init_state(algorithm, federation, jax.random.key(0))
   messages = np.zeros((NUM_CLIENTS, 2), np.int64)
   for group in federation.groups:
-    messages[group.client_ids] = rounds.message_bytes(algorithm, group, data)
+    messages[group.client_ids] = visits.message_bytes(algorithm, group, data)
   fleet = Fleet(
       [Device(speed, jitter=0.1) for speed in SPEEDS],
       [IMAGES] * NUM_CLIENTS,

@@ -57,7 +57,7 @@ def exchanged(
 
   from fedjax_het.algorithms import ALGORITHMS
   from fedjax_het.data.federated import ClientData
-  from fedjax_het.engine import rounds
+  from fedjax_het.engine import traffic
   from fedjax_het.engine.types import (
       Federation,
       Group,
@@ -96,7 +96,7 @@ def exchanged(
         tree,
         is_leaf=lambda part: isinstance(part, Maybe),
     )
-    return int(rounds.num_bytes(rounds.measure(full))) // _NUM_BYTES
+    return int(traffic.num_bytes(traffic.measure(full))) // _NUM_BYTES
 
   sent, uplink = jax.eval_shape(visit, jax.random.key(0))
   return count(sent), count(uplink)

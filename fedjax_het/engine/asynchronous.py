@@ -23,19 +23,14 @@ import numpy as np
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import mapping
 from fedjax_het.engine.clock import Schedule
-from fedjax_het.engine.rounds import (
-  GroupReport,
-  State,
-  client_key,
-  make_training,
-  visit_pair,
-)
+from fedjax_het.engine.rounds import GroupReport, State
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
   Group,
   Received,
 )
+from fedjax_het.engine.visits import client_key, make_training, visit_pair
 
 
 class Flight(NamedTuple):
@@ -114,7 +109,7 @@ def round_events(
   Returns:
     The events of each whole round.
   """
-  group_of, row_of = _places(federation)
+  group_of, row_of = federation.places()
   num_rounds = len(schedule.client) // cohort_size
   rounds, waiting, begin = [], {}, 0
   for round_num in range(num_rounds):
@@ -167,16 +162,6 @@ def _turns(federation: Federation, lists) -> dict[str, Turns]:
     bounds = np.concatenate([[0], ends]).astype(np.int32)
     result[group.name] = Turns(flat[:, 0].copy(), flat[:, 1].copy(), bounds)
   return result
-
-
-def _places(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-  """The group's number and the row in it of every client."""
-  group_of = np.zeros(federation.num_clients, np.int32)
-  row_of = np.zeros(federation.num_clients, np.int32)
-  for i, group in enumerate(federation.groups):
-    group_of[group.client_ids] = i
-    row_of[group.client_ids] = np.arange(group.num_clients)
-  return group_of, row_of
 
 
 def init_async_state(
@@ -257,7 +242,7 @@ def make_async_round(
     raise ValueError(f'A round needs at least 1 upload, got {cohort_size}.')
   check_backend(backend)
   num_clients, groups = federation.num_clients, federation.groups
-  group_of, row_of = _places(federation)
+  group_of, row_of = federation.places()
 
   def make_train(group):
     train = make_training(algorithm, group)

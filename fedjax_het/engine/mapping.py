@@ -19,6 +19,7 @@ BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
 DEFAULT_CHUNK = 16
 # The backends that can be traced into a larger compiled program.
 TRACEABLE = ('map', 'vmap', 'shard_map')
+ACROSS_DEVICES = ('shard_map', 'pmap')
 
 
 def resolve_backend(backend: str) -> str:

@@ -98,6 +98,15 @@ class Federation:
     """Number of clients in all groups."""
     return sum(group.num_clients for group in self.groups)
 
+  def places(self) -> tuple[np.ndarray, np.ndarray]:
+    """[num_clients] int32 twice: each client's group, and its row there."""
+    group_of = np.zeros(self.num_clients, np.int32)
+    row_of = np.zeros(self.num_clients, np.int32)
+    for i, group in enumerate(self.groups):
+      group_of[group.client_ids] = i
+      row_of[group.client_ids] = np.arange(group.num_clients)
+    return group_of, row_of
+
   @property
   def num_classes(self) -> int:
     """Outputs of every model, C; a ValueError if models differ in it."""

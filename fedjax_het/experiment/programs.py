@@ -16,6 +16,7 @@ from fedjax_het.engine.asynchronous import (
   round_events,
 )
 from fedjax_het.engine.clock import Fleet, plan, synchronous_times
+from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import visit_examples
 from fedjax_het.engine.rounds import (
@@ -24,9 +25,8 @@ from fedjax_het.engine.rounds import (
   init_state,
   make_round,
   make_warm_up,
-  message_bytes,
-  sample_cohort,
 )
+from fedjax_het.engine.visits import message_bytes
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import federate
-from fedjax_het.engine import local, rounds
+from fedjax_het.engine import local, rounds, visits
 from fedjax_het.engine.types import Federation, Group, Visit
 from fedjax_het.models.blocks import Block, BlockModel
 from tests.tiny import tiny_data, tiny_federation, tiny_local
@@ -140,7 +140,7 @@ def test_one_client_is_centralised_training():
       algorithm, federation, cohort_size=1, backend='map'
   )
   state, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
-  _, key = jax.random.split(rounds.client_key(jax.random.key(1), 0, 0))
+  _, key = jax.random.split(visits.client_key(jax.random.key(1), 0, 0))
   visit = Visit(jnp.int32(0), jnp.int32(0), key)
   end, _, _ = jax.jit(
       lambda start, data: local.train_model(

@@ -9,7 +9,7 @@ import pytest
 from fedjax_het.aggregation.class_means import class_means, class_sums
 from fedjax_het.algorithms import fd, private
 from fedjax_het.algorithms.fd import divergence, targets
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
 from tests.tiny import (
@@ -208,9 +208,9 @@ def test_ten_classes_take_400_bytes_and_what_is_not_there_none():
       labels=jnp.concatenate([jnp.arange(10), jnp.arange(10) % 7])
   )
   _, reports = run(fd(federation), federation, 2, data)
-  assert rounds.num_bytes(reports['mlp'].up).tolist() == [400, 280]
+  assert traffic.num_bytes(reports['mlp'].up).tolist() == [400, 280]
   # Each gets what the other has.
-  assert rounds.num_bytes(reports['mlp'].down).tolist() == [280, 400]
+  assert traffic.num_bytes(reports['mlp'].down).tolist() == [280, 400]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedasync, fedprox
 from fedjax_het.algorithms.fedasync import mix, staleness_factor
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, visits
 from fedjax_het.engine.local import proximal_gradient, train_model
 from fedjax_het.engine.types import Received, Visit
 from tests.tiny import tiny_data, tiny_federation, tiny_local
@@ -177,7 +177,7 @@ def test_alpha_one_is_training_of_one_model_in_turn():
 
   @jax.jit
   def train(model, round_num):
-    _, up = rounds.visit_pair(key, round_num, jnp.int32(0))
+    _, up = visits.visit_pair(key, round_num, jnp.int32(0))
     return train_model(
         group.model, federation.local, model, data.client(0), up
     )[0]

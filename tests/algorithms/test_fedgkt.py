@@ -10,7 +10,7 @@ import pytest
 from fedjax_het.algorithms import fedgkt as make
 from fedjax_het.algorithms import private
 from fedjax_het.algorithms.fedgkt import choose_server, distillation
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import cross_entropy
 from fedjax_het.engine.types import (
@@ -85,7 +85,7 @@ def test_without_server_epochs_clients_train_alone():
     for a, b in pairs:
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
   assert not np.any(got.server.logits.present)
-  assert rounds.num_bytes(reports['tiny1'].down).tolist() == [0, 0]
+  assert traffic.num_bytes(reports['tiny1'].down).tolist() == [0, 0]
 
 
 def planted(federation, algorithm):
@@ -180,7 +180,7 @@ def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   state, reports = run(algorithm, federation)
   steps = 3 * sum(-(-n // 4) for n in SIZES)
   assert int(state.server.opt_state[0].count) == steps
-  up = rounds.num_bytes(reports['tiny1'].up)
+  up = traffic.num_bytes(reports['tiny1'].up)
   assert up.tolist() == [4 * (4 + NUM_CLASSES + 1) * n for n in (5, 3)]
   # A cohort of two: half of the slots hold nobody.
   state, reports = run(algorithm, federation, cohort_size=2)

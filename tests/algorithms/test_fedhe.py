@@ -18,7 +18,7 @@ from fedjax_het.aggregation.class_means import (
 )
 from fedjax_het.algorithms import fedhe, private
 from fedjax_het.algorithms.fedhe import Folded, add_and_fold, class_upload
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
 from tests.tiny import (
@@ -311,11 +311,11 @@ def test_ten_classes_take_440_bytes_and_unseen_ones_none(options, seen, up):
   federation, data = ten_classes(seen)
   algorithm = fedhe(federation, **options)
   _, reports = run(algorithm, federation, 2, data, cohort_size=1)
-  assert rounds.num_bytes(reports['mlp'].up).tolist() == [up]
+  assert traffic.num_bytes(reports['mlp'].up).tolist() == [up]
   # Down in the second round: what came up in the first.
-  assert rounds.num_bytes(reports['mlp'].down).tolist() == [up]
+  assert traffic.num_bytes(reports['mlp'].down).tolist() == [up]
   _, first = run(algorithm, federation, 1, data, cohort_size=1)
-  assert rounds.num_bytes(first['mlp'].down).tolist() == [0]
+  assert traffic.num_bytes(first['mlp'].down).tolist() == [0]
 
 
 def test_a_class_that_a_client_lacks_is_left_to_the_others():
@@ -330,7 +330,7 @@ def test_a_class_that_a_client_lacks_is_left_to_the_others():
   assert not np.any(state.server.vectors[2])
   assert np.any(state.server.vectors[0])
   size = 4 * (NUM_CLASSES + 1)
-  up = rounds.num_bytes(reports['tiny1'].up).tolist()
+  up = traffic.num_bytes(reports['tiny1'].up).tolist()
   assert up == [size, 2 * size]  # Clients 0 and 2.
 
 

@@ -14,7 +14,7 @@ from fedjax_het.algorithms.fedin import Downlink, fedin
 from fedjax_het.algorithms.fedin_passes import forward, in_loss
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import Normalise, federate
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.local import cross_entropy
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
@@ -209,7 +209,7 @@ def test_every_client_of_the_cohort_has_its_pairs_stored():
       4, 4, 3, 4, 4, 4,
   ]  # fmt: skip
   down, up = rounds.round_bytes(reports['tiny1'], 6)
-  weights = rounds.num_bytes(reports['tiny1'].down._replace(
+  weights = traffic.num_bytes(reports['tiny1'].down._replace(
       share=jnp.zeros_like(reports['tiny1'].down.share)))[0]
   assert down == 2 * weights
   assert up == down + 2 * 4 + 2 * 4 * (4 + 4) * 4

@@ -13,7 +13,7 @@ from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
 from fedjax_het.algorithms.heterofl import Sent, masked_logits
 from fedjax_het.data.federated import Batch, federate
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import cross_entropy
 from fedjax_het.engine.static_norm import example_order, static_statistics
@@ -256,7 +256,7 @@ def test_numbers_outside_of_all_slices_keep_their_value():
   size = (4 * 4 + 4) + (4 * 4 + 4)
   data, levels = tiny_data(), 1
   for report in reports.values():
-    down, up = (rounds.num_bytes(t) for t in (report.down, report.up))
+    down, up = (traffic.num_bytes(t) for t in (report.down, report.up))
     assert down.tolist() == [4 * (size + 5 * NUM_CLASSES)] * 6
     for client, number in zip(report.client_id, up):
       owned = len({*np.asarray(data.labels[data.index[client, : data.sizes[
@@ -275,10 +275,10 @@ def test_dynamic_rates_of_one_level_are_fixed_rates():
   for name, report in reports.items():
     assert np.all(np.asarray(report.metrics['rate']) == 0.5)
     # Besides the slice, its level goes down.
-    down = rounds.num_bytes(report.down) - 4
-    assert down.tolist() == rounds.num_bytes(fixed[name].down).tolist()
-    up = rounds.num_bytes(report.up) - 4 * (1 + NUM_CLASSES)  # Two levels.
-    assert up.tolist() == rounds.num_bytes(fixed[name].up).tolist()
+    down = traffic.num_bytes(report.down) - 4
+    assert down.tolist() == traffic.num_bytes(fixed[name].down).tolist()
+    up = traffic.num_bytes(report.up) - 4 * (1 + NUM_CLASSES)  # Two levels.
+    assert up.tolist() == traffic.num_bytes(fixed[name].up).tolist()
 
 
 def test_dynamic_rates_are_drawn_by_client_and_round():

@@ -11,7 +11,7 @@ import pytest
 from fedjax_het.aggregation.slicing import narrow
 from fedjax_het.algorithms import fedavg, splitmix
 from fedjax_het.algorithms.splitmix import Sent, bases_of, choose_bases
-from fedjax_het.engine import rounds
+from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Maybe, Received, Visit
 from fedjax_het.models import create
 from fedjax_het.models.intercept import scaled_conv_outputs
@@ -193,8 +193,8 @@ def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
   base = (4 * 2 + 2) + (2 * 2 + 2) + (2 * NUM_CLASSES + NUM_CLASSES)
   for name, m in dict(tiny1=4, tiny2=2, tiny3=1).items():
     down, up = reports[name].down, reports[name].up
-    assert rounds.num_bytes(down).tolist() == [4 * m * (base + 1)] * 2
-    assert rounds.num_bytes(up).tolist() == [4 * (m * base + 4)] * 2
+    assert traffic.num_bytes(down).tolist() == [4 * m * (base + 1)] * 2
+    assert traffic.num_bytes(up).tolist() == [4 * (m * base + 4)] * 2
 
 
 def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):

@@ -11,6 +11,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet, plan
 from fedjax_het.engine.types import FederatedAlgorithm, Uplink, Visit
+from fedjax_het.engine.visits import client_key
 from tests.tiny import tiny_data, tiny_federation
 
 KEY = jax.random.key(1)
@@ -147,7 +148,7 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference):
       began[k] = len(history) - 1
       heapq.heappush(queue, (time + SPEEDS[k], 'first upload', k))
       continue
-    key = rounds.client_key(KEY, visits[k], k)
+    key = client_key(KEY, visits[k], k)
     x_tau = history[began[k]]
     kept = trainers[owner[k].name](x_tau, jnp.int32(k), key)
     staleness = len(history) - 1 - began[k]

@@ -1,0 +1,97 @@
+"""Who takes part in a round, and where the clients' states lie."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.types import Federation
+from fedjax_het.engine.visits import round_key
+
+
+def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
+  """Draws a round's clients uniformly without replacement.
+
+  Args:
+    key: The key of sampling, apart from that of training, so that methods
+      see the same cohorts.
+    round_num: [] int32.
+    num_clients: Size of the population.
+    cohort_size: Clients a round, m.
+
+  Returns:
+    [m] int32, ascending.
+  """
+  if cohort_size == num_clients:
+    return jnp.arange(num_clients, dtype=jnp.int32)
+  order = jax.random.permutation(round_key(key, round_num), num_clients)
+  return jnp.sort(order[:cohort_size]).astype(jnp.int32)
+
+
+class Share(NamedTuple):
+  """A group's part of a cohort, in a fixed number of slots.
+
+  Attributes:
+    client_id: [slots] int32, global; the slots from `num_valid` on are padding.
+    row: [slots] int32, places in the group.
+    num_valid: [] int32, clients that really take part.
+  """
+
+  client_id: jax.Array
+  row: jax.Array
+  num_valid: jax.Array
+
+
+def make_plan(
+    federation: Federation, cohort_size: int
+) -> Callable[..., dict[str, Share]]:
+  """Builds the function that draws a cohort and deals it to the groups.
+
+  Args:
+    federation: The federation.
+    cohort_size: Clients a round.
+
+  Returns:
+    `plan(round_num, sampling_key) -> {group: share}`, traceable.
+
+  Raises:
+    ValueError: If the cohort is empty or larger than the population.
+  """
+  num_clients = federation.num_clients
+  if not 1 <= cohort_size <= num_clients:
+    raise ValueError(
+        f'A cohort of {cohort_size} clients cannot be drawn from '
+        f'{num_clients}; it must be between 1 and {num_clients}.'
+    )
+  group_of, row_of = federation.places()
+
+  def plan(round_num, sampling_key):
+    cohort = sample_cohort(sampling_key, round_num, num_clients, cohort_size)
+    shares = {}
+    for i, group in enumerate(federation.groups):
+      mine = jnp.asarray(group_of)[cohort] == i
+      slots = min(cohort_size, group.num_clients)
+      (place,) = jnp.nonzero(mine, size=slots, fill_value=cohort_size)
+      ids = cohort.at[place].get(mode='fill', fill_value=0)
+      shares[group.name] = Share(ids, jnp.asarray(row_of)[ids], jnp.sum(mine))
+    return shares
+
+  return plan
+
+
+def fetch(clients, share: Share):
+  """The states of a share's clients, [slots, ...], out of their group's."""
+  return jax.tree.map(lambda leaf: leaf[share.row], clients)
+
+
+def store(clients, share: Share, updated):
+  """A group's client states with those of a share's clients replaced."""
+  num_slots = len(share.row)
+
+  def put(leaf, new):
+    real = jnp.arange(num_slots) < share.num_valid
+    rows = jnp.where(real, share.row, leaf.shape[0])
+    return leaf.at[rows].set(new, mode='drop')
+
+  return jax.tree.map(put, clients, updated)

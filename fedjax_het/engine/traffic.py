@@ -1,0 +1,83 @@
+"""Bytes of messages, measured from the trees that travel."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.engine.types import Maybe
+
+
+class Traffic(NamedTuple):
+  """Bytes of one message, measured from the tree that travels.
+
+  Attributes:
+    fixed: [] uint32, bytes of all that is always sent.
+    parts: [P] uint32, full bytes of each leaf inside a `Maybe`.
+    share: [P] float32, the fraction of that leaf that was sent.
+  """
+
+  fixed: jax.Array
+  parts: jax.Array
+  share: jax.Array
+
+
+def measure(tree) -> Traffic:
+  """Measures a downlink or uplink.
+
+  Args:
+    tree: A pytree of arrays, maybe with `Maybe` parts.
+
+  Returns:
+    Its traffic; the bytes are constants of the shapes.
+  """
+  parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Maybe))
+  fixed = [part for part in parts if not isinstance(part, Maybe)]
+  optional = [
+      (leaf, part.present)
+      for part in parts
+      if isinstance(part, Maybe)
+      for leaf in jax.tree.leaves(part.value)
+  ]
+  shares = [jnp.mean(present, dtype=jnp.float32) for _, present in optional]
+  return Traffic(
+      jnp.asarray(np.uint32(sum(map(_num_bytes, fixed)))),
+      jnp.asarray(np.array([_num_bytes(x) for x, _ in optional], np.uint32)),
+      jnp.stack(shares) if shares else jnp.zeros((0,), jnp.float32),
+  )
+
+
+def _num_bytes(leaf) -> int:
+  return math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+
+
+def num_bytes(traffic: Traffic) -> np.ndarray:
+  """Bytes of each message, exact up to the rounding of its shares.
+
+  Args:
+    traffic: One or several messages, leaves [...] and [..., P].
+
+  Returns:
+    [...] int64.
+  """
+  fixed, parts, share = (np.asarray(x, np.float64) for x in traffic)
+  return np.rint(fixed + np.sum(parts * share, axis=-1)).astype(np.int64)
+
+
+def full_bytes(tree) -> int:
+  """Bytes of a downlink or uplink with all its optional parts.
+
+  Args:
+    tree: A pytree of arrays or of their shapes, maybe with `Maybe` parts.
+
+  Returns:
+    Their number.
+  """
+  values = jax.tree.map(
+      lambda part: part.value if isinstance(part, Maybe) else part,
+      tree,
+      is_leaf=lambda part: isinstance(part, Maybe),
+  )
+  return sum(map(_num_bytes, jax.tree.leaves(values)))
