@@ -10,7 +10,16 @@ from fedjax_het.engine.projection import (
     gradient_divergence_projection,
     project_gradient,
 )
-from fedjax_het.engine.rounds import State, init_state, make_round
+from fedjax_het.engine.rounds import (
+    State,
+    init_state,
+    make_round,
+    make_rounds,
+)
+from fedjax_het.engine.streaming import (
+    init_streamed_state,
+    make_streamed_round,
+)
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
     Federation,
@@ -50,9 +59,12 @@ __all__ = [
     'federate',
     'gradient_divergence_projection',
     'init_state',
+    'init_streamed_state',
     'load',
     'make_evaluate',
     'make_round',
+    'make_rounds',
+    'make_streamed_round',
     'map_clients',
     'partition',
     'project_gradient',

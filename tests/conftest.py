@@ -22,6 +22,19 @@ jax.config.update(
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 
 
+def pytest_collection_modifyitems(items):
+  """Tests of one file run in one process, which shares their compilations.
+
+  The shared suite runs algorithm by algorithm instead.
+  """
+  for item in items:
+    group = item.path.stem
+    params = item.callspec.params if hasattr(item, 'callspec') else {}
+    if group == 'test_suite':
+      group = f'{group}-{params.get("name")}'
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def optimised():
   """Compiles as users do, for tests of what XLA makes of a program."""

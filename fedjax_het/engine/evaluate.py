@@ -10,7 +10,11 @@ import optax
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.rounds import State
+from fedjax_het.engine.streaming import take
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
+
+# Clients out of the host's memory whose models are evaluated at once.
+_CHUNK = 64
 
 
 class Scores(NamedTuple):
@@ -123,24 +127,52 @@ def make_evaluate(
     count = min(clients_per_group or group.num_clients, group.num_clients)
     return np.linspace(0, group.num_clients - 1, count).round().astype(int)
 
-  @jax.jit
-  def run(state, batches, data):
-    results = {}
-    server = state.server
-    if algorithm.calibrate is not None:
-      server = algorithm.calibrate(server, data)
-    for group in evaluated:
-
-      def one(row, group=group):
-        client = jax.tree.map(lambda a: a[row], state.clients[group.name])
+  def score_rows(group: Group):
+    @jax.jit
+    def run(server, clients, rows, batches):
+      def one(row):
+        client = jax.tree.map(lambda a: a[row], clients)
         model = algorithm.client_model(server, client, group)
         return score(group, model, batches)
 
-      results[group.name] = jax.lax.map(one, jnp.asarray(rows_of(group)))
-    return results
+      return jax.lax.map(one, rows)
+
+    return run
+
+  programs = {group.name: score_rows(group) for group in evaluated}
+  calibrate = None
+  if algorithm.calibrate is not None:
+    calibrate = jax.jit(algorithm.calibrate)
+
+  def streamed(group: Group, server, table):
+    """Results of clients whose states lie in the host's memory."""
+    rows = rows_of(group)
+    size = min(_CHUNK, len(rows))
+    parts = []
+    for begin in range(0, len(rows), size):
+      # The last chunk is filled up, so that nothing is compiled for it.
+      mine = np.resize(rows[begin : begin + size], size)
+      part = programs[group.name](
+          server, take(table, mine), jnp.arange(size), batches
+      )
+      parts.append(jax.tree.map(lambda a: np.asarray(a), part))
+    return jax.tree.map(
+        lambda *a: np.concatenate(a)[: len(rows)], *parts
+    )
 
   def evaluate(state: State) -> dict[str, Scores]:
-    results = run(state, batches, data)
+    server, results = state.server, {}
+    if calibrate is not None:
+      server = calibrate(server, data)
+    for group in evaluated:
+      table = state.clients[group.name]
+      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
+        results[group.name] = streamed(group, server, table)
+      else:
+        rows = jnp.asarray(rows_of(group))
+        results[group.name] = programs[group.name](
+            server, table, rows, batches
+        )
     return {
         group.name: Scores(
             group.client_ids[rows_of(group)],

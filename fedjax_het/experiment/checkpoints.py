@@ -1,6 +1,7 @@
 """Checkpoints of a run's state that are verified when they are read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import concurrent.futures
 import contextlib
 import errno
 import logging
@@ -49,8 +50,9 @@ def _checksum(array: np.ndarray) -> int:
 class Checkpoints:
   """The last few states of a run, each written all or nothing.
 
-  Writing is synchronous: the state is donated to the next round, so a copy
-  would have to be taken anyway, and an error must stop the run at once.
+  `save` takes a copy of the state, which the next round may overwrite, and
+  returns; a thread writes it. One that could not be written is raised by the
+  next `save` or `wait`.
 
   Attributes:
     folder: Where they lie, one folder per checkpoint named by its step.
@@ -66,6 +68,8 @@ class Checkpoints:
     self.folder = folder.absolute()
     self._keep = keep
     self._manager = self._open()
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._writing = None
 
   def _open(self) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
@@ -77,22 +81,47 @@ class Checkpoints:
       return ocp.CheckpointManager(self.folder, options=options)
 
   def close(self) -> None:
-    """Releases what the manager holds."""
+    """Waits for what is being written, and releases what the manager holds."""
+    self._thread.shutdown()
     with _quiet():
       self._manager.close()
 
-  def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
-    """Writes a checkpoint; the earlier ones are touched after that only.
+  def wait(self) -> None:
+    """Returns when the last checkpoint is written.
+
+    Raises:
+      OSError: If it could not be; the earlier ones are intact.
+    """
+    if self._writing is not None:
+      writing, self._writing = self._writing, None
+      writing.result()
+
+  def save(
+      self,
+      step: int,
+      state: Any,
+      notes: dict[str, Any],
+      before: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Has a checkpoint written; the earlier ones are touched after that only.
 
     Args:
       step: Rounds done.
       state: A pytree of arrays.
       notes: Anything that JSON can hold.
+      before: Called before it is written, by the thread that does.
 
     Raises:
-      OSError: If it could not be written; the earlier ones are intact.
+      OSError: If the one before could not be written.
     """
-    arrays = {name: np.asarray(leaf) for name, leaf in _leaves(state).items()}
+    self.wait()
+    arrays = {name: np.array(leaf) for name, leaf in _leaves(state).items()}
+    self._writing = self._thread.submit(
+        self._write, step, arrays, notes, before
+    )
+
+  def _write(self, step, arrays, notes, before):
+    before()
     sums = {name: _checksum(array) for name, array in arrays.items()}
     try:
       with _quiet():
@@ -115,20 +144,25 @@ class Checkpoints:
           f'{self.folder}',
       ) from e
 
-  def restore(self, like: Any) -> Restored | None:
+  def restore(
+      self, like: Any, on_host: str | None = None
+  ) -> Restored | None:
     """Reads the latest checkpoint that is whole.
 
     Later ones that are not are warned of and set aside, as damaged-<step>.
 
     Args:
       like: A pytree of the shapes and dtypes to expect.
+      on_host: Leaves whose path begins with this stay numpy arrays.
 
     Returns:
       The checkpoint; None if there is no folder of one.
 
     Raises:
       ValueError: If there are checkpoints and none can be read.
+      OSError: If the last one could not be written.
     """
+    self.wait()
     steps = sorted(
         int(path.name)
         for path in self.folder.glob('*')
@@ -138,7 +172,7 @@ class Checkpoints:
     for step in reversed(steps):
       try:
         with _quiet():
-          state, notes = self._read(step, like)
+          state, notes = self._read(step, like, on_host)
       except Exception as e:  # Any damage: missing, cut or changed files.
         bad[step] = _one_line(e)
         continue
@@ -168,7 +202,9 @@ class Checkpoints:
       path = self.folder / f'damaged-{step}-{count}'
     (self.folder / str(step)).rename(path)
 
-  def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+  def _read(
+      self, step: int, like: Any, on_host: str | None
+  ) -> tuple[Any, dict[str, Any]]:
     wanted = _leaves(like)
     # Zeros that take no memory say what to read, and that numpy is wanted.
     target = {
@@ -195,17 +231,18 @@ class Checkpoints:
         raise ValueError(f'the checksum of {name} does not match')
     if notes.pop('step') != step:
       raise ValueError('its folder has been renamed')
-    return _fill(like, arrays), notes
+    return _fill(like, arrays, on_host), notes
 
 
-def _fill(like: Any, arrays: dict[str, np.ndarray]) -> Any:
-  """`like` with the leaves replaced by copies on the device."""
+def _fill(like: Any, arrays: dict[str, np.ndarray], on_host) -> Any:
+  """`like` with the leaves replaced by copies on the device or the host."""
 
   def one(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
+    make = np if on_host and name.startswith(on_host) else jnp
     if name not in arrays:
-      return jnp.zeros(leaf.shape, leaf.dtype)
-    return jnp.array(arrays[name], copy=True)
+      return make.zeros(leaf.shape, leaf.dtype)
+    return make.array(arrays[name], copy=True)
 
   return jax.tree_util.tree_map_with_path(one, like)
 

@@ -14,7 +14,7 @@ from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.asynchronous import check_backend
-from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.engine.mapping import BACKENDS, TRACEABLE, resolve_backend
 from fedjax_het.experiment import options as opt
 from fedjax_het.models import MODELS
 from fedjax_het.names import check_name, did_you_mean
@@ -116,6 +116,12 @@ FIELDS = dict(
     keep_checkpoints=Field(3, int, low=2),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
+    # Rounds that are run without asking the host, but for evaluations and
+    # checkpoints. Their lines are written together.
+    rounds_per_dispatch=Field(1, int, low=1),
+    # Where clients' states lie between their visits: on the device, or in the
+    # host's memory, from which those of a cohort are brought.
+    client_store=Field('device', str, choices=('device', 'host')),
     # What to do about a client whose update holds NaN or infinity.
     nonfinite=Field('raise', str, choices=('raise', 'drop')),
     tensorboard=Field(False, bool),
@@ -299,6 +305,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'{total} clients; it must be between 1 and {total}.'
     )
   _check_clock(config, total)
+  _check_dispatch(config)
 
 
 def _check_keys(section, known, prefix: str) -> None:
@@ -365,6 +372,29 @@ def _check_clock(config, num_clients: int) -> None:
     )
   if config.clock.mode != 'synchronous':
     check_backend(config.backend)
+    if config.client_store == 'host':
+      raise ValueError(
+          "client_store='host' is for synchronous rounds: what is in flight "
+          f'between clients and server under clock.mode={config.clock.mode!r} '
+          'lies on the device.'
+      )
+
+
+def _check_dispatch(config) -> None:
+  """Whether several rounds fit into one program."""
+  if config.rounds_per_dispatch == 1:
+    return
+  if config.client_store == 'host':
+    raise ValueError(
+        f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
+        "client_store='host', which brings clients from the host every round."
+    )
+  if resolve_backend(config.backend) not in TRACEABLE:
+    raise ValueError(
+        f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
+        f'backend={config.backend!r}, which runs from Python; use auto or one '
+        f'of {", ".join(TRACEABLE)}.'
+    )
 
 
 def _check_section(section, where: str, table) -> None:

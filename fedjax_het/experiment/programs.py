@@ -24,30 +24,40 @@ from fedjax_het.engine.rounds import (
   State,
   init_state,
   make_round,
+  make_rounds,
   make_warm_up,
+)
+from fedjax_het.engine.streaming import (
+  init_streamed_state,
+  make_streamed_round,
 )
 from fedjax_het.engine.visits import message_bytes
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)
 
+Collect = Callable[[], list[dict[str, GroupReport]]]
+
 
 class Programs(NamedTuple):
   """The compiled functions of a run.
 
   Attributes:
-    run_round: `(state) -> (state, {group: report})`; donates the state.
+    run_rounds: `(state, done, num) -> (state, collect)`: the rounds after
+      `done` rounds; donates the state and does not wait for the device.
+      `collect() -> [{group: report}]` does, and has one entry a round, on the
+      host.
     evaluate: `(state) -> {group: scores}` on the test set.
     validate: The same on the examples that clients have held out; None if
       there are none.
-    warm_up: As `run_round`, what comes before the first round; None for
-      nothing.
+    warm_up: `(state) -> (state, {group: report})`, what comes before the first
+      round; None for nothing.
     memory: Bytes that XLA planned for a round; {} where it does not say.
     timeline: `(rounds done) -> {name: number}`, what the virtual clock says of
       a round; {} without one.
   """
 
-  run_round: Callable[..., tuple[Any, dict[str, GroupReport]]]
+  run_rounds: Callable[..., tuple[Any, Collect]]
   evaluate: Callable[[Any], Any]
   validate: Callable[[Any], Any] | None
   warm_up: Callable[..., tuple[Any, dict[str, GroupReport]]] | None
@@ -81,10 +91,26 @@ def first_state(experiment: Experiment) -> State | AsyncState:
   """
   key, _, _ = run_keys(experiment.config)
   algorithm, federation = experiment.algorithm, experiment.federation
+  if experiment.config.client_store == 'host':
+    return init_streamed_state(algorithm, federation, key)
   state = init_state(algorithm, federation, key)
   if experiment.config.clock.mode == 'synchronous':
     return state
   return init_async_state(algorithm, federation, state, experiment.data)
+
+
+def state_shapes(experiment: Experiment) -> State | AsyncState:
+  """Shapes and dtypes of `first_state`; nothing is computed."""
+  key, _, _ = run_keys(experiment.config)
+  algorithm, federation = experiment.algorithm, experiment.federation
+
+  def init():
+    state = init_state(algorithm, federation, key)
+    if experiment.config.clock.mode == 'synchronous':
+      return state
+    return init_async_state(algorithm, federation, state, experiment.data)
+
+  return jax.eval_shape(init)
 
 
 def _fleet(experiment: Experiment) -> Fleet:
@@ -107,7 +133,10 @@ def _synchronous(experiment: Experiment, options):
   """The round, `(round) -> its sampling key`, and the timeline."""
   config, federation = experiment.config, experiment.federation
   size = experiment.cohort_size
-  run_round = make_round(
+  make = make_round
+  if config.client_store == 'host':
+    make = make_streamed_round
+  run_round = make(
       experiment.algorithm, federation, cohort_size=size, **options
   )
   _, _, key = run_keys(config)
@@ -169,7 +198,8 @@ def compile_programs(
     The programs.
 
   Raises:
-    ValueError: If the fleet of devices can never finish a round.
+    ValueError: If the fleet of devices can never finish a round, or the
+      clients' states cannot lie where the config wants them.
   """
   config = experiment.config
   options = dict(backend=config.backend, chunk=config.chunk)
@@ -189,25 +219,49 @@ def compile_programs(
         dataset.train_labels[held_out],
     )
   _, key, _ = run_keys(config)
+  capacity = config.rounds_per_dispatch
+  if capacity > 1:
+    run_round = make_rounds(run_round, capacity)
   memory = {}
+
+  def arguments(done: int, num: int):
+    """What the program takes beside the state."""
+    if capacity == 1:
+      return experiment.data, key, jax.device_put(participants(done))
+    # Beyond the last round there is nobody; those entries are not read.
+    last = config.num_rounds - 1
+    who = [participants(min(done + i, last)) for i in range(capacity)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *who)
+    return experiment.data, key, stacked, jax.device_put(np.int32(num))
+
   # The backends of several devices change where the state lies in the first
   # round, which a program compiled ahead of time would refuse.
   if hasattr(run_round, 'lower') and config.backend != 'shard_map':
     _log.info('Compiling the round program ...')
     begin = time.perf_counter()
-    run_round = run_round.lower(
-        state, experiment.data, key, participants(0)
-    ).compile()
+    run_round = run_round.lower(state, *arguments(0, 1)).compile()
     seconds = time.perf_counter() - begin
     _log.info('Compiled in %.1f s.', seconds)
     memory = _program_memory(run_round)
 
-  def one_round(state):
-    who = participants(int(state.round_num))
-    return run_round(state, experiment.data, key, who)
+  def run_rounds(state, done: int, num: int):
+    state, reports = run_round(state, *arguments(done, num))
+
+    def collect():
+      host = jax.device_get(reports)
+      if capacity == 1:
+        return [host]
+      return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(num)]
+
+    return state, collect
 
   warm_up = None
   if experiment.algorithm.warm_up is not None:
+    if config.client_store == 'host':
+      raise ValueError(
+          "client_store='host' does not fit a method with a warm-up, in which "
+          'all clients take part at once.'
+      )
     program = make_warm_up(
         experiment.algorithm, experiment.federation, **options
     )
@@ -217,7 +271,7 @@ def compile_programs(
       warm, reports = program(State(*state[:3]), experiment.data, key)
       return state._replace(**warm._asdict()), reports
 
-  return Programs(one_round, evaluate, validate, warm_up, memory, timeline)
+  return Programs(run_rounds, evaluate, validate, warm_up, memory, timeline)
 
 
 def _evaluate_on(experiment: Experiment, images, labels):

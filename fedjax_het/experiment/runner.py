@@ -22,6 +22,7 @@ from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
   first_state,
+  state_shapes,
 )
 from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.tensorboard import Board
@@ -132,10 +133,8 @@ def _begin(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
 
-  def init():
-    return first_state(experiment)
-
-  restored = checkpoints.restore(jax.eval_shape(init))
+  on_host = 'clients/' if experiment.config.client_store == 'host' else None
+  restored = checkpoints.restore(state_shapes(experiment), on_host)
   if restored is None:
     # The first checkpoint is written before the first line: without one,
     # lines mean that checkpoints were taken away.
@@ -144,7 +143,7 @@ def _begin(
           f'{path} holds the metrics of a run whose checkpoints are gone; '
           'restore them, or choose another workdir.'
       )
-    state = init()
+    state = first_state(experiment)
     checkpoints.save(0, state, notes)
     return state, [], notes
   if restored.notes['data'] != notes['data']:
@@ -204,25 +203,53 @@ def _train(
     write: _Writer,
     stop: Callable[[], bool],
 ) -> tuple[State, bool]:
-  """The loop over rounds; returns the state and whether all were done."""
-  config = experiment.config
+  """The loop over rounds; returns the state and whether all were done.
 
-  def test(round_num, state):
+  The next rounds are begun before the lines of those before are written, and
+  an evaluation before the lines of the rounds that it follows, so that the
+  device need not wait for the host.
+  """
+  config = experiment.config
+  lap = time.perf_counter()
+
+  def seconds_since(begin):
+    """Since `begin` or, if that is later, since what was awaited last."""
+    nonlocal lap
+    begin, lap = max(begin, lap), time.perf_counter()
+    return lap - begin
+
+  def settle(begun):
+    """Waits for rounds and writes their lines."""
+    begin, first, num, collect = begun
+    reports = collect()
+    seconds = seconds_since(begin) / num
+    for number, report in enumerate(reports, first + 1):
+      _check_finite(experiment, report, number)
+      row = metrics.train_row(number, report, experiment.federation, seconds)
+      write({**row, **programs.timeline(number)})
+
+  def begin_test(state):
+    """Scores to come, by split."""
+    return {
+        split: evaluate(state)
+        for split, evaluate in (
+            ('validation', programs.validate),
+            ('test', programs.evaluate),
+        )
+        if evaluate is not None
+    }
+
+  def test(round_num, scores):
+    """Waits for scores and writes their lines."""
     when = programs.timeline(round_num).get('virtual_time')
-    for split, evaluate in (
-        ('validation', programs.validate),
-        ('test', programs.evaluate),
-    ):
-      if evaluate is None:
-        continue
-      begin = time.perf_counter()
-      scores = jax.device_get(evaluate(state))
-      seconds = time.perf_counter() - begin
+    for split, score in scores.items():
+      score = jax.device_get(score)
       write(
           metrics.test_row(
-              round_num, scores, experiment.federation, seconds, when, split
+              round_num, score, experiment.federation, seconds_since(0.0),
+              when, split,
           )
-      )
+      )  # fmt: skip
 
   done = int(state.round_num)
   if not write.rows:
@@ -231,33 +258,51 @@ def _train(
       begin = time.perf_counter()
       state, reports = programs.warm_up(state)
       reports = jax.device_get(reports)
-      seconds = time.perf_counter() - begin
       _check_finite(experiment, reports, 0)
       write(
           metrics.train_row(
-              0, reports, experiment.federation, seconds, 'warm_up'
+              0,
+              reports,
+              experiment.federation,
+              seconds_since(begin),
+              'warm_up',
           )
       )
-    test(0, state)
+    lap = time.perf_counter()
+    test(0, begin_test(state))
+  begun = None
   while done < config.num_rounds:
     begin = time.perf_counter()
-    state, reports = programs.run_round(state)
-    reports = jax.device_get(reports)
-    seconds = time.perf_counter() - begin
-    done += 1
-    _check_finite(experiment, reports, done)
-    row = metrics.train_row(done, reports, experiment.federation, seconds)
-    write({**row, **programs.timeline(done)})
+    num = _rounds_to_run(config, done)
+    state, collect = programs.run_rounds(state, done, num)
+    if begun is not None:
+      settle(begun)
+    begun = begin, done, num, collect
+    done += num
     last = done == config.num_rounds
-    if last or done % config.eval_every == 0:
-      test(done, state)
     stopping = not last and stop()
-    if last or stopping or done % config.checkpoint_every == 0:
-      write.sync()
-      checkpoints.save(done, state, notes)
+    testing = last or done % config.eval_every == 0
+    saving = last or stopping or done % config.checkpoint_every == 0
+    if not testing and not saving:
+      continue
+    scores = begin_test(state) if testing else {}
+    settle(begun)
+    begun = None
+    test(done, scores)
+    if saving:
+      checkpoints.save(done, state, notes, before=write.sync)
     if stopping:
-      return state, False
-  return state, True
+      break
+  checkpoints.wait()
+  return state, done == config.num_rounds
+
+
+def _rounds_to_run(config, done: int) -> int:
+  """Rounds of one dispatch: up to the next evaluation or checkpoint."""
+  ends = [config.num_rounds]
+  for every in (config.eval_every, config.checkpoint_every):
+    ends.append(done + every - done % every)
+  return min(config.rounds_per_dispatch, min(ends) - done)
 
 
 def _check_finite(

@@ -224,6 +224,7 @@ def test_a_small_budget_trains_the_last_unit_alone():
   assert set(shapes.summed.change.params) == {'unit2', 'pool', 'head'}
 
 
+@pytest.mark.slow
 def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
   """Embeddings move in stage 1 alone, and only what is trained moves."""
   leaves = save(tmp_path / 'w.npz', depth=3)

@@ -217,11 +217,14 @@ def test_every_client_of_the_cohort_has_its_pairs_stored():
 
 @pytest.mark.parametrize('options', [
     dict(capture='training', num_pairs=8),
-    dict(aggregation='ends', lam=2.0, mu=0.0, capture='training', num_pairs=8),
-    dict(noise=0.8, num_pairs=4),
     dict(sigma=0.1, noise_at='upload', clip=0.5, num_pairs=4),
-    dict(num_pairs=2),
-    dict(rule='sequential', aggregation='architecture', num_pairs=4),
+    *(pytest.param(options, marks=pytest.mark.slow) for options in [
+        dict(aggregation='ends', lam=2.0, mu=0.0, capture='training',
+             num_pairs=8),
+        dict(noise=0.8, num_pairs=4),
+        dict(num_pairs=2),
+        dict(rule='sequential', aggregation='architecture', num_pairs=4),
+    ]),
 ])  # fmt: skip
 def test_options_train(options):
   _, state, reports = run(fedin, 2, **options)

@@ -296,6 +296,7 @@ def test_dynamic_rates_are_drawn_by_client_and_round():
   np.testing.assert_allclose(counts / 200, [0.25, 0.25, 0.5], atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_width_that_is_left_out_is_as_clients_without_a_step():
   federation = one_model_federation(norm=False)
   absent = np.isin(np.arange(6), federation.groups[1].client_ids)

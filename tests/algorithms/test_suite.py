@@ -163,6 +163,18 @@ def test_no_recompilation_after_the_first_round(name, reference):
   assert control
 
 
+def test_no_transfer_between_host_and_device_in_a_round(name, reference):
+  run_round = mapped_round(name)
+  algorithm, federation = make(name)
+  data = tiny_data(public=NUM_PUBLIC)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  with jax.transfer_guard('disallow'):
+    for _ in range(2):
+      state, _ = run_round(state, data, *KEYS)
+    with pytest.raises(Exception, match='Disallowed'):
+      run_round(state._replace(round_num=np.int32(2)), data, *KEYS)
+
+
 def test_resume_is_exact(name, reference):
   """A state that went through host memory continues bit for bit."""
   algorithm, federation = make(name)

@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import subprocess
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ def saved(tmp_path):
   checkpoints = Checkpoints(tmp_path / 'checkpoints')
   for step in (5, 10, 15):
     checkpoints.save(step, state(step), dict(data=step))
+  checkpoints.wait()
   checkpoints.close()
   return tmp_path / 'checkpoints'
 
@@ -71,6 +73,7 @@ def test_keeps_the_last_few(tmp_path):
   checkpoints = Checkpoints(tmp_path, keep=2)
   for step in range(4):
     checkpoints.save(step, state(step), {})
+  checkpoints.wait()
   assert {p.name for p in tmp_path.iterdir() if p.name.isdigit()} == {'2', '3'}
 
 
@@ -124,6 +127,7 @@ def test_falls_back_to_the_one_before(saved, damage, caplog):
   assert (saved / 'damaged-15').is_dir()
   checkpoints = Checkpoints(saved)
   checkpoints.save(15, state(16), {})
+  checkpoints.wait()
   same(checkpoints.restore(LIKE).state, state(16))
 
 
@@ -193,6 +197,7 @@ def test_a_failed_write_leaves_the_others(saved, monkeypatch):
   monkeypatch.setattr(checkpoints._manager, 'save', full)
   with pytest.raises(OSError) as error:
     checkpoints.save(20, state(20), {})
+    checkpoints.wait()
   assert error.value.errno == errno.ENOSPC
   assert error.value.strerror == (
       'No space left on device while writing the checkpoint of round 20 to '
@@ -200,6 +205,30 @@ def test_a_failed_write_leaves_the_others(saved, monkeypatch):
   )
   assert not (saved / '20.orbax-checkpoint-tmp').exists()
   assert restore(saved).step == 15
+
+
+def test_writing_takes_a_copy_and_does_not_wait(tmp_path, monkeypatch):
+  """`save` returns before it is written, whatever becomes of the state."""
+  checkpoints = Checkpoints(tmp_path)
+  may_write, save = threading.Event(), checkpoints._manager.save
+
+  def slow(*args, **kwargs):
+    assert may_write.wait(60)
+    return save(*args, **kwargs)
+
+  monkeypatch.setattr(checkpoints._manager, 'save', slow)
+  mine, order = state(1), []
+  mine['table'] = np.arange(4, dtype=np.float32)
+  checkpoints.save(1, mine, {}, before=lambda: order.append('before'))
+  mine['table'][:] = -1.0
+  assert not (tmp_path / '1').exists()
+  may_write.set()
+  like = jax.eval_shape(lambda: mine)
+  restored = checkpoints.restore(like, on_host='table')
+  assert order == ['before']
+  np.testing.assert_array_equal(restored.state['table'], np.arange(4.0))
+  assert isinstance(restored.state['table'], np.ndarray)
+  checkpoints.close()
 
 
 @pytest.fixture
@@ -226,6 +255,7 @@ def test_a_disk_that_is_really_full(small_disk: pathlib.Path):
   checkpoints.save(1, dict(x=big), {})
   with pytest.raises(OSError) as error:
     checkpoints.save(2, dict(x=big + 1), {})
+    checkpoints.wait()
   assert error.value.errno == errno.ENOSPC
   restored = Checkpoints(small_disk / 'checkpoints').restore(dict(x=like))
   assert restored.step == 1

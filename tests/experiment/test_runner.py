@@ -130,6 +130,49 @@ def test_resumes_exactly(finished, tmp_path, row):
     np.testing.assert_array_equal(a, b)
 
 
+def assert_rows_agree(path, want_path):
+  got, want = without_seconds(path), without_seconds(want_path)
+  assert len(got) == len(want)
+  for row, other in zip(got, want):
+    assert row.keys() == other.keys()
+    for key, value in row.items():
+      if isinstance(value, float):
+        value, other[key] = np.float32(value), pytest.approx(other[key], 1e-4)
+      assert value == other[key], (row['round'], row['split'], key)
+
+
+def test_several_rounds_in_a_dispatch(tmp_path):
+  """Up to the next evaluation or checkpoint, whether R divides that or not."""
+  plain = tiny_config(num_rounds=7, eval_every=4, checkpoint_every=5)
+  experiment.run(plain, tmp_path / 'one')
+  config = tiny_config(num_rounds=7, eval_every=4, checkpoint_every=5)
+  config.rounds_per_dispatch = 3
+  assert [runner._rounds_to_run(config, done) for done in range(7)] == [
+      3, 3, 2, 1, 1, 2, 1
+  ]  # fmt: skip
+  with pytest.raises(Killed):
+    experiment.run(config, tmp_path / 'three', observe=killed_at(8))
+  experiment.run(config, tmp_path / 'three')
+  assert_rows_agree(
+      tmp_path / 'three' / 'metrics.jsonl', tmp_path / 'one' / 'metrics.jsonl'
+  )
+
+
+def test_client_states_in_host_memory(tmp_path):
+  """The same rows as on the device; resumes, too."""
+  config = tiny_config('private', eval_every=2)
+  experiment.run(config, tmp_path / 'device')
+  config.client_store = 'host'
+  with pytest.raises(Killed):
+    experiment.run(config, tmp_path / 'host', observe=killed_at(5))
+  result = experiment.run(config, tmp_path / 'host')
+  leaves = jax.tree.leaves(result.state.clients)
+  assert leaves and all(isinstance(leaf, np.ndarray) for leaf in leaves)
+  assert_rows_agree(
+      tmp_path / 'host' / 'metrics.jsonl', tmp_path / 'device' / 'metrics.jsonl'
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):

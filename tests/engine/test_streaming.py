@@ -1,0 +1,80 @@
+"""Clients' states in host memory give the numbers of those on the device."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import rounds, streaming
+from fedjax_het.engine.cohort import Share
+from tests.tiny import tiny_data, tiny_federation
+
+KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def run(make_round, init, num_rounds=4, cohort_size=4, **options):
+  federation = tiny_federation((1, 2), 3)
+  algorithm = ALGORITHMS['private'](federation)
+  run_round = make_round(
+      algorithm, federation, cohort_size=cohort_size, **options
+  )
+  state, reports = init(algorithm, federation, jax.random.key(0)), []
+  for _ in range(num_rounds):
+    state, report = run_round(state, tiny_data(), *KEYS)
+    reports.append(jax.device_get(report))
+  return jax.device_get(state), reports
+
+
+@pytest.mark.parametrize('backend', ['map', 'loop', 'vmap'])
+def test_equals_states_on_the_device(backend):
+  """Four of six clients a round: every two cohorts share some."""
+  want = run(rounds.make_round, rounds.init_state, backend=backend)
+  got = run(
+      streaming.make_streamed_round,
+      streaming.init_streamed_state,
+      backend=backend,
+  )
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_the_tables_stay_on_the_host():
+  state, _ = run(
+      streaming.make_streamed_round, streaming.init_streamed_state, num_rounds=1
+  )
+  leaves = jax.tree.leaves(state.clients)
+  assert leaves and all(isinstance(leaf, np.ndarray) for leaf in leaves)
+
+
+def test_another_state_is_not_given_the_rows_of_the_last():
+  """What was brought ahead belongs to one run and one round."""
+  federation = tiny_federation((1, 2), 3)
+  algorithm = ALGORITHMS['private'](federation)
+  run_round = streaming.make_streamed_round(
+      algorithm, federation, cohort_size=6
+  )
+
+  def start(seed):
+    return streaming.init_streamed_state(
+        algorithm, federation, jax.random.key(seed)
+    )
+
+  data = tiny_data()
+  want, _ = run_round(start(5), data, *KEYS)
+  want = jax.device_get(run_round(want, data, *KEYS)[0])
+  first, _ = run_round(start(5), data, *KEYS)
+  run_round(start(6), data, *KEYS)
+  got = jax.device_get(run_round(first, data, *KEYS)[0])
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_overlap_names_the_slots_of_clients_in_both_shares():
+  def share(rows, num_valid):
+    rows = np.array(rows, np.int32)
+    return Share(rows, rows, np.int32(num_valid))
+
+  before, after = share([3, 5, 8, 3], 3), share([5, 6, 3, 3], 3)
+  slots = streaming._overlap(before, after)
+  assert slots.tolist() == [1, 4, 0, 4]
