@@ -1,8 +1,11 @@
 """What the papers print for a setting, to stand beside a result of ours.
 
 Accuracies in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 the later
-journal version of the same title. Values that the papers only plot, or that
-are lost in the available texts (v2 Tables 5 and 7), are not here.
+journal version of the same title; FedHe is arXiv 2110.09910, FeDepth arXiv
+2303.04887. Values that the papers only plot, or that are lost in the available
+texts (FedIN v2's Tables 5 and 7), are not here, nor are methods that the
+library lacks. `find` goes by a run's config; the other functions look up one
+number and return None where the paper prints none.
 """
 
 from collections.abc import Mapping
@@ -20,6 +23,7 @@ class Target(NamedTuple):
     spread: Standard deviation over seeds as printed; None if none is.
     reached: First round at `level`, as printed; None if it is not.
     level: Accuracy in percent to which `reached` refers.
+    printed: The words of the paper, where they say more than `accuracy`.
   """
 
   source: str
@@ -29,6 +33,13 @@ class Target(NamedTuple):
   spread: float | None = None
   reached: int | None = None
   level: float | None = None
+  printed: str = ''
+
+  @property
+  def text(self) -> str:
+    """The number as the paper has it, with its deviation."""
+    shown = self.printed or str(self.accuracy)
+    return shown if self.spread is None else f'{shown} ± {self.spread}'
 
 
 _V1 = (
@@ -48,6 +59,9 @@ _DATASETS = ('fashion_mnist', 'svhn_cropped', 'cifar10', 'cinic10')
 _V1_TABLE_2 = {
     'FedIN': (81.47, 63.00, 91.35, 88.28),
     'FedAvg': (76.43, 60.02, 89.59, 76.83),
+    'FedGKT-server': (84.12, 55.11, 91.32, 84.66),
+    'FedGKT-clients': (72.55, 39.96, 87.65, 52.61),
+    'HeteroFL': (81.23, 64.89, 92.19, 79.42),
 }
 # v2 Tables 1 and 2, per data set: IID, non-IID±deviation, first round.
 _V2_TABLE_1 = {
@@ -55,6 +69,8 @@ _V2_TABLE_1 = {
     '55.8±2.9 103',
     'FedProx': '89.7 87.8±0.5 40 90.6 87.1±1.0 45 77.6 72.5±1.2 72 66.8 '
     '57.5±2.3 98',
+    'HeteroFL': '89.3 89.5±0.6 140 93.8 89.3±0.6 107 72.1 62.5±1.3 273 63.6 '
+    '56.1±2.1 183',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -80,6 +96,62 @@ _V2_TABLE_6 = {
     'FedAvg': ((79.3, 79.2, 78.7, 76.8, 74.0), (68.3, 67.9, 66.9, 66.2, 62.5)),
     'FedIN': ((82.8, 83.1, 81.0, 80.5, 74.3), (76.7, 76.3, 74.1, 75.9, 72.2)),
 }
+
+_FEDHE_SETTING = (
+    '10 clients with {nets}, IID, three minibatches a visit, Adam 1e-3, full '
+    'width'
+)
+# Homogeneous MNIST and CIFAR-10, then heterogeneous ones; in words.
+_FEDHE = {
+    'FedAvg': ('99', 'almost 69', None, None),
+    'FedHe': ('98.9', '66', '98.5', '62'),
+    'Private': ('98.4', '62.5', '98', '57'),
+    'FedMD': ('97.9', '60.9', '98', '57.5'),
+}
+_FEDEPTH_SETTING = (
+    '100 clients, 10 sampled, PreResNet-20, 500 rounds of 10 epochs, batch '
+    '128, SGD 0.1 with a cosine schedule, 400 examples a client for training'
+)
+# By table: its columns, and its rows with the decimals that are printed.
+_FEDEPTH = {
+    2: (
+        (
+            'cifar10 alpha 0.3', 'cifar10 alpha 1.0', 'cifar10 beta 2',
+            'cifar10 beta 5', 'cifar100 alpha 0.3', 'cifar100 alpha 1.0',
+            'cifar100 beta 10', 'cifar100 beta 30',
+        ),
+        {
+            'FedAvg x1': '61.00 66.33 32.72 69.95 28.44 29.58 31.86 43.84',
+            'FedAvg x1/6': '48.82 54.57 24.94 52.69 15.52 16.50 12.60 18.48',
+            'HeteroFL': '52.08 55.53 26.68 56.71 16.76 18.84 19.79 30.26',
+            'SplitMix': '54.80 57.61 28.88 57.11 22.10 24.25 19.69 25.00',
+            'FeDepth': '59.79 63.39 29.14 60.43 24.51 25.90 22.74 33.49',
+            'm-FeDepth': '58.89 62.12 30.50 62.26 30.10 31.26 23.41 38.69',
+            'FedAvg x1/8': '46.04 52.86 23.78 47.26 14.25 14.48 11.82 15.93',
+            'HeteroFL Lack': '52.21 55.50 26.71 56.01 16.60 18.99 18.90 29.53',
+            'SplitMix Lack': '50.34 53.22 25.35 52.73 21.40 22.80 17.91 22.78',
+            'FeDepth Lack': '56.79 63.30 28.89 59.09 23.51 26.17 23.15 34.91',
+            'm-FeDepth Lack': '57.72 61.08 28.22 59.06 30.59 31.28 23.78 37.54',
+            'FeDepth Surplus': '59.82 65.26 30.79 63.27 25.16 27.33 24.21 '
+            '35.81',
+            'm-FeDepth Surplus': '60.76 64.76 31.34 65.63 32.07 36.52 25.67 '
+            '39.90',
+        },
+    ),
+    3: (
+        (
+            'cifar10 alpha_u 0.3', 'cifar10 alpha_u 1.0',
+            'cifar100 alpha_u 0.3', 'cifar100 alpha_u 1.0',
+        ),
+        {
+            'FedAvg x1/6': '46.46 52.02 15.62 17.99',
+            'HeteroFL': '46.14 52.20 16.02 18.36',
+            'SplitMix': '31.23 44.70 22.68 25.28',
+            'FeDepth': '52.61 58.55 23.25 26.16',
+            'm-FeDepth': '51.58 57.91 27.86 29.56',
+        },
+    ),
+}  # fmt: skip
 
 
 def method_name(algorithm: Mapping[str, Any]) -> str | None:
@@ -125,20 +197,30 @@ def find(config: Mapping[str, Any]) -> list[Target]:
       and partition.get('alpha') == 0.5)
   ):
     return []
+  found = _lookup(method, config, iid)
+  return [target for target in found if target is not None]
+
+
+def _lookup(
+    method: str, config: Mapping[str, Any], iid: bool
+) -> list[Target | None]:
   aggregation = config['algorithm'].get('aggregation', 'layerwise')
+  dataset = config['dataset']
   if aggregation == 'ends':
-    return _from_v1(method, config['dataset'], iid)
+    return [fedin_v1_table_2(method, dataset, iid)]
   if aggregation == 'architecture':
-    return _from_table_4(method, config['dataset'], iid)
+    if dataset != 'fashion_mnist':
+      return []
+    return [fedin_v2_table_4(method, iid)]
   vits = all(_model(name, g).startswith('vit') for name, g in
              config['groups'].items())  # fmt: skip
   number = sum(
       g['clients'] if isinstance(g, Mapping) else g
       for g in config['groups'].values()
   )
-  targets = _from_tables_1_2(method, config['dataset'], iid, vits)
-  if not vits and config['dataset'] == 'cifar10':
-    targets += _from_table_6(method, number, iid)
+  targets = [fedin_v2_table_1(method, dataset, iid, vits)]
+  if not vits and dataset == 'cifar10':
+    targets.append(fedin_v2_table_6(method, number, iid))
   return targets
 
 
@@ -155,46 +237,83 @@ def _v2(iid: bool, nets: str = _RESNETS) -> str:
   return _V2.format(nets=nets, split=_split(iid), seeds=seeds)
 
 
-def _from_v1(method: str, dataset: str, iid: bool) -> list[Target]:
+def fedin_v1_table_2(method: str, dataset: str, iid: bool) -> Target | None:
+  """FedIN v1's Table II; else Dirichlet 0.5."""
   offset = {'cifar10': 0, 'fashion_mnist': 2}.get(dataset)
   if offset is None or method not in _V1_TABLE_2:
-    return []
+    return None
   value = _V1_TABLE_2[method][offset + (not iid)]
   setting = _V1.format(split=_split(iid))
-  return [Target('FedIN v1, Table II', method, setting, value)]
+  return Target('FedIN v1, Table II', method, setting, value)
 
 
-def _from_tables_1_2(
-    method: str, dataset: str, iid: bool, vits: bool
-) -> list[Target]:
-  if dataset not in _DATASETS:
-    return []
+def fedin_v2_table_1(
+    method: str, dataset: str, iid: bool, vits: bool = False
+) -> Target | None:
+  """FedIN v2's Table 1, or its Table 2 with vision transformers."""
   number = 2 if vits else 1
-  table, nets = (
-      (_V2_TABLE_2, _VITS) if vits else (_V2_TABLE_1, _RESNETS)
-  )
+  table, nets = (_V2_TABLE_2, _VITS) if vits else (_V2_TABLE_1, _RESNETS)
+  if dataset not in _DATASETS or method not in table:
+    return None
   source, setting = f'FedIN v2, Table {number}', _v2(iid, nets)
   place = _DATASETS.index(dataset)
   printed = table[method].split()[3 * place : 3 * place + 3]
   if iid:
-    return [Target(source, method, setting, float(printed[0]))]
+    return Target(source, method, setting, float(printed[0]))
   accuracy, spread = map(float, printed[1].split('±'))
   level = float(_LEVELS[number][place])
   reached = int(printed[2])
-  return [Target(source, method, setting, accuracy, spread, reached, level)]
+  return Target(source, method, setting, accuracy, spread, reached, level)
 
 
-def _from_table_4(method: str, dataset: str, iid: bool) -> list[Target]:
-  if dataset != 'fashion_mnist' or method not in _V2_TABLE_4:
-    return []
+def fedin_v2_table_4(method: str, iid: bool) -> Target | None:
+  """FedIN v2's Table 4: Fashion-MNIST, averaging inside an architecture."""
+  if method not in _V2_TABLE_4:
+    return None
   setting = _v2(iid) + ', averaging inside an architecture'
   value = _V2_TABLE_4[method][not iid]
-  return [Target('FedIN v2, Table 4', method, setting, value)]
+  return Target('FedIN v2, Table 4', method, setting, value)
 
 
-def _from_table_6(method: str, number: int, iid: bool) -> list[Target]:
-  if number not in _V2_CLIENTS or method not in _V2_TABLE_6:
-    return []
-  value = _V2_TABLE_6[method][not iid][_V2_CLIENTS.index(number)]
-  setting = _v2(iid).replace('100 clients, 10', f'{number} clients, some', 1)
-  return [Target('FedIN v2, Table 6', method, setting, value)]
+def fedin_v2_table_6(method: str, clients: int, iid: bool) -> Target | None:
+  """FedIN v2's Table 6: CIFAR-10, by the number of clients."""
+  if clients not in _V2_CLIENTS or method not in _V2_TABLE_6:
+    return None
+  value = _V2_TABLE_6[method][not iid][_V2_CLIENTS.index(clients)]
+  setting = _v2(iid).replace('100 clients, 10', f'{clients} clients, some', 1)
+  return Target('FedIN v2, Table 6', method, setting, value)
+
+
+def fedhe(method: str, dataset: str, homogeneous: bool) -> Target | None:
+  """The accuracies in the text of FedHe's sections V-C to V-E."""
+  if dataset not in ('mnist', 'cifar10') or method not in _FEDHE:
+    return None
+  words = _FEDHE[method][2 * (not homogeneous) + (dataset == 'cifar10')]
+  if words is None:
+    return None
+  nets = 'model 9 everywhere' if homogeneous else 'the ten CNNs of Table II'
+  return Target(
+      'FedHe, sections V-C to V-E', method, _FEDHE_SETTING.format(nets=nets),
+      float(words.split()[-1]), printed=words,
+  )  # fmt: skip
+
+
+def fedepth(method: str, column: str) -> Target | None:
+  """FeDepth's Tables 2 and 3.
+
+  Args:
+    method: With the budgets, if they are not Fair: 'FeDepth', 'FeDepth Lack'.
+    column: Of Table 2 or 3, such as 'cifar10 alpha 0.3' or 'cifar10 alpha_u
+      1.0', the unbalanced form.
+
+  Returns:
+    The target.
+  """
+  for number, (columns, rows) in _FEDEPTH.items():
+    if column in columns and method in rows:
+      words = rows[method].split()[columns.index(column)]
+      return Target(
+          f'FeDepth, Table {number}', method, _FEDEPTH_SETTING, float(words),
+          printed=words,
+      )  # fmt: skip
+  return None
