@@ -1,10 +1,13 @@
-"""Renews the report of a run, or compares several.
+"""Renews the report of a run, compares several, or renders a results table.
 
   python -m launch.report DIR
   python -m launch.report DIR DIR ... --out=DIR
+  python -m launch.report --table=fedin_v2_table1 [--scale=quick]
 
 One workdir: its report.md and pictures are written anew. Several: a table is
-printed, and written to `out` as comparison.md with a picture of the curves.
+printed, and written to `out` as comparison.md with a picture of the curves. A
+table of configs/tables: what `launch.sweep` has found so far, beside the
+paper's numbers, as table.md with curves; cells that are missing leave gaps.
 """
 
 from collections.abc import Sequence
@@ -12,11 +15,21 @@ import pathlib
 
 from absl import app, flags
 
+from launch import table_files
 from launch.terminal import fail
 
-_OUT = flags.DEFINE_string(
-    'out', 'comparison', 'Folder for the comparison of several runs.'
-)
+
+def define_flags() -> None:
+  """Defines the flags; not at import, since other programs share names."""
+  flags.DEFINE_string(
+      'out', None,
+      'Folder for the comparison of several runs (comparison by default), or '
+      'of the results of a table (results/<table> by default).',
+  )  # fmt: skip
+  flags.DEFINE_string(
+      'table', None, 'Name of a results table, or path of its file.'
+  )
+  flags.DEFINE_string('scale', None, "The table's first scale by default.")
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -25,26 +38,51 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(list(argv))
   except flags.Error as e:
     fail(e)
-  if len(rest) < 2:
-    fail('Name one or more workdirs: python -m launch.report DIR [DIR ...].')
+  options = flags.FLAGS
+  if options.table is None:
+    if len(rest) < 2:
+      fail(
+          'Name one or more workdirs: python -m launch.report DIR [DIR ...], '
+          'or a table: --table=NAME.'
+      )
+    if options.scale is not None:
+      fail('--scale belongs to a results table: --table=NAME.')
+  elif len(rest) > 1:
+    fail(f'Either a table or workdirs, got --table and {rest[1]!r}.')
   return rest
 
 
+def _report_table(name: str, scale: str | None, out: str | None) -> None:
+  """Renders what there is of a results table."""
+  from fedjax_het.experiment import sweep_report, sweep_table
+
+  found = table_files.find_table(name, scale)
+  folder = found.folder(out, 'results')
+  cells = sweep_table.read_cells(found.table, folder)
+  markdown = sweep_report.render(found.table, cells, folder)
+  print(f'{found.heading}\n\n{markdown}')
+  print(f'\nTable: {folder / "table.md"}')
+
+
 def main(argv: Sequence[str]) -> None:
-  """Writes the report or the comparison."""
+  """Writes the report, the comparison or the table."""
   from fedjax_het import experiment
 
+  options = flags.FLAGS
   folders = [pathlib.Path(arg) for arg in argv[1:]]
   try:
-    if len(folders) == 1:
+    if options.table is not None:
+      _report_table(options.table, options.scale, options.out)
+    elif len(folders) == 1:
       print(f'Report: {experiment.write_report(folders[0])}')
-      return
-    out = pathlib.Path(_OUT.value)
-    print(experiment.write_comparison(folders, out))
-    print(f'\nComparison: {out / "comparison.md"}')
-  except (ValueError, OSError) as e:
+    else:
+      out = pathlib.Path(options.out or 'comparison')
+      print(experiment.write_comparison(folders, out))
+      print(f'\nComparison: {out / "comparison.md"}')
+  except (ValueError, OSError, ImportError) as e:
     fail(e)
 
 
 if __name__ == '__main__':
+  define_flags()
   app.run(main, flags_parser=parse_flags)

@@ -1,48 +1,23 @@
 """FeDepth's comparison on CIFAR-10, shortened for two CPU cores."""
 
-from configs import fedavg, fedepth, heterofl, splitmix
-from fedjax_het.experiment.sweep import Table
+from configs.tables import fedepth_table2
+from fedjax_het.experiment import paper_targets
+from fedjax_het.experiment.sweep_table import Table
 
-# The paper's Table 2, balanced Dirichlet 0.3 and two labels a client.
-PAPER = {
-    'FedAvg x1': (61.00, 32.72),
-    'FedAvg x1/6': (48.82, 24.94),
-    'HeteroFL': (52.08, 26.68),
-    'SplitMix': (54.80, 28.88),
-    'FeDepth': (59.79, 29.14),
-    'm-FeDepth': (58.89, 30.50),
-    'FeDepth Lack': (56.79, 28.89),
-    'm-FeDepth Lack': (57.72, 28.22),
-    'FeDepth Surplus': (59.82, 30.79),
-    'm-FeDepth Surplus': (60.76, 31.34),
-}
-
-
-def _without_masks(config):
-  """The loss of all the others: FeDepth's scripts switch the masks off."""
-  config.algorithm.mask = 'none'
-  return config
-
-
-def _narrow(config):
-  """What the poorest of the Fair clients can hold, for everybody."""
-  config.model.width = 1 / 6
-  return config
+# The rows of one partition, the likeliest to be waited for first.
+ROWS = (
+    'FedAvg x1', 'FeDepth', 'HeteroFL', 'SplitMix', 'm-FeDepth', 'FedAvg x1/6',
+    'FeDepth Lack', 'FeDepth Surplus', 'm-FeDepth Lack', 'm-FeDepth Surplus',
+)  # fmt: skip
 
 
 def methods(arg: str):
-  """The rows of one partition, in the order of the paper's table."""
+  """The rows of one partition."""
   return {
-      'FedAvg x1': fedavg.get_config(arg),
-      'FeDepth': fedepth.get_config(arg),
-      'HeteroFL': _without_masks(heterofl.get_config(f'{arg},fair')),
-      'SplitMix': _without_masks(splitmix.get_config(f'{arg},fair')),
-      'm-FeDepth': fedepth.get_config(f'{arg},own_heads'),
-      'FedAvg x1/6': _narrow(fedavg.get_config(arg)),
-      'FeDepth Lack': fedepth.get_config(f'{arg},lack'),
-      'FeDepth Surplus': fedepth.get_config(f'{arg},surplus'),
-      'm-FeDepth Lack': fedepth.get_config(f'{arg},own_heads,lack'),
-      'm-FeDepth Surplus': fedepth.get_config(f'{arg},own_heads,surplus'),
+      name: get_config(f'{arg},{variants}')
+      for name, (get_config, variants) in (
+          (name, fedepth_table2.METHODS[name]) for name in ROWS
+      )
   }
 
 
@@ -65,10 +40,11 @@ def get_table() -> Table:
   """
   alpha, beta = methods('fedepth,cpu'), methods('fedepth,cpu,beta')
   rows = dict(alpha)
-  paper = {name: f'{first:.2f}' for name, (first, _) in PAPER.items()}
+  target = paper_targets.fedepth
+  paper = {name: target(name, 'cifar10 alpha 0.3') for name in ROWS}
   for name, config in beta.items():
     rows[f'{name} beta(2)'] = config
-    paper[f'{name} beta(2)'] = f'{PAPER[name][1]:.2f}'
+    paper[f'{name} beta(2)'] = target(name, 'cifar10 beta 2')
   for name in ('FedAvg x1', 'FeDepth', 'HeteroFL', 'SplitMix'):
     rows[f'{name} lr 0.01'] = _slow(methods('fedepth,cpu')[name])
   return Table(

@@ -1,7 +1,7 @@
 """FedHe's comparison on CIFAR-10, narrowed and shortened for two CPU cores."""
 
 from configs.tables import fedhe_mnist
-from fedjax_het.experiment.sweep import Table
+from fedjax_het.experiment.sweep_table import Table
 
 
 def get_table() -> Table:
@@ -17,15 +17,7 @@ def get_table() -> Table:
       title='FedHe and its baselines on CIFAR-10',
       setting=fedhe_mnist.SETTING,
       rows=fedhe_mnist.rows('cifar10'),
-      paper={
-          'FedHe': '62',
-          'FedMD': '57.5',
-          'Private': '57',
-          'FedAvg (homogeneous)': 'almost 69',
-          'FedHe (homogeneous)': '66',
-          'FedMD (homogeneous)': '60.9',
-          'Private (homogeneous)': '62.5',
-      },
+      paper=fedhe_mnist.paper('cifar10'),
       seeds=(0, 1, 2),
       families=fedhe_mnist.FAMILIES,
       bars=tuple(fedhe_mnist.METHODS),

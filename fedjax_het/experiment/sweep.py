@@ -1,49 +1,48 @@
-"""Runs the cells of a results table, each once, and renders the table."""
+"""Runs the cells of a results table, each once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import datetime
+import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import re
+import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from fedjax_het.analysis import pictures
+from fedjax_het.data import sources
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import tables
-from fedjax_het.experiment.config import with_new_entries
+from fedjax_het.experiment.config import check
+from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
+from fedjax_het.experiment.sweep_table import (
+  Table,
+  cell_name,
+  read_cell,
+  with_seed,
+)
 from fedjax_het.experiment.workdir import write_atomically
 
-# Entries of a config that do not change the numbers of a cell.
-_IRRELEVANT = ('data_dir', 'compilation_cache', 'tensorboard')
 
+class _Job(NamedTuple):
+  """A cell to run: its place in the table, where its result and run lie."""
 
-class Table(NamedTuple):
-  """A table of results: one row per method, some seeds each.
+  number: int
+  row: str
+  column: str
+  seed: int
+  config: Any
+  path: pathlib.Path
+  workdir: pathlib.Path
 
-  Attributes:
-    title: Its heading.
-    setting: What all cells share, in words.
-    rows: {label: config}.
-    paper: {label: what the paper reports, in its own setting}.
-    seeds: Seeds of training, partition and sampling, all three alike.
-    families: {name: groups}: sets of groups that are compared besides, in a
-      second table and in bars; {} for none.
-    bars: Rows whose models are drawn as bars; () for all.
-  """
-
-  title: str
-  setting: str
-  rows: Mapping[str, Any]
-  paper: Mapping[str, str]
-  seeds: Sequence[int]
-  families: Mapping[str, Sequence[str]] = {}
-  bars: Sequence[str] = ()
+  @property
+  def name(self) -> str:
+    parts = (self.row, self.column, f'seed {self.seed}')
+    return ', '.join(part for part in parts if part)
 
 
 def hardware() -> str:
@@ -55,17 +54,32 @@ def hardware() -> str:
   )
 
 
-def _slug(label: str, seed: int) -> str:
-  name = re.sub(r'[^a-z0-9]+', '_', label.lower()).strip('_')
-  return f'{name}-{seed}'
+def versions() -> dict[str, str]:
+  """Of what computes a cell: JAX, the platform, and the libraries above it."""
+  found = dict(facts_lib.versions(), python=platform.python_version())
+  for name in ('fedjax_het', 'flax', 'optax', 'numpy'):
+    # The library itself may be on the path without being installed.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  return found
 
 
-def _with_seed(config, seed: int, overrides: Mapping[str, Any]):
-  """A copy of a row's config for one seed."""
-  config = config.copy_and_resolve_references()
-  config.seed = config.sampling_seed = config.partition.seed = seed
-  config.update_from_flattened_dict(dict(overrides))
-  return config
+def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
+  """All cells: a first seed of everything before the second of anything."""
+  number = 0
+  for seed in table.seeds:
+    for column in table.columns:
+      for row in table.rows:
+        config = table.config(row, column)
+        if config is None:
+          continue
+        number += 1
+        name = f'{cell_name(row, column)}-{seed}'
+        yield _Job(
+            number, row, column, seed, with_seed(config, seed, overrides),
+            pathlib.Path(out, 'cells', f'{name}.json'),
+            pathlib.Path(workdirs, name),
+        )  # fmt: skip
 
 
 def run_cells(
@@ -75,10 +89,13 @@ def run_cells(
     *,
     overrides: Mapping[str, Any] | None = None,
     announce: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int], Progress] | None = None,
 ) -> list[dict[str, Any]]:
   """Runs every cell that has no result yet.
 
-  A cell that was interrupted goes on from its last checkpoint.
+  A cell that was interrupted goes on from its last checkpoint. Processes that
+  have the same folders share the work: a cell that another one runs is passed
+  over, and asked for again as long as there is something else to do.
 
   Args:
     table: The table.
@@ -86,82 +103,124 @@ def run_cells(
     workdirs: Folder of the runs' workdirs, which may be deleted afterwards.
     overrides: {dotted key: value} set in every config, such as `data_dir`.
     announce: Called with a line of text before and after each cell.
+    progress: Called with the number of rounds of each run, for what shows how
+      far it is.
 
   Returns:
-    The cells' results, in the order of rows and seeds.
+    The cells' results, by seed, column and row; without those that other
+    processes still run.
 
   Raises:
     ValueError: As `run`, and if a stored result is of another config.
+    FileNotFoundError: If the data of a cell are not there; before any is run.
+    FloatingPointError: If clients' updates were not finite in some cells; when
+      all others are done.
     OSError: As `run`.
   """
-  cells = []
-  for seed in table.seeds:
-    for label, config in table.rows.items():
-      path = pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
-      config = _with_seed(config, seed, overrides or {})
-      if not path.exists():
-        announce(f'{label}, seed {seed}: running')
-        result = run(config, pathlib.Path(workdirs, _slug(label, seed)))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(_cell(label, seed, result), indent=1))
-        del result
-        jax.clear_caches()  # Else the programs of all cells stay in memory.
-      cell = _read_cell(path, config)
-      announce(f'{label}, seed {seed}: {tables.percent(cell["last"])}')
-      cells.append(cell)
-  return cells
-
-
-def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """The results that are there, in the order of rows and seeds.
-
-  Args:
-    table: The table.
-    out: Folder of the results.
-
-  Returns:
-    The cells.
-
-  Raises:
-    FileNotFoundError: If a row has no result at all.
-    ValueError: If a result is of another config.
-  """
-  cells = []
-  for label, config in table.rows.items():
-    paths = {
-        seed: pathlib.Path(out, 'cells', f'{_slug(label, seed)}.json')
-        for seed in table.seeds
-    }
-    found = {seed: path for seed, path in paths.items() if path.exists()}
-    if not found:
-      raise FileNotFoundError(f'No result of {label!r} under {out}/cells.')
-    cells += [
-        _read_cell(path, _with_seed(config, seed, {}))
-        for seed, path in found.items()
-    ]
-  return cells
-
-
-def _read_cell(path: pathlib.Path, config) -> dict[str, Any]:
-  """A stored result, if it is one of this config."""
-  cell = json.loads(path.read_text(encoding='utf-8'))
-  wanted = _comparable(json.loads(config.to_json_best_effort()))
-  stored = _comparable(with_new_entries(cell['config']))
-  odd = sorted(k for k in wanted | stored if wanted.get(k) != stored.get(k))
-  if odd:
-    raise ValueError(
-        f'{path} is of another config: {odd[0]} is {stored.get(odd[0])} there '
-        f'and {wanted.get(odd[0])} here; delete it to run the cell again.'
+  jobs = [*_jobs(table, out, workdirs, overrides or {})]
+  _check(jobs)
+  sweep = _Sweep(jobs, announce, progress)
+  todo, ran = jobs, -1
+  while todo and sweep.runs > ran:
+    ran = sweep.runs
+    todo = [job for job in todo if not sweep.attempt(job)]
+  for job in todo:
+    sweep.say(job, 'still run by another process; no result here')
+  if sweep.failures:
+    more = len(sweep.failures) - 1
+    raise FloatingPointError(
+        sweep.failures[0] + (f' And {more} more cells failed.' if more else '')
     )
-  return cell
+  return [read_cell(job.path, job.config) for job in jobs if job not in todo]
 
 
-def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-  """A config's top level without what does not change a result."""
-  return {k: v for k, v in config.items() if k not in _IRRELEVANT}
+def _check(jobs: list[_Job]) -> None:
+  """Refuses what is wrong and would else come up hours later."""
+  columns: dict[tuple[str, str | None], dict[str, None]] = {}
+  for job in jobs:
+    if job.path.exists():
+      read_cell(job.path, job.config)
+    else:
+      check(job.config)
+      data = (job.config.dataset, job.config.data_dir)
+      columns.setdefault(data, {})[job.column] = None
+  for data, names in columns.items():
+    try:
+      sources.load(*data)
+    except FileNotFoundError as e:
+      needed = ', '.join(filter(None, names))
+      raise FileNotFoundError(
+          f'{e} It is for {needed}; --cols chooses columns.' if needed else e
+      ) from e
 
 
-def _cell(label: str, seed: int, result) -> dict[str, Any]:
+class _Sweep:
+  """What a process has done of a table's cells.
+
+  Attributes:
+    runs: How many cells it ran.
+    failures: A line for each cell whose run ended without a result.
+  """
+
+  def __init__(self, jobs, announce, progress):
+    self.runs = 0
+    self.failures: list[str] = []
+    self._jobs, self._announce, self._progress = jobs, announce, progress
+    self._seconds = 0.0
+
+  def say(self, job: _Job, text: str) -> None:
+    """Announces what becomes of a cell."""
+    self._announce(
+        f'Cell {job.number} of {len(self._jobs)}, {job.name}: {text}'
+    )
+
+  def attempt(self, job: _Job) -> bool:
+    """Runs a cell if it has no result; False if another process does."""
+    if job.path.exists():
+      cell = read_cell(job.path, job.config)
+      self.say(job, f'skipped, has a result: {tables.percent(cell["last"])}')
+      return True
+    self.say(job, 'running')
+    begin = time.perf_counter()
+    try:
+      cell = self._run(job)
+      job.path.parent.mkdir(parents=True, exist_ok=True)
+      write_atomically(job.path, json.dumps(cell, indent=1))
+      text = tables.percent(cell['last'])
+    except ValueError as e:
+      if not isinstance(e.__cause__, BlockingIOError):  # The workdir's lock.
+        raise
+      self.say(job, 'another process runs it; going on')
+      return False
+    except FloatingPointError as e:
+      self.failures.append(f'{job.name}: {e}')
+      text = f'failed: {e}'
+    jax.clear_caches()  # Else the programs of all cells stay in memory.
+    self.runs += 1
+    self._seconds += time.perf_counter() - begin
+    self.say(job, text + self._left())
+    return True
+
+  def _run(self, job: _Job) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+      options = {}
+      if self._progress is not None:
+        observe = self._progress(job.config.num_rounds)
+        options['observe'] = stack.enter_context(contextlib.closing(observe))
+      return _cell(job, run(job.config, job.workdir, **options))
+
+  def _left(self) -> str:
+    """How many cells are left, and how long they may take."""
+    left = sum(not job.path.exists() for job in self._jobs)
+    left -= len(self.failures)
+    if not left:
+      return ''
+    each = self._seconds / self.runs
+    duration = datetime.timedelta(seconds=round(left * each))
+    return f' ({left} left, about {duration})'
+
+
+def _cell(job: _Job, result) -> dict[str, Any]:
   """What is kept of a run; paths of the machine are left out."""
   config = json.loads((result.workdir / 'config.json').read_text())
   config.pop('data_dir', None)
@@ -171,9 +230,17 @@ def _cell(label: str, seed: int, result) -> dict[str, Any]:
       group: summary.last[f'accuracy/{group}/models']
       for group in config['groups']
   }
+  # Of a table without columns, or a method without views, no such entry.
+  more = dict(column=job.column) if job.column else {}
+  views = {
+      name: [row[f'views/{name}'] for row in tests]
+      for name in _views(summary.last)
+  }
+  if views:
+    more['views'] = views
   return dict(
-      row=label,
-      seed=seed,
+      row=job.row,
+      seed=job.seed,
       last=summary.last['accuracy'],
       worst=summary.last['accuracy/worst'],
       best=summary.best['accuracy'],
@@ -187,118 +254,13 @@ def _cell(label: str, seed: int, result) -> dict[str, Any]:
       accuracy=[row['accuracy'] for row in tests],
       models=models,
       hardware=hardware(),
-      versions=facts_lib.versions(),
+      versions=versions(),
       config=config,
+      **more,
   )
 
 
-def _spread(values: Sequence[float | None]) -> str:
-  """Mean and sample deviation of fractions, in percent."""
-  if None in values:
-    return 'not finite'
-  percent = 100 * np.asarray(values)
-  if len(percent) == 1:
-    return f'{percent[0]:.1f}'
-  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
-
-
-def _best(cells: Sequence[Mapping[str, Any]]) -> str:
-  """On what best rounds were chosen; older cells do not say."""
-  if all(cell.get('validated', False) for cell in cells):
-    return 'The best round is chosen on examples that clients hold out.'
-  return 'The best round is chosen on the test set and flatters.'
-
-
-def _seeds(cells: Sequence[Mapping[str, Any]]) -> str:
-  return ', '.join(map(str, sorted({cell['seed'] for cell in cells})))
-
-
-def render(
-    table: Table, cells: Sequence[Mapping[str, Any]], out: str | os.PathLike
-) -> str:
-  """Writes table.md and, where the extra `plots` is there, curves.png.
-
-  Args:
-    table: The table.
-    cells: Results of `run_cells`.
-    out: Folder of the results.
-
-  Returns:
-    The table as Markdown.
-  """
-  rows = [[
-      'method', 'seeds', 'last round', 'best round', 'worst model',
-      'target in round', 'seconds a round', 'paper',
-  ]]  # fmt: skip
-  curves = {}
-  for label in table.rows:
-    mine = [cell for cell in cells if cell['row'] == label]
-    reached = [
-        '-' if cell['reached'] is None else str(cell['reached'])
-        for cell in mine
-    ]
-    rows.append([
-        label,
-        str(len(mine)),
-        _spread([cell['last'] for cell in mine]),
-        _spread([cell['best'] for cell in mine]),
-        _spread([cell['worst'] for cell in mine]),
-        ', '.join(reached),
-        f'{np.median([cell["round_seconds"] for cell in mine]):.1f}',
-        table.paper.get(label, '-'),
-    ])
-    curves[label] = (
-        mine[0]['rounds'],
-        np.array([cell['accuracy'] for cell in mine], float),
-    )
-  folder = pathlib.Path(out)
-  markdown = tables.as_markdown(rows)
-  families = _families(table, cells, folder) if table.families else ''
-  where = sorted({cell['hardware'] for cell in cells})
-  write_atomically(
-      folder / 'table.md',
-      f'# {table.title}\n\n{table.setting}\n\n'
-      'Test accuracy in percent on the whole test set, mean over groups; mean '
-      f'± sample deviation over seeds {_seeds(cells)} (of training, partition '
-      f'and sampling), of which a row has as many as it says. {_best(cells)} '
-      f'Hardware: {"; ".join(where)}.'
-      f'\n\n{markdown}\n\n'
-      f'![Accuracy by round](curves.png)\n{families}',
-  )
-  with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
-    pictures.draw_curves(
-        curves, folder / 'curves.png', 'Mean test accuracy', percent=True
-    )
-  return markdown
-
-
-def _families(
-    table: Table, cells: Sequence[Mapping[str, Any]], folder: pathlib.Path
-) -> str:
-  """Draws models and families as bars; returns the families' table."""
-  rows = [['method', *table.families]]
-  bars = {}
-  for label in table.rows:
-    mine = [c['models'] for c in cells if c['row'] == label and 'models' in c]
-    if not mine:
-      continue
-    bars[label] = {
-        group: [np.mean(models[group]) for models in mine] for group in mine[0]
-    }
-    row = [label]
-    for groups in table.families.values():
-      values = [bars[label][group] for group in groups if group in mine[0]]
-      row.append(_spread(list(np.mean(values, axis=0))) if values else '-')
-    rows.append(row)
-  text = f'\n## By family of models\n\n{tables.as_markdown(rows)}\n'
-  drawn = {name: bars[name] for name in table.bars or bars if name in bars}
-  if not drawn:  # None of the rows that were asked for.
-    return text
-  with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
-    pictures.draw_bars(
-        drawn,
-        folder / 'models.png',
-        'Test accuracy, last round',
-        percent=True,
-    )
-  return f'{text}\n![Accuracy of every model](models.png)\n'
+def _views(row: Mapping[str, Any]) -> list[str]:
+  """The names of a method's further views, of which groups have means, too."""
+  keys = [key.split('/') for key in row]
+  return [key[1] for key in keys if key[0] == 'views' and len(key) == 2]

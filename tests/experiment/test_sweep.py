@@ -1,33 +1,31 @@
-"""A table's cells run once each, go on when interrupted, and are rendered."""
+"""A table's cells run once each, go on when interrupted, and are shared."""
 
+import contextlib
 import json
-import pathlib
 
-import numpy as np
 import pytest
 
-from configs import fedavg, private, tables
-from fedjax_het.experiment import sweep
-from fedjax_het.experiment.config import check
-from launch import sweep as launch_sweep
+from configs import common, fedavg, private
+from fedjax_het.experiment import sweep, sweep_table
+from fedjax_het.experiment.workdir import lock, settle_config
 
-TABLES = [
-    path
-    for path in sorted(pathlib.Path(tables.__file__).parent.glob('*.py'))
-    if path.stem != '__init__'
-]
+
+def tiny(method, **partition):
+  """Two rounds on the digits, with a checkpoint after each."""
+  config = method.get_config('quick')
+  config.checkpoint_every = 1
+  config.compilation_cache = False
+  config.partition.update(partition)
+  return config
 
 
 @pytest.fixture(scope='module')
 def table():
-  return sweep.Table(
+  return sweep_table.Table(
       title='Two methods',
       setting='Quick runs.',
-      rows={
-          'Private': private.get_config('quick'),
-          'FedAvg (x1)': fedavg.get_config('quick'),
-      },
-      paper={'FedAvg (x1)': '89.2 ± 1.1'},
+      rows={'Private': tiny(private), 'FedAvg (x1)': tiny(fedavg)},
+      paper={},
       seeds=(0, 3),
   )
 
@@ -42,23 +40,236 @@ def finished(table, tmp_path_factory):
   return out, cells, lines
 
 
-def test_every_cell_runs_once(table, finished):
+class Runs:
+  """Stands in for `run`, and counts."""
+
+  def __init__(self, monkeypatch):
+    self.begun, self.finished, self.trained = [], [], []
+    self.at = lambda name, round_num: None  # Called before a round counts.
+    self._run = sweep.run
+    monkeypatch.setattr(sweep, 'run', self)
+
+  def __call__(self, config, workdir, observe=lambda row: None):
+    self.begun.append(workdir.name)
+
+    def watch(row):
+      observe(row)
+      if row['split'] == 'train':
+        self.at(workdir.name, row['round'])
+        self.trained.append((workdir.name, row['round']))
+
+    result = self._run(config, workdir, observe=watch)
+    self.finished.append(workdir.name)
+    return result
+
+
+@pytest.fixture
+def fake(table, finished, monkeypatch):
+  """Runs that train nothing: all have the numbers of one real run."""
+  config = sweep_table.with_seed(table.rows['Private'], 0, {})
+  result = sweep.run(config, finished[0] / 'runs' / 'private-0')
+  rounds = [dict(split='train', round=1), dict(split='train', round=2)]
+
+  def run(config, workdir, observe):
+    with lock(workdir):
+      settle_config(workdir, config)
+      for row in rounds:
+        observe(row)
+    return result._replace(workdir=workdir)
+
+  monkeypatch.setattr(sweep, 'run', run)
+  return Runs(monkeypatch)
+
+
+NAMES = ['private-0', 'fedavg_x1-0', 'private-3', 'fedavg_x1-3']
+
+
+def without_times(cells):
+  return [
+      {k: v for k, v in cell.items() if k != 'round_seconds'} for cell in cells
+  ]
+
+
+def test_every_cell_runs_once(table, finished, monkeypatch):
   out, cells, lines = finished
   assert [(c['row'], c['seed']) for c in cells] == [
       ('Private', 0), ('FedAvg (x1)', 0), ('Private', 3), ('FedAvg (x1)', 3),
   ]  # fmt: skip
-  assert sum('running' in line for line in lines) == 4
+  assert [line for line in lines if line.endswith('running')] == [
+      'Cell 1 of 4, Private, seed 0: running',
+      'Cell 2 of 4, FedAvg (x1), seed 0: running',
+      'Cell 3 of 4, Private, seed 3: running',
+      'Cell 4 of 4, FedAvg (x1), seed 3: running',
+  ]
+  assert '(3 left, about 0:' in lines[1] and ' left' not in lines[-1]
+  runs = Runs(monkeypatch)
   again = []
   same = sweep.run_cells(
       table, out / 'results', out / 'runs', announce=again.append
   )
-  assert same == cells and not any('running' in line for line in again)
+  assert same == cells and not runs.begun
+  assert all('skipped, has a result: ' in line for line in again)
   # A cell whose result is gone is taken from its finished workdir.
   path = out / 'results' / 'cells' / 'fedavg_x1-3.json'
   stored = path.read_text()
   path.unlink()
   sweep.run_cells(table, out / 'results', out / 'runs')
+  assert runs.begun == ['fedavg_x1-3'] and not runs.trained
   assert json.loads(path.read_text()) == json.loads(stored)
+
+
+def test_interrupted_and_resumed_each_cell_runs_once(
+    table, finished, tmp_path, monkeypatch
+):
+  runs = Runs(monkeypatch)
+  one = table._replace(seeds=(0,))
+  arguments = (one, tmp_path / 'results', tmp_path / 'runs')
+
+  def interrupt(name, round_num):
+    if (name, round_num) == ('fedavg_x1-0', 2):
+      raise KeyboardInterrupt
+
+  runs.at = interrupt
+  with pytest.raises(KeyboardInterrupt):
+    sweep.run_cells(*arguments)
+  assert runs.finished == ['private-0']
+  runs.at = lambda name, round_num: None
+  cells = sweep.run_cells(*arguments)
+  assert runs.finished == NAMES[:2]
+  # Of the cell that was broken off, too, no round counts twice.
+  assert sorted(runs.trained) == sorted(
+      (name, round_num) for name in NAMES[:2] for round_num in (1, 2)
+  )
+  assert without_times(cells) == without_times(finished[1][:2])
+
+
+def test_interrupted_in_every_cell_each_runs_once(table, tmp_path, fake):
+  arguments = (table, tmp_path / 'results', tmp_path / 'runs')
+  for number, broken in enumerate(NAMES):
+
+    def interrupt(name, round_num, broken=broken):
+      if name == broken:
+        raise KeyboardInterrupt
+
+    fake.at = interrupt
+    with pytest.raises(KeyboardInterrupt):
+      sweep.run_cells(*arguments)
+    assert fake.finished == NAMES[:number]
+  fake.at = lambda name, round_num: None
+  sweep.run_cells(*arguments)
+  assert fake.finished == NAMES
+
+
+def test_a_workdir_in_use_is_passed_over(table, tmp_path):
+  """With the lock of `run` itself."""
+  one = table._replace(rows={'Private': table.rows['Private']}, seeds=(0,))
+  lines = []
+  with lock(tmp_path / 'runs' / 'private-0'):
+    cells = sweep.run_cells(
+        one, tmp_path / 'results', tmp_path / 'runs', announce=lines.append
+    )
+  name = 'Cell 1 of 1, Private, seed 0: '
+  assert not cells and lines == [
+      f'{name}running',
+      f'{name}another process runs it; going on',
+      f'{name}still run by another process; no result here',
+  ]
+
+
+def test_cells_of_other_processes_are_left_to_them(table, tmp_path, fake):
+  lines = []
+  with contextlib.ExitStack() as others:
+    others.enter_context(lock(tmp_path / 'runs' / 'private-0'))
+    others.enter_context(lock(tmp_path / 'runs' / 'fedavg_x1-3'))
+    cells = sweep.run_cells(
+        table, tmp_path / 'results', tmp_path / 'runs', announce=lines.append
+    )
+  assert fake.finished == NAMES[1:3]
+  assert lines[-2:] == [
+      f'Cell {n} of 4, {name}: still run by another process; no result here'
+      for n, name in ((1, 'Private, seed 0'), (4, 'FedAvg (x1), seed 3'))
+  ]
+  assert [(c['row'], c['seed']) for c in cells] == [
+      ('FedAvg (x1)', 0), ('Private', 3)
+  ]  # fmt: skip
+
+
+def test_a_cell_that_another_process_gave_up_is_run_in_the_end(
+    table, tmp_path, fake
+):
+  with contextlib.ExitStack() as other:
+    other.enter_context(lock(tmp_path / 'runs' / 'private-0'))
+    fake.at = lambda name, _: other.close() if name == 'private-3' else None
+    cells = sweep.run_cells(table, tmp_path / 'results', tmp_path / 'runs')
+  assert fake.finished == [*NAMES[1:], 'private-0'] and len(cells) == 4
+
+
+def test_a_cell_that_fails_does_not_end_the_sweep(table, tmp_path, fake):
+  def fail(name, round_num):
+    if name == 'private-0' and round_num == 2:
+      raise FloatingPointError('Round 2: NaN.')
+
+  fake.at = fail
+  lines = []
+  arguments = (table, tmp_path / 'results', tmp_path / 'runs')
+  with pytest.raises(FloatingPointError) as error:
+    sweep.run_cells(*arguments, announce=lines.append)
+  assert str(error.value) == 'Private, seed 0: Round 2: NaN.'
+  assert 'Cell 1 of 4, Private, seed 0: failed: Round 2: NaN. (3' in lines[1]
+  assert fake.finished == NAMES[1:]
+  assert len(sweep_table.read_cells(table, tmp_path / 'results')) == 3
+
+
+def test_what_is_wrong_is_said_before_anything_runs(
+    table, tmp_path, monkeypatch
+):
+  runs = Runs(monkeypatch)
+  arguments = (tmp_path / 'results', tmp_path / 'runs')
+  real = common.get_config('fedavg', 'quick,svhn_cropped')
+  rows = dict(table.rows, Last=real)
+  with pytest.raises(FileNotFoundError, match='svhn_cropped needs data_dir'):
+    sweep.run_cells(table._replace(rows=rows), *arguments)
+  wrong = tiny(fedavg)
+  wrong.local.momentum = 0.9
+  rows = dict(table.rows, Last=wrong)
+  with pytest.raises(ValueError, match='are for the optimizer sgd'):
+    sweep.run_cells(table._replace(rows=rows), *arguments)
+  path = tmp_path / 'results' / 'cells' / 'fedavg_x1-3.json'
+  path.parent.mkdir(parents=True)
+  path.write_text('{"row": ')
+  with pytest.raises(ValueError, match=r'fedavg_x1-3.json is damaged'):
+    sweep.run_cells(table, *arguments)
+  assert not runs.begun
+
+
+def test_a_workdir_of_another_config_still_ends_the_sweep(table, tmp_path):
+  workdir = tmp_path / 'runs' / 'private-0'
+  workdir.mkdir(parents=True)
+  (workdir / 'metrics.jsonl').write_text('')
+  with pytest.raises(ValueError, match=r'holds metrics\.jsonl but no config'):
+    sweep.run_cells(table, tmp_path / 'results', tmp_path / 'runs')
+
+
+def test_progress_is_shown_for_each_run(table, tmp_path, fake):
+  class Progress:
+    def __init__(self, num_rounds):
+      self.log = [num_rounds]
+      shown.append(self.log)
+
+    def __call__(self, row):
+      self.log.append((row['split'], row['round']))
+
+    def close(self):
+      self.log.append('closed')
+
+  shown = []
+  one = table._replace(rows={'Private': table.rows['Private']}, seeds=(0,))
+  sweep.run_cells(
+      one, tmp_path / 'results', tmp_path / 'runs', progress=Progress
+  )
+  ((first, *rows, last),) = shown
+  assert first == 2 and last == 'closed'
+  assert rows == [('train', 1), ('train', 2)]
 
 
 def test_seeds_rule_training_partition_and_sampling(finished):
@@ -74,32 +285,57 @@ def test_seeds_rule_training_partition_and_sampling(finished):
   assert cells[0]['accuracy'] != cells[2]['accuracy']
 
 
-def test_the_table_says_what_it_shows(table, finished):
+def test_a_cell_says_where_it_comes_from(finished):
   out, cells, _ = finished
-  markdown = sweep.render(table, cells, out / 'results')
-  text = (out / 'results' / 'table.md').read_text()
-  assert markdown in text and 'seeds 0, 3' in text and 'Quick runs.' in text
-  mean = 50 * (cells[1]['last'] + cells[3]['last'])
-  assert f'| FedAvg (x1) | 2 | {mean:.1f} ± ' in markdown
-  assert '| 89.2 ± 1.1 |' in markdown
-  assert (out / 'results' / 'curves.png').stat().st_size > 1000
+  for cell in cells:
+    assert cell['config']['num_rounds'] == 2
+    assert {'jax', 'device', 'python', 'flax'} <= set(cell['versions'])
+    assert 'cores' in cell['hardware']
+    # Tables without columns have the cells that they had before there were any.
+    assert 'column' not in cell and 'views' not in cell
   # No path of the machine is kept.
   stored = out / 'results' / 'cells' / 'private-0.json'
   assert str(out) not in stored.read_text()
 
 
-def test_families_are_means_over_their_groups(table, finished, tmp_path):
-  _, cells, _ = finished
-  families = {'both': ('mlp2', 'mlp3'), 'deep': ('mlp4',), 'none': ('x',)}
-  sweep.render(table._replace(families=families), cells, tmp_path)
-  text = (tmp_path / 'table.md').read_text()
-  assert '| method | both | deep | none |' in text
-  deep = [100 * np.mean(c['models']['mlp4']) for c in (cells[0], cells[2])]
-  spread = f'{np.mean(deep):.1f} ± {np.std(deep, ddof=1):.1f}'
-  (row,) = (x for x in text.splitlines() if x.startswith('| Private | ') and
-            x.count('|') == 5)  # fmt: skip
-  assert row.endswith(f'| {spread} | - |')
-  assert (tmp_path / 'models.png').stat().st_size > 1000
+def test_a_table_with_columns_has_a_cell_for_each(tmp_path, fake):
+  table = sweep_table.Table(
+      title='Two splits',
+      setting='Quick runs.',
+      rows={
+          'FedAvg': {'digits alpha 0.5': tiny(fedavg),
+                     'digits alpha 5': tiny(fedavg, alpha=5.0)},
+          'Private': {'digits alpha 5': tiny(private, alpha=5.0)},
+      },
+      paper={},
+      seeds=(1,),
+      columns=('digits alpha 0.5', 'digits alpha 5'),
+  )  # fmt: skip
+  lines = []
+  cells = sweep.run_cells(
+      table, tmp_path, tmp_path / 'runs', announce=lines.append
+  )
+  assert [(cell['column'], cell['row']) for cell in cells] == [
+      ('digits alpha 0.5', 'FedAvg'),
+      ('digits alpha 5', 'FedAvg'),
+      ('digits alpha 5', 'Private'),
+  ]
+  assert lines[0] == 'Cell 1 of 3, FedAvg, digits alpha 0.5, seed 1: running'
+  assert sorted(path.name for path in (tmp_path / 'cells').iterdir()) == [
+      'fedavg-digits_alpha_0_5-1.json',
+      'fedavg-digits_alpha_5-1.json',
+      'private-digits_alpha_5-1.json',
+  ]
+  alphas = [cell['config']['partition']['alpha'] for cell in cells]
+  assert alphas == [0.5, 5.0, 5.0]
+  assert sweep_table.read_cells(table, tmp_path) == cells
+
+
+def test_all_seeds_that_are_there_are_read(table, finished):
+  out, cells, _ = finished
+  part = table._replace(seeds=(0,))
+  found = sweep_table.read_cells(part, out / 'results')
+  assert found == [cells[0], cells[2], cells[1], cells[3]]
 
 
 def test_a_result_of_another_config_is_refused(table, finished):
@@ -107,35 +343,15 @@ def test_a_result_of_another_config_is_refused(table, finished):
   rows = {'Private': table.rows['Private'].copy_and_resolve_references()}
   rows['Private'].num_rounds = 3
   with pytest.raises(ValueError, match='num_rounds is 2 there and 3 here'):
-    sweep.read_cells(table._replace(rows=rows), out / 'results')
+    sweep_table.read_cells(table._replace(rows=rows), out / 'results')
 
 
-def test_missing_results_are_named(table, tmp_path):
-  with pytest.raises(FileNotFoundError, match="No result of 'Private'"):
-    sweep.read_cells(table, tmp_path)
-
-
-def test_flags_choose_cells(table):
-  part = launch_sweep.choose(table, ['1'], ['FedAvg (x1)'])
-  assert part.seeds == (1,) and list(part.rows) == ['FedAvg (x1)']
-  with pytest.raises(ValueError, match="Unknown row 'FedIM'; known are Priv"):
-    launch_sweep.choose(table, None, ['FedIM'])
-  with pytest.raises(ValueError, match='seeds must be integers'):
-    launch_sweep.choose(table, ['x'], None)
-
-
-@pytest.mark.parametrize('path', TABLES, ids=lambda path: path.stem)
-def test_every_table_is_of_configs_that_can_be_run(path):
-  table = launch_sweep.load_table(str(path))
-  for config in table.rows.values():
-    check(config)
-  assert set(table.paper) | set(table.bars) <= set(table.rows)
-  assert len({sweep._slug(row, 0) for row in table.rows}) == len(table.rows)
-  assert f'--table=configs/tables/{path.name}' in path.read_text()
-
-
-def test_tables_load_and_unknown_ones_are_refused():
-  table = launch_sweep.load_table('configs/tables/fashion_mnist.py')
-  assert len(table.rows) == 6 and set(table.paper) <= set(table.rows)
-  with pytest.raises(FileNotFoundError, match=r'No table file .* there are'):
-    launch_sweep.load_table('configs/tables/x.py')
+def test_results_that_are_not_there(table, finished, tmp_path):
+  out, cells, _ = finished
+  with pytest.raises(FileNotFoundError, match='There is no result under '):
+    sweep_table.read_cells(table, tmp_path)
+  name = 'private-3.json'
+  (tmp_path / 'cells').mkdir()
+  stored = (out / 'results' / 'cells' / name).read_text()
+  (tmp_path / 'cells' / name).write_text(stored)
+  assert sweep_table.read_cells(table, tmp_path) == [cells[2]]

@@ -1,0 +1,132 @@
+"""FeDepth's Table 2: three memory budgets, CIFAR-10 and 100, eight splits."""
+
+from configs import fedavg, fedepth, heterofl, splitmix
+from configs.tables import _papers
+from fedjax_het.experiment import paper_targets
+from fedjax_het.experiment.sweep_table import Table
+
+SCALES = _papers.SCALES
+# Data set, split, and its parameter.
+COLUMNS = {
+    f'{dataset} {split} {value}': (dataset, split, value)
+    for dataset, labels in (('cifar10', (2, 5)), ('cifar100', (10, 30)))
+    for split, values in (('alpha', (0.3, 1.0)), ('beta', labels))
+    for value in values
+}
+
+
+def _unmasked(get_config):
+  """The loss of all the others: FeDepth's scripts switch the masks off."""
+
+  def unmasked(arg):
+    config = get_config(arg)
+    config.algorithm.mask = 'none'
+    return config
+
+  return unmasked
+
+
+def _narrow(width):
+  """FedAvg with what the poorest clients can hold, for everybody."""
+
+  def narrow(arg):
+    config = fedavg.get_config(arg)
+    if 'width' in config.model:  # The dense nets of `quick` have none.
+      config.model.width = width
+    return config
+
+  return narrow
+
+
+# {label: (`get_config`, variants)}; budgets are Fair where it names no others.
+METHODS = {
+    'FedAvg x1': (fedavg.get_config, ''),
+    'FedAvg x1/6': (_narrow(1 / 6), ''),
+    'HeteroFL': (_unmasked(heterofl.get_config), 'fair'),
+    'SplitMix': (_unmasked(splitmix.get_config), 'fair'),
+    'FeDepth': (fedepth.get_config, ''),
+    'm-FeDepth': (fedepth.get_config, 'own_heads'),
+    'FedAvg x1/8': (_narrow(1 / 8), ''),
+    'HeteroFL Lack': (_unmasked(heterofl.get_config), 'lack'),
+    'SplitMix Lack': (_unmasked(splitmix.get_config), 'lack'),
+    'FeDepth Lack': (fedepth.get_config, 'lack'),
+    'm-FeDepth Lack': (fedepth.get_config, 'own_heads,lack'),
+    'FeDepth Surplus': (fedepth.get_config, 'surplus'),
+    'm-FeDepth Surplus': (fedepth.get_config, 'own_heads,surplus'),
+}
+SETTING = (
+    'PreResNet-20, 100 clients of 500 images, ten a round, 500 rounds of ten '
+    'epochs (a stage), batch 128, SGD with momentum 0.9 and a cosine schedule '
+    'from 0.1, crops and flips, a fifth of every client held out, batch '
+    'statistics in the test, too. HeteroFL and SplitMix with the plain '
+    'cross-entropy of the others.'
+)
+BUDGETS = (
+    'A quarter of the clients each hold 1/6, 1/3, 1/2 and all of the model '
+    '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus).'
+)
+CPU = 'Here 20 rounds of one epoch at batch 32, and nothing is held out.'
+
+
+def _cell(get_config, variants: str, column, scale: str):
+  dataset, split, value = column
+  arg = f'fedepth,{dataset},{variants}' + ',beta' * (split == 'beta')
+  config = _papers.at_scale(get_config, arg, scale)
+  if split == 'beta':
+    # The digits have ten labels alone.
+    labels = min(value, 5) if scale == 'quick' else value
+    config.partition.labels_per_client = labels
+  else:
+    config.partition.alpha = value
+  if split == 'alpha_u':
+    config.partition.name = 'dirichlet'
+    # The authors' 50, or a batch, and what is held out.
+    config.partition.min_size = dict(full=160, cpu=50, quick=64)[scale]
+  if scale == 'full':
+    config.validation = 0.2
+  return config
+
+
+def cells(methods, columns, scale: str):
+  """The configs: {label: {column: config}}."""
+  return {
+      label: {
+          name: _cell(get_config, variants, column, scale)
+          for name, column in columns.items()
+      }
+      for label, (get_config, variants) in methods.items()
+  }
+
+
+def paper(methods, columns):
+  """What the paper prints: {label: {column: target}}."""
+  return {
+      label: {name: paper_targets.fedepth(label, name) for name in columns}
+      for label in methods
+  }
+
+
+def get_table(scale: str = SCALES[0]) -> Table:
+  """All of the paper's rows and columns.
+
+  Run: `python -m launch.sweep --table=fedepth_table2 --data_dir=DIR`, a part:
+  `--rows=FeDepth,HeteroFL --cols=cifar10_alpha_0_3`.
+
+  Args:
+    scale: One of `SCALES`.
+
+  Returns:
+    The table; the paper has one run a cell.
+  """
+  full = (
+      f'{SETTING} {BUDGETS} Columns: balanced Dirichlet of that alpha, or beta '
+      'labels a client.'
+  )
+  return Table(
+      title='FeDepth, Table 2',
+      setting=_papers.in_words(scale, full, CPU),
+      rows=cells(METHODS, COLUMNS, scale),
+      paper=paper(METHODS, COLUMNS),
+      seeds=(0,),
+      columns=tuple(COLUMNS),
+  )

@@ -1,0 +1,266 @@
+"""Renders a results table: ours, the paper's, the difference, and figures."""
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import report, tables
+from fedjax_het.experiment.paper_targets import Target
+from fedjax_het.experiment.sweep_table import Table, slug
+from fedjax_het.experiment.workdir import write_atomically
+
+Cells = Sequence[Mapping[str, Any]]
+
+
+def _spread(values: Sequence[float | None]) -> str:
+  """Mean and sample deviation of fractions, in percent; '-' for none."""
+  if not len(values):
+    return '-'
+  if None in values:
+    return 'not finite'
+  percent = 100 * np.asarray(values)
+  if len(percent) == 1:
+    return f'{percent[0]:.1f}'
+  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
+
+
+def _difference(values: Sequence[float | None], target: Target | None) -> str:
+  """Mean of fractions minus a target, in points."""
+  if target is None or not values:
+    return '-'
+  if None in values:
+    return 'not finite'
+  return f'{100 * np.mean(values) - target.accuracy:+.1f}'
+
+
+def _best(cells: Cells) -> str:
+  """On what best rounds were chosen; older cells do not say."""
+  if all(cell.get('validated', False) for cell in cells):
+    return 'The best round is chosen on examples that clients hold out.'
+  return 'The best round is chosen on the test set and flatters.'
+
+
+def _seeds(cells: Cells) -> str:
+  return ', '.join(map(str, sorted({cell['seed'] for cell in cells})))
+
+
+def _of(table: Table, cells: Cells, label: str, column: str) -> list[Any]:
+  """The cells of a row and column; of a further view, made of another row's."""
+  row, view = table.views.get(label, (label, None))
+  mine = [
+      cell
+      for cell in cells
+      if cell['row'] == row and cell.get('column', '') == column
+  ]
+  return mine if view is None else [_viewed(cell, view) for cell in mine]
+
+
+def _viewed(cell: Mapping[str, Any], view: str) -> dict[str, Any]:
+  """A cell that shows a further view of its models; its best round stays."""
+  values = cell['views'][view]
+  target = cell['config']['target_accuracy']
+  reached = [
+      round_num
+      for round_num, value in zip(cell['rounds'], values, strict=True)
+      if None not in (value, target) and value >= target
+  ]
+  left_out = ('worst', 'models')
+  return {
+      **{k: v for k, v in cell.items() if k not in left_out},
+      'accuracy': values,
+      'last': values[-1],
+      'best': values[cell['rounds'].index(cell['best_round'])],
+      'reached': reached[0] if reached else None,
+  }
+
+
+def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
+  """Writes table.md and, where the extra `plots` is there, its figures.
+
+  Cells that are missing leave gaps.
+
+  Args:
+    table: The table.
+    cells: Results as of `read_cells`, at least one.
+    out: Folder of the results.
+
+  Returns:
+    The tables as Markdown.
+  """
+  folder = pathlib.Path(out)
+  shown, parts = [], []
+  if len(table.columns) > 1:
+    shown.append(_overview(table, cells))
+    parts.append(
+        'Last round, and in brackets the paper:\n\n' + shown[0] + '\n\n'
+    )
+  for column in table.columns:
+    markdown = _column(table, cells, column)
+    if column:
+      shown.append(f'{column}\n\n{markdown}')
+      parts.append(f'## {column}\n\n')
+    else:
+      shown.append(markdown)
+    parts.append(markdown + '\n\n' + _notes(table, cells, column))
+    parts.append(_figures(table, cells, column, folder))
+  where = sorted({cell['hardware'] for cell in cells})
+  write_atomically(
+      folder / 'table.md',
+      f'# {table.title}\n\n{table.setting}\n\n'
+      'Test accuracy in percent on the whole test set, mean over groups; mean '
+      f'± sample deviation over seeds {_seeds(cells)} (of training, partition '
+      f'and sampling), of which a row has as many as it says. {_best(cells)} '
+      f'Hardware: {"; ".join(where)}.\n\n' + ''.join(parts).rstrip() + '\n',
+  )
+  return '\n\n'.join(shown)
+
+
+def _overview(table: Table, cells: Cells) -> str:
+  """A line a method, as papers print it."""
+  rows = [['method', *table.columns]]
+  for label in table.labels:
+    row = [label]
+    for column in table.columns:
+      mine = _of(table, cells, label, column)
+      target = table.target(label, column)
+      text = _spread([cell['last'] for cell in mine])
+      row.append(text if target is None else f'{text} ({target.text})')
+    rows.append(row)
+  return tables.as_markdown(rows)
+
+
+def _column(table: Table, cells: Cells, column: str) -> str:
+  """A line a method, with all that its cells of one column say."""
+  labels = [
+      label
+      for label in table.labels
+      if table.config(label, column) is not None
+  ]
+  targets = {label: table.target(label, column) for label in labels}
+  header = [
+      'method', 'seeds', 'last round', 'best round', 'worst model',
+      'target in round', 'seconds a round', 'paper',
+  ]  # fmt: skip
+  compared = any(target is not None for target in targets.values())
+  timed = any(target and target.reached for target in targets.values())
+  header += ['last - paper'] * compared + ['paper: target in round'] * timed
+  rows = [header]
+  for label, target in targets.items():
+    mine = _of(table, cells, label, column)
+    last = [cell['last'] for cell in mine]
+    reached = [
+        '-' if cell['reached'] is None else str(cell['reached'])
+        for cell in mine
+    ]
+    row = [
+        label,
+        str(len(mine)),
+        _spread(last),
+        _spread([cell['best'] for cell in mine]),
+        _spread([cell['worst'] for cell in mine if 'worst' in cell]),
+        ', '.join(reached) or '-',
+        _seconds(mine),
+        '-' if target is None else target.text,
+    ]
+    row += [_difference(last, target)] * compared + [_round(target)] * timed
+    rows.append(row)
+  return tables.as_markdown(rows)
+
+
+def _seconds(cells: Cells) -> str:
+  if not cells:
+    return '-'
+  return f'{np.median([cell["round_seconds"] for cell in cells]):.1f}'
+
+
+def _round(target: Target | None) -> str:
+  """The round in which the paper's method reached the paper's level."""
+  if target is None or target.reached is None:
+    return '-'
+  return f'{target.reached} (at {target.level:g} %)'
+
+
+def _notes(table: Table, cells: Cells, column: str) -> str:
+  """Our target and the paper's setting, in a paragraph."""
+  levels = {
+      cell['config']['target_accuracy']
+      for label in table.rows
+      for cell in _of(table, cells, label, column)
+  }
+  found = [table.target(label, column) for label in table.labels]
+  paper = {f'{t.source}: {t.setting}.': None for t in found if t is not None}
+  notes = [
+      f'Our target: {100 * level:g} %.' for level in sorted(levels - {None})
+  ]
+  notes += [f'The paper, {text}' for text in paper]
+  return ' '.join(notes) + '\n\n' if notes else ''
+
+
+def _figures(
+    table: Table, cells: Cells, column: str, folder: pathlib.Path
+) -> str:
+  """Draws a column's curves, and models as bars; returns the Markdown."""
+  suffix = f'-{slug(column)}.png' if column else '.png'
+  curves = {}
+  for label in table.labels:
+    mine = _of(table, cells, label, column)
+    if mine:
+      values = np.array([cell['accuracy'] for cell in mine], float)
+      curves[label] = (mine[0]['rounds'], values)
+  if not curves:
+    return ''
+  text, bars = _families(table, cells, column)
+  try:
+    pictures.draw_curves(
+        curves,
+        folder / f'curves{suffix}',
+        'Mean test accuracy',
+        column or None,
+        percent=True,
+    )
+    text = f'![Accuracy by round](curves{suffix})\n\n{text}'
+    if bars:
+      pictures.draw_bars(
+          bars,
+          folder / f'models{suffix}',
+          'Test accuracy, last round',
+          percent=True,
+      )
+      text += f'![Accuracy of every model](models{suffix})\n\n'
+  except ImportError:  # No extra `plots`.
+    text = f'{report.NO_PICTURES}\n\n{text}'
+  return text
+
+
+def _families(
+    table: Table, cells: Cells, column: str
+) -> tuple[str, dict[str, dict[str, Any]]]:
+  """A table of the families of models, and the bars to draw."""
+  rows = [['method', *table.families]]
+  bars = {}
+  for label in table.rows:
+    mine = [
+        cell['models']
+        for cell in _of(table, cells, label, column)
+        if 'models' in cell
+    ]
+    if not table.families or not mine:
+      continue
+    bars[label] = {
+        group: [np.mean(models[group]) for models in mine] for group in mine[0]
+    }
+    row = [label]
+    for groups in table.families.values():
+      values = [bars[label][group] for group in groups if group in mine[0]]
+      row.append(_spread(list(np.mean(values, axis=0))) if values else '-')
+    rows.append(row)
+  if not bars:
+    return '', {}
+  level = '###' if column else '##'
+  text = f'{level} By family of models\n\n{tables.as_markdown(rows)}\n\n'
+  names = [name for name in table.bars or bars if name in bars]
+  return text, {name: bars[name] for name in names}

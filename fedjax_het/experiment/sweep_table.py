@@ -1,0 +1,144 @@
+"""Results tables: what cells they have, and the results that are there."""
+
+from collections.abc import Mapping, Sequence
+import json
+import os
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from fedjax_het.experiment.config import with_new_entries
+from fedjax_het.experiment.paper_targets import Target
+
+# Entries of a config that do not change the numbers of a cell.
+_IRRELEVANT = ('data_dir', 'compilation_cache', 'tensorboard')
+
+
+class Table(NamedTuple):
+  """A table of results: a row per method, some seeds each, maybe columns.
+
+  Attributes:
+    title: Its heading.
+    setting: What all cells share, in words.
+    rows: {label: config}; with columns {label: {column: config}}. A row may
+      lack columns: there is no such cell.
+    paper: {label: target}; with columns {label: {column: target}}: what the
+      paper prints, in its own setting.
+    seeds: Seeds of training, partition and sampling, all three alike.
+    families: {name: groups}: sets of groups that are compared besides, in a
+      second table and in bars; {} for none.
+    bars: Rows whose models are drawn as bars; () for all.
+    columns: Names of the columns, such as data set and split; one without a
+      name for a table that has none.
+    views: {label: (row, view)}: further rows, which show a view of the models
+      of another row, such as FedGKT's clients beside its server.
+  """
+
+  title: str
+  setting: str
+  rows: Mapping[str, Any]
+  paper: Mapping[str, Any]
+  seeds: Sequence[int]
+  families: Mapping[str, Sequence[str]] = {}
+  bars: Sequence[str] = ()
+  columns: Sequence[str] = ('',)
+  views: Mapping[str, tuple[str, str]] = {}
+
+  @property
+  def labels(self) -> list[str]:
+    """All rows in order, each view below the row that it belongs to."""
+    labels = []
+    for row in self.rows:
+      labels += [row, *(v for v, (of, _) in self.views.items() if of == row)]
+    return labels
+
+  def config(self, label: str, column: str = ''):
+    """The config of a cell; None if there is no such cell."""
+    return self._at(self.rows, self.views.get(label, (label,))[0], column)
+
+  def target(self, label: str, column: str = '') -> Target | None:
+    """What the paper prints for a cell; None if it prints nothing."""
+    return self._at(self.paper, label, column)
+
+  def _at(self, entries: Mapping[str, Any], label: str, column: str) -> Any:
+    if tuple(self.columns) == ('',):
+      return entries.get(label)
+    return entries.get(label, {}).get(column)
+
+
+def slug(label: str) -> str:
+  """A label in lower case, with nothing but letters, digits and _."""
+  return re.sub(r'[^a-z0-9]+', '_', label.lower()).strip('_')
+
+
+def cell_name(row: str, column: str) -> str:
+  """The name of a cell's file and workdir, without the seed."""
+  return '-'.join(slug(part) for part in (row, column) if part)
+
+
+def with_seed(config, seed: int, overrides: Mapping[str, Any]):
+  """A copy of a cell's config for one seed."""
+  config = config.copy_and_resolve_references()
+  config.seed = config.sampling_seed = config.partition.seed = seed
+  config.update_from_flattened_dict(dict(overrides))
+  return config
+
+
+def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
+  """All results that are there, of whatever seeds.
+
+  Args:
+    table: The table.
+    out: Folder of the results.
+
+  Returns:
+    The cells, by column, row and seed.
+
+  Raises:
+    FileNotFoundError: If there is none at all.
+    ValueError: If a result is damaged, or of another config.
+  """
+  files = sorted(pathlib.Path(out, 'cells').glob('*.json'))
+  cells = []
+  for column in table.columns:
+    for row in table.rows:
+      config = table.config(row, column)
+      if config is None:
+        continue
+      pattern = re.compile(re.escape(cell_name(row, column)) + r'-(\d+)')
+      seeds = {
+          int(match[1]): path
+          for path in files
+          if (match := pattern.fullmatch(path.stem))
+      }
+      cells += [
+          read_cell(path, with_seed(config, seed, {}))
+          for seed, path in sorted(seeds.items())
+      ]
+  if not cells:
+    raise FileNotFoundError(f'There is no result under {out}/cells yet.')
+  return cells
+
+
+def read_cell(path: pathlib.Path, config) -> dict[str, Any]:
+  """A stored result, if it is one of this config."""
+  try:
+    cell = json.loads(path.read_text(encoding='utf-8'))
+  except json.JSONDecodeError as e:
+    raise ValueError(
+        f'{path} is damaged ({e}); delete it to run the cell again.'
+    ) from e
+  wanted = _comparable(json.loads(config.to_json_best_effort()))
+  stored = _comparable(with_new_entries(cell['config']))
+  odd = sorted(k for k in wanted | stored if wanted.get(k) != stored.get(k))
+  if odd:
+    raise ValueError(
+        f'{path} is of another config: {odd[0]} is {stored.get(odd[0])} there '
+        f'and {wanted.get(odd[0])} here; delete it to run the cell again.'
+    )
+  return cell
+
+
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+  """A config's top level without what does not change a result."""
+  return {k: v for k, v in config.items() if k not in _IRRELEVANT}

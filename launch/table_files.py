@@ -1,0 +1,205 @@
+"""Results tables by name: files, scales, and the cells that flags choose."""
+
+from collections.abc import Sequence
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+from launch.terminal import line
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Found(NamedTuple):
+  """A table at one scale.
+
+  Attributes:
+    table: The `Table`.
+    name: Name of its file, without the suffix.
+    scale: One of its scales; '' if it has no other.
+  """
+
+  table: object
+  name: str
+  scale: str
+
+  @property
+  def heading(self) -> str:
+    """Its title, with the scale."""
+    if not self.scale:
+      return self.table.title
+    return f'{self.table.title} (scale {self.scale!r})'
+
+  def folder(self, parent: str | None, default: str) -> pathlib.Path:
+    """Where this scale's files lie: scales of a table never share a folder."""
+    return pathlib.Path(parent or f'{default}/{self.name}', self.scale)
+
+
+def names() -> list[str]:
+  """The tables that come with the library."""
+  files = (_ROOT / 'configs' / 'tables').glob('[!_]*.py')
+  return sorted(path.stem for path in files)
+
+
+def find_table(name: str, scale: str | None = None) -> Found:
+  """A table of `configs/tables` by name, or of a Python file by path.
+
+  A file has a function `get_table()`, which is of the scale 'cpu'; or a tuple
+  `SCALES`, the default first, and `get_table(scale)`.
+
+  Args:
+    name: 'fedin_v2_table1', or a path.
+    scale: One of the table's scales; None for its default.
+
+  Returns:
+    The table.
+
+  Raises:
+    ValueError: If there is no such table or scale, or the file is none; in a
+      line that names what there is.
+  """
+  from fedjax_het.names import check_name, did_you_mean
+
+  paths = [pathlib.Path(name), _ROOT / name]
+  if pathlib.Path(name).name == name:
+    paths.append(_ROOT / 'configs' / 'tables' / f'{name}.py')
+  path = next((path for path in paths if path.is_file()), None)
+  if path is None:
+    hint = did_you_mean(pathlib.Path(name).stem, names())
+    raise ValueError(
+        f'No results table {name!r}{hint}; there are {", ".join(names())}, or '
+        'give the path of a file.'
+    )
+  module = _load(path)
+  scales = getattr(module, 'SCALES', ('cpu',))
+  scale = scales[0] if scale is None else scale
+  check_name(f'scale of {path.stem}', scale, scales)
+  table = _get(module, path, *([scale] if hasattr(module, 'SCALES') else []))
+  return Found(table, path.stem, scale if len(scales) > 1 else '')
+
+
+def _load(path: pathlib.Path) -> ModuleType:
+  """The module of a file."""
+  if str(_ROOT) not in sys.path:
+    sys.path.append(str(_ROOT))
+  spec = importlib.util.spec_from_file_location('table_file', path)
+  if spec is None:
+    raise ValueError(f'{path} is no Python file.')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except SyntaxError as e:
+    raise ValueError(f'{path}, line {e.lineno}: {e.msg}.') from e
+  except (AttributeError, NameError, TypeError) as e:
+    raise ValueError(f'{path}: {line(e)}') from e
+  if not hasattr(module, 'get_table'):
+    raise ValueError(f'{path} has no function get_table.')
+  return module
+
+
+def _get(module: ModuleType, path: pathlib.Path, *args: str):
+  try:
+    return module.get_table(*args)
+  except (AttributeError, KeyError, NameError, TypeError) as e:
+    # Most often an entry that a locked config does not have.
+    raise ValueError(f'{path}: {line(e)}') from e
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+  """Seeds as `--seeds` names them.
+
+  A number alone counts: '3' is 0, 1 and 2. With a comma they are listed: '0,4'
+  is those two, and '5,' is 5 alone.
+
+  Args:
+    text: The flag's value.
+
+  Returns:
+    The seeds.
+
+  Raises:
+    ValueError: If it is none of that.
+  """
+  parts = [part.strip() for part in text.split(',')]
+  if len(parts) > 1 and not parts[-1]:
+    parts.pop()
+    listed = True
+  else:
+    listed = len(parts) > 1
+  if not all(part.isascii() and part.isdigit() for part in parts):
+    raise ValueError(
+        f'--seeds={text}: write how many (--seeds=3 for 0, 1, 2) or which ones '
+        '(--seeds=0,4, or --seeds=5, for 5 alone), integers of 0 or more.'
+    )
+  seeds = [int(part) for part in parts]
+  if not listed and seeds == [0]:
+    raise ValueError(
+        '--seeds=0 asks for no seed at all; the seed 0 alone is --seeds=0, '
+        '(with a comma) or --seeds=1 (the first one).'
+    )
+  if len(set(seeds)) < len(seeds):
+    raise ValueError(f'--seeds={text} names a seed twice.')
+  return tuple(seeds) if listed else tuple(range(seeds[0]))
+
+
+def choose(
+    table,
+    seeds: str | None = None,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+):
+  """The part of a table that flags name.
+
+  Args:
+    table: The `Table`.
+    seeds: See `parse_seeds`; None for the table's.
+    rows: Labels, or their names in lower case with _; None for all.
+    columns: Likewise.
+
+  Returns:
+    The table with these cells alone.
+
+  Raises:
+    ValueError: If something is unknown, or no cell is left.
+  """
+  if seeds is not None:
+    table = table._replace(seeds=parse_seeds(seeds))
+  if rows is not None:
+    # A further view is of the same runs as the row that it belongs to.
+    labels = _named('row', rows, table.labels)
+    labels = {table.views.get(label, (label,))[0] for label in labels}
+    table = table._replace(
+        rows={row: c for row, c in table.rows.items() if row in labels}
+    )
+  if columns is not None:
+    if tuple(table.columns) == ('',):
+      raise ValueError('This table has no columns; leave --cols out.')
+    chosen = _named('column', columns, table.columns)
+    table = table._replace(
+        columns=tuple(c for c in table.columns if c in chosen)
+    )
+  if not any(
+      table.config(row, column) is not None
+      for row in table.rows
+      for column in table.columns
+  ):
+    raise ValueError('The table has no cells in these rows and columns.')
+  return table
+
+
+def _named(
+    what: str, given: Sequence[str], known: Sequence[str]
+) -> list[str]:
+  """The known labels that are given, as they are or as in file names."""
+  from fedjax_het.experiment.sweep_table import slug
+  from fedjax_het.names import check_name
+
+  if not given:
+    raise ValueError(f'Name at least one {what}: {", ".join(known)}.')
+  by_slug = {slug(label): label for label in known}
+  chosen = [by_slug.get(slug(label), label) for label in given]
+  for label in chosen:
+    check_name(what, label, known)
+  return chosen

@@ -1,0 +1,229 @@
+"""What a results table says: ours, the paper's, the difference, the gaps."""
+
+import pytest
+
+from configs import fedavg, private
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import paper_targets, sweep, sweep_report
+from fedjax_het.experiment.paper_targets import Target
+from fedjax_het.experiment.sweep_table import Table
+
+COLUMNS = ('digits IID', 'digits non-IID')
+
+
+def config(method, target=0.7):
+  made = method.get_config('quick')
+  made.target_accuracy = target
+  return made
+
+
+@pytest.fixture
+def table():
+  return Table(
+      title='Two methods',
+      setting='Quick runs.',
+      rows={'Private': config(private), 'FedAvg (x1)': config(fedavg)},
+      paper={
+          'FedAvg (x1)': Target('P, Table 1', 'FedAvg', '9 nets', 89.2, 1.1)
+      },
+      seeds=(0, 3),
+  )
+
+
+@pytest.fixture
+def grid(table):
+  """Two columns; no cell of FedAvg in the second."""
+  rows = {
+      'Private': dict.fromkeys(COLUMNS, table.rows['Private']),
+      'FedAvg': {COLUMNS[0]: table.rows['FedAvg (x1)']},
+  }
+  late = Target('P, Table 1', 'Private', '9 nets', 60.0, None, 47, 85.0)
+  paper = {
+      'Private': {COLUMNS[0]: late},
+      'FedAvg': {COLUMNS[0]: Target('P, Table 1', 'FedAvg', '9 nets', 60.5)},
+  }
+  return table._replace(rows=rows, paper=paper, columns=COLUMNS)
+
+
+def cell(row, seed, last, column='', **more):
+  """A result as `run_cells` writes it."""
+  first = {'mlp2': [last - 0.1], 'mlp3': [last], 'mlp4': [last + 0.1] * 2}
+  reached = 2 if last >= 0.7 else None
+  made = dict(
+      row=row, seed=seed, last=last, worst=last - 0.1, best=last + 0.05,
+      best_round=1, validated=False, reached=reached, round_seconds=0.25,
+      rounds=[0, 1, 2], accuracy=[0.1, last + 0.05, last], models=first,
+      hardware='a cpu', config=dict(target_accuracy=0.7), **more,
+  )  # fmt: skip
+  return {**made, 'column': column} if column else made
+
+
+@pytest.fixture
+def cells():
+  return [
+      cell('Private', 0, 0.5), cell('Private', 3, 0.6),
+      cell('FedAvg (x1)', 0, 0.8), cell('FedAvg (x1)', 3, 0.6),
+  ]  # fmt: skip
+
+
+def lines_of(text, label):
+  """The cells of each Markdown line that begins with the label."""
+  return [
+      [part.strip() for part in line.strip('|').split('|')]
+      for line in text.splitlines()
+      if line.startswith(f'| {label} |')
+  ]
+
+
+def test_the_table_says_what_it_shows(table, cells, tmp_path):
+  markdown = sweep_report.render(table, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert markdown in text and 'seeds 0, 3' in text and 'Quick runs.' in text
+  header, _, private_row, fedavg_row = [
+      [part.strip() for part in line.strip('|').split('|')]
+      for line in markdown.splitlines()
+  ]
+  assert dict(zip(header, fedavg_row, strict=True)) == {
+      'method': 'FedAvg (x1)',
+      'seeds': '2',
+      'last round': '70.0 ± 14.1',
+      'best round': '75.0 ± 14.1',
+      'worst model': '60.0 ± 14.1',
+      'target in round': '2, -',
+      'seconds a round': '0.2',
+      'paper': '89.2 ± 1.1',
+      'last - paper': '-19.2',
+  }
+  assert private_row[-2:] == ['-', '-']
+  assert 'Our target: 70 %. The paper, P, Table 1: 9 nets.' in text
+  assert '![Accuracy by round](curves.png)' in text
+  assert (tmp_path / 'curves.png').stat().st_size > 1000
+
+
+def test_missing_cells_leave_gaps(table, cells, tmp_path):
+  markdown = sweep_report.render(table, cells[:1], tmp_path)
+  assert lines_of(markdown, 'Private') == [
+      ['Private', '1', '50.0', '55.0', '40.0', '-', '0.2', '-', '-']
+  ]
+  assert lines_of(markdown, 'FedAvg (x1)') == [
+      ['FedAvg (x1)', '0', '-', '-', '-', '-', '-', '89.2 ± 1.1', '-']
+  ]
+
+
+def test_a_table_without_paper_has_no_difference(table, cells, tmp_path):
+  markdown = sweep_report.render(table._replace(paper={}), cells, tmp_path)
+  assert 'last - paper' not in markdown and '| paper |' in markdown
+
+
+def test_columns_have_a_part_each_and_one_for_all(grid, tmp_path):
+  iid, skewed = COLUMNS
+  cells = [
+      cell('Private', 0, 0.5, iid), cell('Private', 0, 0.4, skewed),
+      cell('Private', 1, 0.7, iid),
+  ]  # fmt: skip
+  markdown = sweep_report.render(grid, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert '| method | digits IID | digits non-IID |' in markdown
+  overview, first, second = lines_of(text, 'Private')
+  assert overview == ['Private', '60.0 ± 14.1 (60.0)', '40.0']
+  assert first[-3:] == ['60.0', '+0.0', '47 (at 85 %)']
+  assert second[1:3] == ['1', '40.0'] and second[-1] == '-'
+  # There is no cell of FedAvg in the second column, and no line.
+  overview, first = lines_of(text, 'FedAvg')
+  assert overview == ['FedAvg', '- (60.5)', '-']
+  assert first[1] == '0' and first[-3:] == ['60.5', '-', '-']
+  order = [text.index(f'## {column}\n') for column in COLUMNS]
+  assert order == sorted(order)
+  for name in ('curves-digits_iid.png', 'curves-digits_non_iid.png'):
+    assert f'({name})' in text
+    assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_a_column_without_results_has_no_picture(grid, tmp_path):
+  sweep_report.render(grid, [cell('Private', 0, 0.5, COLUMNS[0])], tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert f'## {COLUMNS[1]}' in text
+  assert 'curves-digits_non_iid.png' not in text
+
+
+def test_without_matplotlib_there_is_a_table(
+    table, cells, tmp_path, monkeypatch
+):
+  def missing(*args, **kwargs):
+    raise ImportError('no matplotlib')
+
+  monkeypatch.setattr(pictures, 'draw_curves', missing)
+  sweep_report.render(table, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert 'No pictures' in text and 'curves.png' not in text
+
+
+def test_families_are_means_over_their_groups(table, cells, tmp_path):
+  families = {'both': ('mlp2', 'mlp3'), 'deep': ('mlp4',), 'none': ('x',)}
+  sweep_report.render(table._replace(families=families), cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert '| method | both | deep | none |' in text
+  _, row = lines_of(text, 'Private')
+  assert row == ['Private', '50.0 ± 7.1', '65.0 ± 7.1', '-']
+  assert (tmp_path / 'models.png').stat().st_size > 1000
+
+
+def test_a_view_is_a_row_of_the_same_runs(table, tmp_path):
+  table = table._replace(
+      rows={'Server': table.rows['Private'], 'Last': table.rows['Private']},
+      paper={'Clients': Target('P', 'Clients', 's', 40.0)},
+      views={'Clients': ('Server', 'clients')},
+  )
+  assert table.labels == ['Server', 'Clients', 'Last']
+  assert table.config('Clients') is table.rows['Server']
+  shown = cell('Server', 0, 0.9, views=dict(clients=[0.1, 0.72, 0.3]))
+  markdown = sweep_report.render(table, [shown], tmp_path)
+  assert lines_of(markdown, 'Server')[0][1:4] == ['1', '90.0', '95.0']
+  assert lines_of(markdown, 'Clients') == [
+      ['Clients', '1', '30.0', '72.0', '-', '1', '0.2', '40.0', '-10.0']
+  ]
+
+
+def test_views_are_taken_from_the_metrics():
+  row = {'accuracy': 0.5, 'views/clients': 0.4, 'views/clients/mlp2': 0.3}
+  assert sweep._views(row) == ['clients']
+
+
+def test_what_is_not_finite_says_so(table, cells, tmp_path):
+  cells[2]['last'] = None
+  (row,) = lines_of(sweep_report.render(table, cells, tmp_path), 'FedAvg (x1)')
+  assert row[2] == 'not finite' and row[-1] == 'not finite'
+
+
+@pytest.mark.parametrize(
+    ('target', 'text'),
+    [
+        (paper_targets.fedin_v1_table_2('FedIN', 'cifar10', False), '63.0'),
+        (
+            paper_targets.fedin_v2_table_1('HeteroFL', 'cinic10', False),
+            '56.1 ± 2.1',
+        ),
+        (paper_targets.fedin_v2_table_4('FedProx', True), '83.4'),
+        (paper_targets.fedin_v2_table_6('FedIN', 200, False), '72.2'),
+        (paper_targets.fedhe('FedAvg', 'cifar10', True), 'almost 69'),
+        (paper_targets.fedhe('FedMD', 'mnist', False), '98'),
+        (
+            paper_targets.fedepth('m-FeDepth Surplus', 'cifar100 beta 30'),
+            '39.90',
+        ),
+        (paper_targets.fedepth('SplitMix', 'cifar10 alpha_u 0.3'), '31.23'),
+    ],
+)
+def test_targets_stand_as_they_are_printed(target, text):
+  assert target.text == text
+  assert f'{target.accuracy:g}' in text or target.accuracy == float(text)
+
+
+def test_the_paper_has_no_other_numbers():
+  assert paper_targets.fedhe('FedAvg', 'mnist', False) is None
+  assert paper_targets.fedhe('FD', 'mnist', True) is None
+  assert paper_targets.fedepth('FedAvg x1', 'cifar10 alpha_u 0.3') is None
+  assert paper_targets.fedin_v1_table_2('FedIN', 'cinic10', True) is None
+  assert paper_targets.fedin_v2_table_1('FedGKT', 'cifar10', True) is None
+  reached = paper_targets.fedin_v2_table_1('HeteroFL', 'svhn_cropped', False)
+  assert (reached.reached, reached.level) == (107, 80.0)
