@@ -1,0 +1,76 @@
+"""FedIN v2's Table 6: 10 to 200 clients, on CIFAR-10."""
+
+from configs import fedavg, fedin
+from configs.tables import _papers, fedin_v2_table1
+from fedjax_het.experiment import paper_targets
+from fedjax_het.experiment.sweep_table import Table
+
+SCALES = _papers.SCALES
+CLIENTS = (10, 20, 50, 100, 200)
+METHODS = {
+    'FedAvg': (fedavg.get_config, 'v2'),
+    'FedIN': (fedin.get_config, 'v2'),
+}
+COLUMNS = {
+    f'{split} {number} clients': (split, number)
+    for split in ('IID', 'non-IID')
+    for number in CLIENTS
+}
+
+
+def _with_clients(config, number: int):
+  """So many clients in equal parts of the five models, a tenth a round."""
+  for name in config.groups:
+    config.groups[name] = number // len(config.groups)
+  config.cohort_size = number // 10
+  return config
+
+
+def _rows(scale: str):
+  splits = _papers.fedin_columns(('cifar10',))
+  rows = {label: {} for label in METHODS}
+  for column, (split, number) in COLUMNS.items():
+    one = {column: splits[f'cifar10 {split}']}
+    for label, cells in _papers.fedin_rows(METHODS, one, scale).items():
+      config = cells[column]
+      if scale != 'quick':
+        config = _with_clients(config, number)
+      rows[label][column] = config
+  return rows
+
+
+def get_table(scale: str = SCALES[0]) -> Table:
+  """Two methods by five numbers of clients and two splits, three seeds.
+
+  Run: `python -m launch.sweep --table=fedin_v2_table6 --data_dir=DIR`.
+
+  A tenth of the clients takes part in a round, as in the rest of the paper. Of
+  its rows the library lacks InclusiveFL.
+
+  Args:
+    scale: One of `SCALES`.
+
+  Returns:
+    The table.
+  """
+  full = fedin_v2_table1.SETTING.replace(
+      '100 clients of ResNet10, 14, 18, 22 and 26 (20 each), 10 a round',
+      'ResNet10, 14, 18, 22 and 26 for a fifth of the clients each, a tenth of '
+      'the clients a round',
+  )
+  return Table(
+      title='FedIN v2, Table 6: numbers of clients',
+      setting=_papers.in_words(scale, full, fedin_v2_table1.CPU),
+      rows=_rows(scale),
+      paper={
+          label: {
+              column: paper_targets.fedin_v2_table_6(
+                  label, number, split == 'IID'
+              )
+              for column, (split, number) in COLUMNS.items()
+          }
+          for label in METHODS
+      },
+      seeds=(0, 1, 2),
+      columns=tuple(COLUMNS),
+  )

@@ -1,0 +1,159 @@
+"""Every results table: each cell, at each scale, is a config that can run."""
+
+import pathlib
+
+import pytest
+
+from configs import tables
+from fedjax_het.experiment import check
+from fedjax_het.experiment.build import build
+from fedjax_het.experiment.sweep_table import cell_name, slug
+from launch.table_files import find_table, names
+
+FOLDER = pathlib.Path(tables.__file__).parent
+SCALES = ('cpu', 'full', 'quick')
+# Tables of the papers have all scales, the others one.
+PAPERS = [
+    name
+    for name in names()
+    if 'SCALES' in (FOLDER / f'{name}.py').read_text()
+]
+
+
+def cells(table):
+  return {
+      (row, column): table.config(row, column)
+      for row in table.rows
+      for column in table.columns
+      if table.config(row, column) is not None
+  }
+
+
+def test_the_tables_of_the_papers_have_all_scales():
+  assert set(PAPERS) >= {
+      'fedin_v1_table2', 'fedin_v2_table1', 'fedepth_table2', 'fedhe_section5'
+  }
+  for name in PAPERS:
+    assert find_table(name) == find_table(name, 'cpu')
+
+
+@pytest.mark.parametrize('name', names())
+def test_every_cell_can_be_run(name):
+  for scale in SCALES if name in PAPERS else SCALES[:1]:
+    table = find_table(name, scale).table
+    configs = cells(table)
+    for config in configs.values():
+      check(config)
+    # No two cells share a file, and nothing is named that is not there.
+    assert len({cell_name(*key) for key in configs}) == len(configs)
+    assert len({slug(row) for row in table.labels}) == len(table.labels)
+    assert set(table.paper) <= set(table.labels)
+    assert set(table.bars) <= set(table.rows)
+    assert {row for row, _ in configs} == set(table.rows)
+    assert {column for _, column in configs} == set(table.columns)
+    assert not any(',' in label for label in (*table.labels, *table.columns))
+  text = (FOLDER / f'{name}.py').read_text()
+  assert f'--table={name}' in text or f'--table=configs/tables/{name}.' in text
+
+
+@pytest.mark.parametrize('name', PAPERS)
+def test_scales_differ_in_size_and_quick_needs_no_data(name):
+  cpu, full, quick = (find_table(name, scale).table for scale in SCALES)
+  assert cpu.paper == full.paper == quick.paper
+  assert len({cpu.setting, full.setting, quick.setting}) == 3
+  assert cells(cpu).keys() == cells(full).keys() == cells(quick).keys()
+  for key, config in cells(quick).items():
+    assert (config.dataset, config.num_rounds) == ('digits', 2)
+    assert {group.model for group in config.groups.values()} == {'mlp'}
+    assert cells(cpu)[key].num_rounds < cells(full)[key].num_rounds
+    assert cells(cpu)[key].dataset == cells(full)[key].dataset
+
+
+@pytest.mark.parametrize('name', PAPERS)
+def test_quick_cells_fit_the_digits(name):
+  """With models, split and batches: what `check` cannot see."""
+  table = find_table(name, 'quick').table
+  for row in table.rows:
+    columns = [column for r, column in cells(table) if r == row]
+    for column in {columns[0], columns[-1]}:
+      build(table.config(row, column))
+
+
+def test_fedins_table_1_is_the_papers():
+  table = find_table('fedin_v2_table1', 'full').table
+  assert list(table.rows) == [
+      'FedAvg', 'FedProx', 'HeteroFL', 'FedIN', 'FedIN +Noise'
+  ]
+  assert len(table.columns) == 8 and tuple(table.seeds) == (0, 1, 2)
+  noise = table.config('FedIN +Noise', 'svhn_cropped non-IID')
+  assert noise.algorithm.noise == 0.8 and noise.dataset == 'svhn_cropped'
+  assert noise.partition.to_dict() == dict(
+      name='dirichlet', seed=0, alpha=0.5, min_size=16
+  )
+  assert (noise.num_rounds, noise.local.epochs) == (500, 5)
+  assert noise.target_accuracy == 0.8
+  target = table.target('FedIN +Noise', 'svhn_cropped non-IID')
+  assert (target.text, target.reached, target.level) == ('91.0 ± 1.5', 26, 80)
+  assert table.target('FedAvg', 'cifar10 IID').text == '76.8'
+  assert table.config('FedAvg', 'cifar10 IID').partition.name == 'iid'
+  widths = table.config('HeteroFL', 'cifar10 IID').groups
+  assert widths.to_dict() == {'all': dict(model='resnet152', clients=100)}
+
+
+def test_fedins_other_tables():
+  rest = find_table('fedin_v2_table4', 'full').table
+  for row in rest.rows:
+    config = rest.config(row, 'fashion_mnist IID')
+    assert config.algorithm.aggregation == 'architecture'
+  same = find_table('fedin_v2_table5a', 'full').table
+  config = same.config('FedIN', 'cifar10 non-IID')
+  assert config.groups.to_dict() == dict(resnet18=100)
+  ablations = find_table('fedin_v2_table5b', 'full').table
+  assert not ablations.config('FedIN w/o IN', 'cifar10 IID').algorithm[
+      'in_training'
+  ]
+  for scale in ('full', 'cpu'):
+    numbers = find_table('fedin_v2_table6', scale).table
+    config = numbers.config('FedIN', 'non-IID 200 clients')
+    assert set(config.groups.to_dict().values()) == {40}
+    assert config.cohort_size == 20 and config.partition.alpha == 0.5
+    config = numbers.config('FedAvg', 'IID 10 clients')
+    assert set(config.groups.to_dict().values()) == {2}
+    assert config.cohort_size == 1
+  assert numbers.target('FedAvg', 'IID 10 clients').text == '79.3'
+  first = find_table('fedin_v1_table2', 'full').table
+  assert first.labels[2:4] == ['FedGKT-server', 'FedGKT-clients']
+  assert first.target('FedGKT-clients', 'cifar10 non-IID').text == '39.96'
+  config = first.config('FedGKT-server', 'cifar10 IID')
+  assert config.algorithm.server_epochs == 10 and config.num_rounds == 200
+
+
+def test_fedepths_tables_are_the_papers():
+  table = find_table('fedepth_table2', 'full').table
+  assert len(cells(table)) == 13 * 8 == sum(
+      table.target(*key) is not None for key in cells(table)
+  )
+  config = table.config('m-FeDepth Surplus', 'cifar100 beta 30')
+  assert config.dataset == 'cifar100' and config.algorithm.mkd_models == 2
+  assert config.partition.labels_per_client == 30
+  assert (config.validation, config.num_rounds) == (0.2, 500)
+  config = table.config('FedAvg x1/8', 'cifar10 alpha 1.0')
+  assert config.model.width == 1 / 8 and config.partition.alpha == 1.0
+  config = table.config('HeteroFL Lack', 'cifar10 alpha 0.3')
+  assert config.algorithm.mask == 'none' and '1/8' in config.algorithm.rates
+  unequal = find_table('fedepth_table3', 'full').table
+  config = unequal.config('SplitMix', 'cifar10 alpha_u 0.3')
+  assert config.partition.to_dict() == dict(
+      name='dirichlet', seed=0, alpha=0.3, min_size=160
+  )
+  assert unequal.target('SplitMix', 'cifar10 alpha_u 0.3').text == '31.23'
+
+
+def test_fedhes_table_has_no_average_of_different_models():
+  table = find_table('fedhe_section5', 'full').table
+  assert table.config('FedAvg', 'mnist heterogeneous') is None
+  config = table.config('FedAvg', 'cifar10 homogeneous')
+  assert config.groups.to_dict() == dict(fedhe_cnn9=10)
+  config = table.config('FedMD', 'cifar10 heterogeneous')
+  assert len(config.groups) == 10 and config.public_size == 5000
+  assert table.target('FedHe', 'mnist heterogeneous').text == '98.5'

@@ -1,0 +1,174 @@
+"""`launch.sweep` and `launch.report --table`: what they run and refuse."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from launch import table_files
+
+ROOT = pathlib.Path(table_files.__file__).resolve().parents[1]
+
+
+def launch(program, *args, cwd):
+  return subprocess.run(
+      [sys.executable, '-m', f'launch.{program}', *args],
+      cwd=cwd,
+      env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
+def refused(done):
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.startswith('Error: ') and done.stderr.count('\n') == 1
+  return done.stderr.removeprefix('Error: ')
+
+
+def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
+  table = ('--table=fedin_v2_table1', '--scale=quick')
+  cell = ('--rows=FedIN', '--cols=fashion_mnist_iid', '--seeds=4,')
+  done = launch('sweep', *table, *cell, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  name = 'Cell 1 of 1, FedIN, fashion_mnist IID, seed 4: '
+  assert lines[0] == f'{name}running' and lines[1].startswith(name)
+  out = tmp_path / 'results' / 'fedin_v2_table1' / 'quick'
+  assert lines[-1] == 'Table: results/fedin_v2_table1/quick/table.md'
+  (path,) = (out / 'cells').iterdir()
+  assert path.name == 'fedin-fashion_mnist_iid-4.json'
+  result = json.loads(path.read_text())
+  assert result['column'] == 'fashion_mnist IID' and result['seed'] == 4
+  assert result['config']['partition'] == dict(name='iid', seed=4)
+  # The report is the same table, with gaps and the paper's number.
+  report = launch('report', *table, cwd=tmp_path)
+  assert report.returncode == 0, report.stderr
+  assert report.stdout in done.stdout
+  assert report.stdout.startswith("FedIN v2, Table 1 (scale 'quick')\n")
+  last, paper = 100 * result['last'], 91.2
+  assert f'{last:.1f} ({paper})' in report.stdout
+  assert f'| {paper} | {last - paper:+.1f} |\n' in report.stdout
+  assert (out / 'curves-fashion_mnist_iid.png').exists()
+
+
+def test_commands_refuse_in_one_line(tmp_path):
+  done = launch('sweep', '--table=fedin_v2_table1', cwd=tmp_path)
+  assert 'needs data_dir' in refused(done)
+  done = launch('report', '--table=fashion_mnist', 'runs/x', cwd=tmp_path)
+  assert refused(done) == (
+      "Either a table or workdirs, got --table and 'runs/x'.\n"
+  )
+  done = launch('report', '--table=fedin_v2_table1', cwd=tmp_path)
+  assert refused(done) == (
+      'There is no result under results/fedin_v2_table1/cpu/cells yet.\n'
+  )
+  done = launch('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
+  assert refused(done).startswith('--scale belongs to a results table')
+  assert not (tmp_path / 'results').exists()
+
+
+def error(function, *args):
+  with pytest.raises(ValueError) as raised:
+    function(*args)
+  text = str(raised.value)
+  assert '\n' not in text
+  return text
+
+
+def test_tables_are_found_by_name_and_by_path():
+  by_name = table_files.find_table('fashion_mnist')
+  by_path = table_files.find_table('configs/tables/fashion_mnist.py')
+  assert by_name.name == by_path.name == 'fashion_mnist'
+  assert list(by_name.table.rows) == list(by_path.table.rows)
+  # A table of one scale keeps the folder that it always had.
+  assert by_name.folder(None, 'results') == pathlib.Path(
+      'results/fashion_mnist'
+  )
+  assert by_name.folder('o', 'results') == pathlib.Path('o')
+  found = table_files.find_table('fedin_v2_table1', 'full')
+  assert found.folder(None, 'runs') == pathlib.Path('runs/fedin_v2_table1/full')
+  assert found.folder('o', 'results') == pathlib.Path('o/full')
+  assert '_papers' not in table_files.names()
+
+
+def test_unknown_tables_and_scales(tmp_path):
+  text = error(table_files.find_table, 'fedin_v2_tabel1')
+  assert text.startswith(
+      "No results table 'fedin_v2_tabel1' (did you mean 'fedin_v2_table1'?); "
+      'there are fashion_mnist, fedepth_cifar10, '
+  )
+  assert error(table_files.find_table, 'configs/tables/x.py').startswith(
+      "No results table 'configs/tables/x.py'; there are fashion_mnist, "
+  )
+  assert error(table_files.find_table, 'fedin_v2_table1', 'quik') == (
+      "Unknown scale of fedin_v2_table1 'quik' (did you mean 'quick'?); known "
+      'are cpu, full, quick.'
+  )
+  assert error(table_files.find_table, 'fashion_mnist', 'full') == (
+      "Unknown scale of fashion_mnist 'full'; known are cpu."
+  )
+  path = tmp_path / 'mine.py'
+  for contents, expected in (
+      ('def get_table(:\n', f'{path}, line 1: '),
+      ('x = 1\n', f'{path} has no function get_table.'),
+      ('def get_table():\n  return absent\n', f"{path}: name 'absent' is not"),
+  ):
+    path.write_text(contents)
+    assert error(table_files.find_table, str(path)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ('text', 'seeds'),
+    [('3', (0, 1, 2)), ('1', (0,)), ('0,1', (0, 1)), ('5,', (5,)),
+     ('0,', (0,)), ('4, 2', (4, 2))],
+)  # fmt: skip
+def test_seeds(text, seeds):
+  assert table_files.parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        ('0', 'the seed 0 alone is --seeds=0, (with a comma) or --seeds=1'),
+        ('x', '--seeds=x: write how many (--seeds=3 for 0, 1, 2) or which'),
+        ('-1', '--seeds=-1: write how many'),
+        ('1.5', '--seeds=1.5: write how many'),
+        ('', '--seeds=: write how many'),
+        (',', '--seeds=,: write how many'),
+        ('1,1', '--seeds=1,1 names a seed twice.'),
+    ],
+)
+def test_wrong_seeds(text, expected):
+  assert expected in error(table_files.parse_seeds, text)
+
+
+def test_flags_choose_cells():
+  table = table_files.find_table('fedin_v1_table2', 'quick').table
+  part = table_files.choose(
+      table, '1,', ['fedin', 'FedGKT-clients'], ['fashion_mnist IID']
+  )
+  # FedGKT's clients are a view of the runs of its server.
+  assert list(part.rows) == ['FedIN', 'FedGKT-server']
+  assert part.columns == ('fashion_mnist IID',) and part.seeds == (1,)
+  assert table_files.choose(table) == table
+  assert error(table_files.choose, table, None, ['FedIM']).startswith(
+      "Unknown row 'FedIM' (did you mean 'FedIN'?); known are FedIN, FedAvg, "
+  )
+  text = error(table_files.choose, table, None, None, ['cifar10_idd'])
+  assert text.startswith("Unknown column 'cifar10_idd' (did you mean 'cifar10")
+  assert error(table_files.choose, table, None, []).startswith(
+      'Name at least one row: FedIN, '
+  )
+  plain = table_files.find_table('fashion_mnist').table
+  assert error(table_files.choose, plain, None, None, ['x']) == (
+      'This table has no columns; leave --cols out.'
+  )
+  section = table_files.find_table('fedhe_section5', 'quick').table
+  assert error(
+      table_files.choose, section, None, ['FedAvg'], ['mnist_heterogeneous']
+  ) == 'The table has no cells in these rows and columns.'
