@@ -82,6 +82,37 @@ def slice_taps(
   return [tap for row in rows for tap in _shifts(row, geometry, 1)]
 
 
+def row_taps(
+    x: jax.Array, dy: jax.Array, geometry: Geometry
+) -> tuple[list[jax.Array], jax.Array]:
+  """What each tap sees, as runs of pixels in the order of memory.
+
+  The padded images are one long list of pixels. A tap sees a run of it, which
+  is copied at once, if the outputs are padded to the width and height of the
+  images; where they are, `dy` is zero. Strides must be 1.
+
+  Args:
+    x: [B, H, W, C].
+    dy: [B, H', W', O].
+    geometry: Of the kernel.
+
+  Returns:
+    An array [P, C] for each tap, in row order, and `dy` as [P, O], with
+    P = B (H' + h - 1) (W' + w - 1).
+  """
+  height, width = geometry.kernel
+  x = _pad(x, geometry.padding, 0)
+  stride = x.shape[2]
+  reach = (height - 1) * stride + width - 1
+  pixels = jnp.pad(x.reshape((-1, x.shape[3])), ((0, reach), (0, 0)))
+  dy = _pad(dy, ((0, height - 1), (0, width - 1)), 0)
+  dy = dy.reshape((-1, dy.shape[3]))
+  return [
+      pixels[i * stride + j : i * stride + j + len(dy)]
+      for i, j in itertools.product(range(height), range(width))
+  ], dy
+
+
 def join_taps(
     x: jax.Array, geometry: Geometry, after: jax.Array | None = None
 ) -> jax.Array:

@@ -22,6 +22,7 @@ from fedjax_het.models.conv import (
 DIMS = ('NHWC', 'HWIO', 'NHWC')
 WAYS = ('native', 'slices', 'gemm')
 MIXED = ('native', 'gemm', 'slices')
+ROWS = ('native', 'native', 'rows')
 
 
 def _reference(x, w, strides, padding):
@@ -87,6 +88,26 @@ def test_value_and_gradients_are_those_of_lax(
   _assert_same(got, want)
 
 
+@pytest.mark.parametrize('cached_images', [0, 1, 2.5, 9])
+@pytest.mark.parametrize('size, kernel, strides, padding', [
+  case for case in CASES if case[2] == (1, 1)
+])
+def test_rows_give_the_gradient_of_lax(
+  size, kernel, strides, padding, cached_images, monkeypatch
+):
+  """However many of the six images are taken at once: 1, 1, 2 and all."""
+  x, w = _draw((6, *size, 3), 0), _draw((*kernel, 3, 4), 1)
+  image = 4 * size[0] * size[1] * 4
+  monkeypatch.setattr(conv_lib, '_CACHED_BYTES', int(cached_images * image))
+  got = _value_and_gradients(
+    lambda x, w: conv(x, w, strides, padding, lowering=ROWS), x, w
+  )
+  want = _value_and_gradients(
+    lambda x, w: _reference(x, w, strides, padding), x, w
+  )
+  _assert_same(got, want)
+
+
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
   st.tuples(st.integers(1, 8), st.integers(1, 8)),
@@ -130,7 +151,7 @@ def test_low_precision_rounds_once(way, dtype, unit):
     assert np.all(np.abs(a - b) <= bound)
 
 
-@pytest.mark.parametrize('way', [*WAYS, MIXED])
+@pytest.mark.parametrize('way', [*WAYS, MIXED, ROWS])
 def test_under_vmap_over_images_and_kernels(way):
   xs, ws = _draw((3, 2, 6, 6, 4), 0), _draw((3, 3, 3, 4, 5), 1)
 
@@ -146,7 +167,7 @@ def test_under_vmap_over_images_and_kernels(way):
   _assert_same([a[0] for a in shared], [a[0] for a in want])
 
 
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('way', [*WAYS, ROWS])
 def test_descent_in_a_scan_follows_lax(way):
   x, w = _draw((2, 6, 6, 3), 0), _draw((3, 3, 3, 3), 1) / 3
 
@@ -289,7 +310,7 @@ def test_no_native_kernel_gradient_on_cpu(batch, size):
 
 
 @pytest.mark.parametrize(
-  'lowering', ['matmul', ('gemm', 'gemm'), ('gemm',) * 4]
+  'lowering', ['matmul', 'rows', ('rows', 'gemm', 'gemm'), ('gemm',) * 4]
 )
 def test_unknown_lowering_is_refused(lowering):
   with pytest.raises(ValueError, match='must be one of'):
