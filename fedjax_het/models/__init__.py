@@ -16,7 +16,7 @@ from fedjax_het.models.fedin_v1 import fedin_v1
 from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
-from fedjax_het.models.simple_cnn import simple_cnn
+from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
 from fedjax_het.models.vit import vit
 from fedjax_het.names import check_name, did_you_mean
 
@@ -38,6 +38,7 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
     'preresnet20': preresnet20,
     'resnet14_mnist': resnet14_mnist,
     'simple_cnn': simple_cnn,
+    'dropout_cnn': dropout_cnn,
     'mlp': mlp,
 }
 

@@ -184,6 +184,9 @@ def test_small_nets():
   assert counts('simple_cnn', RGB) == (62_006, 0)
   assert counts('simple_cnn', GREY) == (44_426, 0)
   assert counts('simple_cnn', RGB, projection=True) == (92_626, 0)
+  # As printed for CIFAR-10 and, with 62 classes, for EMNIST.
+  assert counts('dropout_cnn', RGB) == (1_626_442, 0)
+  assert counts('dropout_cnn', GREY, 62) == (1_206_590, 0)
   assert counts('mlp', (8, 8, 1), hidden=32) == (65 * 32 + 33 * 32 + 330, 0)
 
 
