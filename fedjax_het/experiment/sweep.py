@@ -125,7 +125,7 @@ def run_cells(
     ran = sweep.runs
     todo = [job for job in todo if not sweep.attempt(job)]
   for job in todo:
-    sweep.say(job, 'still run by another process; no result here')
+    sweep.say(job, 'still run by another process; no result yet')
   if sweep.failures:
     more = len(sweep.failures) - 1
     raise FloatingPointError(

@@ -81,7 +81,8 @@ def _viewed(cell: Mapping[str, Any], view: str) -> dict[str, Any]:
 def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
   """Writes table.md and, where the extra `plots` is there, its figures.
 
-  Cells that are missing leave gaps.
+  Cells that are missing leave gaps; a column of which none is there has its
+  place in the table of all columns alone.
 
   Args:
     table: The table.
@@ -98,7 +99,10 @@ def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
     parts.append(
         'Last round, and in brackets the paper:\n\n' + shown[0] + '\n\n'
     )
+  there = {cell.get('column', '') for cell in cells}
   for column in table.columns:
+    if column not in there:
+      continue
     markdown = _column(table, cells, column)
     if column:
       shown.append(f'{column}\n\n{markdown}')
@@ -211,8 +215,6 @@ def _figures(
     if mine:
       values = np.array([cell['accuracy'] for cell in mine], float)
       curves[label] = (mine[0]['rounds'], values)
-  if not curves:
-    return ''
   text, bars = _families(table, cells, column)
   try:
     pictures.draw_curves(

@@ -172,7 +172,7 @@ def test_a_workdir_in_use_is_passed_over(table, tmp_path):
   assert not cells and lines == [
       f'{name}running',
       f'{name}another process runs it; going on',
-      f'{name}still run by another process; no result here',
+      f'{name}still run by another process; no result yet',
   ]
 
 
@@ -186,7 +186,7 @@ def test_cells_of_other_processes_are_left_to_them(table, tmp_path, fake):
     )
   assert fake.finished == NAMES[1:3]
   assert lines[-2:] == [
-      f'Cell {n} of 4, {name}: still run by another process; no result here'
+      f'Cell {n} of 4, {name}: still run by another process; no result yet'
       for n, name in ((1, 'Private, seed 0'), (4, 'FedAvg (x1), seed 3'))
   ]
   assert [(c['row'], c['seed']) for c in cells] == [
