@@ -1,11 +1,13 @@
 """What the benchmarks share: federations, timing, tables, files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import subprocess
+import sys
 import time
 
 import jax
@@ -36,19 +38,43 @@ def random_images(num: int, shape: tuple[int, int, int]):
   return images, rng.integers(0, 10, num, np.int32)
 
 
+def local_training(
+    optimizer: Callable[..., optax.GradientTransformation] = optax.adam,
+    learning_rate: float = LEARNING_RATE,
+    batch_size: int = BATCH_SIZE,
+    steps: int | None = None,
+) -> LocalTraining:
+  """One local epoch, or some steps, at a constant learning rate."""
+  return LocalTraining(
+      optimizer, lambda round_num: learning_rate, 1, batch_size, steps=steps
+  )
+
+
 def make_federation(
-    model: BlockModel, num_clients: int, images_per_client: int
+    models: BlockModel | Sequence[BlockModel],
+    num_clients: int,
+    images_per_client: int,
+    local: LocalTraining | None = None,
 ) -> tuple[Federation, FederatedData]:
-  """Clients of one architecture: one local epoch, batch 16, Adam 1e-3."""
-  ids = np.arange(num_clients, dtype=np.int32)
-  local = LocalTraining(
-      optax.adam, lambda round_num: LEARNING_RATE, 1, BATCH_SIZE
-  )
-  federation = Federation((Group(model.name, model, ids),), local)
-  images, labels = random_images(
-      num_clients * images_per_client, model.input_shape
-  )
-  channels = model.input_shape[2]
+  """Clients with noise for images.
+
+  Args:
+    models: The architecture of all clients, or several for as many equal
+      groups.
+    num_clients: Clients in all groups.
+    images_per_client: Images of each.
+    local: Their local training; None for an epoch of batch 16, Adam 1e-3.
+
+  Returns:
+    The federation and its data.
+  """
+  models = [models] if isinstance(models, BlockModel) else list(models)
+  ids = np.split(np.arange(num_clients, dtype=np.int32), len(models))
+  groups = tuple(map(Group, (model.name for model in models), models, ids))
+  federation = Federation(groups, local or local_training())
+  input_shape = models[0].input_shape
+  images, labels = random_images(num_clients * images_per_client, input_shape)
+  channels = input_shape[2]
   data = federate(
       images,
       labels,
@@ -81,6 +107,17 @@ def interleave(
         call()
         best[name] = min(best[name], time.perf_counter() - start)
   return best
+
+
+def in_child(module: str, *args: str) -> dict[str, object]:
+  """What `python -m module --child *args` prints last, read as JSON."""
+  child = subprocess.run(
+      [sys.executable, '-m', module, '--child', *args],
+      stdout=subprocess.PIPE,
+      check=True,
+      text=True,
+  )
+  return json.loads(child.stdout.splitlines()[-1])
 
 
 def machine() -> dict[str, object]:

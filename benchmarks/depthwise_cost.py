@@ -12,7 +12,6 @@ temporaries, of which activations are the greatest part.
 """
 
 import argparse
-import dataclasses
 
 import jax
 import optax
@@ -63,12 +62,7 @@ def main() -> None:
       create('preresnet20', SHAPE, 10, norm='batch_only'),
       NUM_CLIENTS,
       batch_size * steps,
-  )
-  federation = dataclasses.replace(
-      federation,
-      local=dataclasses.replace(
-          federation.local, optimizer=sgd, batch_size=batch_size
-      ),
+      common.local_training(sgd, batch_size=batch_size),
   )
   (group,) = federation.groups
   makers = {'FedAvg': fedavg}

@@ -12,8 +12,8 @@ which is all that grows with its cohort.
 
 import argparse
 import json
+import pathlib
 import resource
-import subprocess
 import sys
 
 from benchmarks import common
@@ -22,20 +22,34 @@ NUM_CLIENTS = 1000
 COHORTS = (10, 1000)
 ALGORITHMS = ('fedavg', 'fedin')
 MEGABYTE = 2**20
+# The small clients: a dense net and their number of images.
+INPUT_SHAPE = (28, 28, 1)
+OPTIONS = dict(depth=3, hidden=64)
+IMAGES = 20
 
 
 def peak_bytes() -> int:
-  """Peak of the resident memory of this process so far."""
+  """Peak of the resident memory of this process so far.
+
+  Read from the kernel's status where there is one: `ru_maxrss` begins with the
+  peak of the process that started this one.
+  """
+  status = pathlib.Path('/proc/self/status')
+  lines = status.read_text().splitlines() if status.is_file() else []
+  for line in lines:
+    if line.startswith('VmHWM:'):
+      return int(line.split()[1]) * 1024
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak if sys.platform == 'darwin' else peak * 1024
 
 
-def measure(name: str, cohort_size: int) -> dict[str, float]:
+def measure(name: str, cohort_size: int, num_clients: int) -> dict[str, float]:
   """Runs two rounds and measures them, in MB.
 
   Args:
     name: A key of `ALGORITHMS` of the library.
     cohort_size: Clients a round.
+    num_clients: Size of the population.
 
   Returns:
     'before': peak resident memory before compilation; 'peak': at the end;
@@ -47,8 +61,8 @@ def measure(name: str, cohort_size: int) -> dict[str, float]:
   from fedjax_het.engine.rounds import init_state, make_round
   from fedjax_het.models import create
 
-  model = create('mlp', (28, 28, 1), 10, depth=3, hidden=64)
-  federation, data = common.make_federation(model, NUM_CLIENTS, 20)
+  model = create('mlp', INPUT_SHAPE, 10, **OPTIONS)
+  federation, data = common.make_federation(model, num_clients, IMAGES)
   algorithm = library[name](federation)
   run_round = make_round(algorithm, federation, cohort_size=cohort_size)
   keys = jax.random.split(jax.random.key(0))
@@ -71,26 +85,27 @@ def measure(name: str, cohort_size: int) -> dict[str, float]:
   }
 
 
+def measure_alone(
+    name: str, cohort_size: int, num_clients: int = NUM_CLIENTS
+) -> dict[str, float]:
+  """`measure` in a process of its own."""
+  return common.in_child(
+      'benchmarks.memory', name, str(cohort_size), str(num_clients)
+  )
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--output', help='JSON file to write')
-  parser.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
+  parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.child:
-    print(json.dumps(measure(args.child[0], int(args.child[1]))))
+    name, *sizes = args.child
+    print(json.dumps(measure(name, *map(int, sizes))))
     return
   results, rows = {}, []
   for name in ALGORITHMS:
-    results[name] = {}
-    for cohort in COHORTS:
-      child = subprocess.run(
-          [sys.executable, '-m', 'benchmarks.memory', '--child', name]
-          + [str(cohort)],
-          stdout=subprocess.PIPE,
-          check=True,
-          text=True,
-      )
-      results[name][cohort] = json.loads(child.stdout.splitlines()[-1])
+    results[name] = {cohort: measure_alone(name, cohort) for cohort in COHORTS}
     small, large = (results[name][cohort] for cohort in COHORTS)
     rows += [
         [name, key, small[key], large[key], large[key] / small[key]]

@@ -1,5 +1,8 @@
 """The benchmarks compare the same thing, and measure what they say."""
 
+import pathlib
+import subprocess
+import sys
 import time
 
 import jax
@@ -58,3 +61,17 @@ def test_markdown_and_peak():
   assert before > 10 * memory.MEGABYTE
   assert np.ones(32 << 20, np.uint8).sum() == 32 << 20
   assert memory.peak_bytes() >= before
+
+
+@pytest.mark.skipif(
+    not pathlib.Path('/proc/self/status').is_file(),
+    reason='ru_maxrss alone begins with the peak of the parent',
+)
+def test_the_peak_is_not_that_of_the_parent():
+  ballast = np.ones(1 << 30, np.uint8)
+  code = 'from benchmarks import memory; print(memory.peak_bytes())'
+  child = subprocess.run(
+      [sys.executable, '-c', code], stdout=subprocess.PIPE, check=True, text=True
+  )
+  assert 10 * memory.MEGABYTE < int(child.stdout) < ballast.nbytes
+  assert memory.peak_bytes() > ballast.nbytes
