@@ -26,9 +26,8 @@ import argparse
 import jax
 import jax.numpy as jnp
 
-from benchmarks import common, naive_fedin
+from benchmarks import common, naive_fedin, programs
 from fedjax_het.algorithms.fedin import fedin
-from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.models.resnet import NUM_BLOCKS, resnet
 
 try:
@@ -42,77 +41,87 @@ INPUT_SHAPE = (32, 32, 3)
 DEPTHS = (10, 14, 18, 22, 26)
 NUM_STEPS = 64
 MU, LAM = 0.1, 1.0
+RATES = dict(lr=common.LEARNING_RATE, mu=MU, lam=LAM)
+
+
+def fedin_round(
+    depth: int, num_clients: int, num_steps: int, width: float = 1.0
+) -> programs.Round:
+  """All clients of one ResNet; the first round leaves pairs for the next."""
+  federation, data = common.make_federation(
+      resnet(INPUT_SHAPE, 10, depth=depth, width=width),
+      num_clients,
+      num_steps * common.BATCH_SIZE,
+  )
+  algorithm = fedin(federation, mu=MU, rule='fixed', lam=LAM)
+  return programs.Round(algorithm, federation, data, num_clients)
 
 
 def library_epoch(depth: int, num_clients: int, num_steps: int):
-  """One round of all clients; the first call leaves pairs for the next."""
-  model = resnet(INPUT_SHAPE, 10, depth=depth)
-  federation, data = common.make_federation(
-      model, num_clients, num_steps * common.BATCH_SIZE
-  )
-  algorithm = fedin(federation, mu=MU, rule='fixed', lam=LAM)
-  run_round = make_round(algorithm, federation, cohort_size=num_clients)
-  keys = jax.random.split(jax.random.key(0))
-  state = init_state(algorithm, federation, keys[0])
-
-  def call():
-    nonlocal state
-    state, _ = jax.block_until_ready(run_round(state, data, *keys))
-
-  return call
+  """One round of all clients."""
+  task = fedin_round(depth, num_clients, num_steps)
+  num_images = num_clients * num_steps * common.BATCH_SIZE
+  return programs.library(task, 'auto', num_images)
 
 
-def naive_epoch(depth: int, num_clients: int, num_steps: int):
+def pair_shapes(depth: int, width: float = 1.0):
+  """Shapes of s_in (height, width, channels) and s_out of one example."""
+  model = resnet(INPUT_SHAPE, 10, depth=depth, width=width)
+  return tuple(model.shapes[cut - 1] for cut in model.cut)
+
+
+def naive_epoch(
+    depth: int, num_clients: int, num_steps: int, width: float = 1.0
+):
   """Few steps of all clients at once."""
   init, epoch = naive_fedin.make_epoch(
-      NUM_BLOCKS[depth],
-      INPUT_SHAPE,
-      lr=common.LEARNING_RATE,
-      mu=MU,
-      lam=LAM,
+      NUM_BLOCKS[depth], INPUT_SHAPE, width=width, **RATES
   )
   variables = jax.vmap(init)(jax.random.split(jax.random.key(0), num_clients))
   leading = (num_clients, num_steps, common.BATCH_SIZE)
   images = jax.random.normal(jax.random.key(1), (*leading, *INPUT_SHAPE))
-  pairs = (
-      jnp.ones((num_clients, common.BATCH_SIZE, 8, 8, 64)),
-      jnp.ones((num_clients, common.BATCH_SIZE, 512)),
+  pairs = tuple(
+      jnp.ones((num_clients, common.BATCH_SIZE, *shape))
+      for shape in pair_shapes(depth, width)
   )
   labels = jnp.zeros(leading, jnp.int32)
-  compiled = epoch.lower(variables, images, labels, pairs).compile()
-  return lambda: jax.block_until_ready(
-      compiled(variables, images, labels, pairs)
+  return programs.naive(
+      epoch,
+      (variables, images, labels, pairs),
+      num_clients * num_steps * common.BATCH_SIZE,
   )
 
 
-def torch_epoch(depth: int, num_clients: int, num_steps: int):
+def torch_inputs(depth: int, num_clients: int, width: float = 1.0):
+  """Nets, one for each client, and a batch of pairs (s_in, s_out)."""
+  (height, wide, channels), (features,) = pair_shapes(depth, width)
+  pairs = (
+      torch.rand(common.BATCH_SIZE, channels, height, wide),
+      torch.rand(common.BATCH_SIZE, features),
+  )
+  nets = [
+      torch_fedin.ResNet(NUM_BLOCKS[depth], INPUT_SHAPE[2], 10, width)
+      for _ in range(num_clients)
+  ]
+  return nets, pairs
+
+
+def torch_epoch(
+    depth: int, num_clients: int, num_steps: int, width: float = 1.0
+):
   """The clients one after another."""
   num_images = num_steps * common.BATCH_SIZE
   images = torch.randn(num_images, INPUT_SHAPE[2], *INPUT_SHAPE[:2])
   labels = torch.randint(0, 10, (num_images,))
-  pairs = (
-      torch.rand(common.BATCH_SIZE, 64, 8, 8),
-      torch.rand(common.BATCH_SIZE, 512),
-  )
-  nets = [
-      torch_fedin.ResNet(NUM_BLOCKS[depth], INPUT_SHAPE[2], 10)
-      for _ in range(num_clients)
-  ]
+  nets, pairs = torch_inputs(depth, num_clients, width)
 
   def call():
     for net in nets:
       torch_fedin.local_epoch(
-          net,
-          images,
-          labels,
-          pairs,
-          common.BATCH_SIZE,
-          lr=common.LEARNING_RATE,
-          mu=MU,
-          lam=LAM,
+          net, images, labels, pairs, common.BATCH_SIZE, **RATES
       )
 
-  return call
+  return programs.Program(call, num_clients * num_images)
 
 
 def compare(depth: int, num_clients: int, num_steps: int, repetitions: int):
@@ -128,24 +137,24 @@ def compare(depth: int, num_clients: int, num_steps: int, repetitions: int):
   Returns:
     {form: seconds per image}.
   """
-  naive_steps = 2
-  programs = {
+  forms = {
       'library': (library_epoch(depth, num_clients, num_steps), repetitions),
       'naive': (
-          naive_epoch(depth, num_clients, naive_steps), min(repetitions, 3)
+          naive_epoch(depth, num_clients, 2), min(repetitions, 3)
       ),
   }  # fmt: skip
   if torch is not None:
-    programs['torch'] = (
+    forms['torch'] = (
         torch_epoch(depth, num_clients, num_steps), repetitions
     )  # fmt: skip
-  for call, _ in programs.values():
-    call()
-  seconds = common.interleave(programs)
-  steps = dict.fromkeys(programs, num_steps) | {'naive': naive_steps}
+  for program, _ in forms.values():
+    program.call()
+  seconds = common.interleave(
+      {name: (program.call, times) for name, (program, times) in forms.items()}
+  )
   return {
-      name: seconds[name] / (steps[name] * common.BATCH_SIZE * num_clients)
-      for name in programs
+      name: seconds[name] / program.num_images
+      for name, (program, _) in forms.items()
   }
 
 

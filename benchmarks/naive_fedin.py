@@ -34,9 +34,12 @@ class BasicBlock(nn.Module):
 
 class Extractor(nn.Module):
 
+  features: int
+
   @nn.compact
   def __call__(self, x):
-    x = nn.Conv(64, (7, 7), (2, 2), ((3, 3), (3, 3)), use_bias=False)(x)
+    pad = ((3, 3), (3, 3))
+    x = nn.Conv(self.features, (7, 7), (2, 2), pad, use_bias=False)(x)
     x = nn.BatchNorm(use_running_average=False, momentum=0.9)(x)
     return nn.max_pool(nn.relu(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
 
@@ -44,17 +47,18 @@ class Extractor(nn.Module):
 class Middle(nn.Module):
 
   num_blocks: Sequence[int]
+  features: Sequence[int]
 
   @nn.compact
   def __call__(self, x):
     for stage, number in enumerate(self.num_blocks):
       for b in range(number):
-        x = BasicBlock(64 * 2**stage, 2 if stage and not b else 1)(x)
+        x = BasicBlock(self.features[stage], 2 if stage and not b else 1)(x)
     return jnp.mean(x, axis=(1, 2))
 
 
-def make_epoch(num_blocks, input_shape, *, lr, mu, lam):
-  """Builds the local epoch of several clients.
+def make_epoch(num_blocks, input_shape, *, lr, mu, lam, width=1.0):
+  """Builds the local epoch of one client, to be vmapped over several.
 
   Args:
     num_blocks: Blocks of each stage.
@@ -62,15 +66,16 @@ def make_epoch(num_blocks, input_shape, *, lr, mu, lam):
     lr: Learning rate of Adam.
     mu: Factor of the proximal gradient.
     lam: lambda of the combination G_in + (lam / 2) G_loc.
+    width: Multiplies the channels, rounded down.
 
   Returns:
     `init(key) -> variables`, and `epoch(variables, images, labels, pairs) ->
-    variables`, jitted: leaves of `variables`, images [K, S, B, H, W, C],
-    labels [K, S, B] and pairs (s_in, s_out) begin with K clients.
+    variables` with images [S, B, H, W, C], labels [S, B], pairs (s_in, s_out).
   """
+  features = tuple(int(64 * 2**stage * width) for stage in range(4))
   parts = {
-      'extractor': Extractor(),
-      'middle': Middle(num_blocks),
+      'extractor': Extractor(features[0]),
+      'middle': Middle(num_blocks, features),
       'classifier': nn.Dense(10),
   }
   tx = optax.adam(lr)
@@ -121,4 +126,4 @@ def make_epoch(num_blocks, input_shape, *, lr, mu, lam):
     (params, stats, _), _ = jax.lax.scan(step, carry, (images, labels))
     return params, stats
 
-  return init, jax.jit(jax.vmap(client))
+  return init, client

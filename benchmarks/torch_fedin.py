@@ -54,6 +54,16 @@ class ResNet(nn.Module):
     self.norms = [m for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
 
 
+def in_loss(model, pairs):
+  """The IN loss on pairs (s_in, s_out), which moves no running statistics."""
+  for norm in model.norms:
+    norm.momentum = 0.0
+  loss = functional.mse_loss(model.middle(pairs[0]), pairs[1])
+  for norm in model.norms:
+    norm.momentum = 0.1
+  return loss
+
+
 def local_epoch(model, images, labels, pairs, batch_size, *, lr, mu, lam):
   """Trains for one epoch as FedIN (journal version) does.
 
@@ -80,13 +90,7 @@ def local_epoch(model, images, labels, pairs, batch_size, *, lr, mu, lam):
     with torch.no_grad():
       for p, a in zip(params, anchor, strict=True):
         p.grad.add_(p - a, alpha=mu)
-    for norm in model.norms:  # The pairs do not move running statistics.
-      norm.momentum = 0.0
-    in_loss = functional.mse_loss(model.middle(pairs[0]), pairs[1])
-    for norm in model.norms:
-      norm.momentum = 0.1
-    for p, g in zip(
-        middle, torch.autograd.grad(in_loss, middle), strict=True
-    ):
+    g_in = torch.autograd.grad(in_loss(model, pairs), middle)
+    for p, g in zip(middle, g_in, strict=True):
       p.grad.mul_(lam / 2).add_(g)
     optimizer.step()
