@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import mapping
+from fedjax_het.engine import mapping, placement
 from fedjax_het.engine.clock import Schedule
+from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.rounds import GroupReport, State
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -227,7 +228,8 @@ def make_async_round(
     backend: How the clients of a wave are mapped, one of
       `mapping.TRACEABLE`. 'vmap' computes whole chunks, however small a wave.
     chunk: As for `make_round`.
-    mesh: As for `make_round`.
+    mesh: As for `make_round`. The state lies on each device as a whole; only
+      the training of a wave is divided.
 
   Returns:
     `run_round(state, data, key, events) -> (state, {group: report})`, one
@@ -241,6 +243,10 @@ def make_async_round(
   if cohort_size < 1:
     raise ValueError(f'A round needs at least 1 upload, got {cohort_size}.')
   check_backend(backend)
+  shardings = None
+  if mapping.resolve_backend(backend) == 'shard_map':
+    mesh = mapping.client_mesh() if mesh is None else mesh
+    shardings = placement.everywhere(mesh)
   num_clients, groups = federation.num_clients, federation.groups
   group_of, row_of = federation.places()
 
@@ -256,7 +262,12 @@ def make_async_round(
       _, up = visit_pair(key, visit, ids[row])
       return (), train(client, sent, data.client(ids[row]), up)
 
-    mapped = mapping.map_clients(one, backend, chunk=chunk, mesh=mesh)
+    def load(shared, turns):
+      return visit_steps(federation.local, shared[2].sizes[ids[turns[0]]])
+
+    mapped = mapping.map_clients(
+        one, backend, chunk=chunk, mesh=mesh, load=load
+    )
 
     def wave(clients, flight, turns, i, data, key):
       begin, end = turns.bounds[i], turns.bounds[i + 1]
@@ -373,7 +384,7 @@ def make_async_round(
     state, reports = jax.lax.fori_loop(0, cohort_size, step, (state, reports))
     return state._replace(round_num=state.round_num + 1), reports
 
-  return jax.jit(run_round, donate_argnums=0)
+  return jax.jit(run_round, donate_argnums=0, out_shardings=shardings)
 
 
 def _empty_report(flight: Flight, slots: int) -> GroupReport:

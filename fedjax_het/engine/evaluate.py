@@ -1,6 +1,7 @@
 """Accuracy and loss of group or client models on the global test set."""
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_het.data.federated import FederatedData
+from fedjax_het.engine import placement
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
@@ -34,19 +36,21 @@ class Scores(NamedTuple):
   views: dict[str, jax.Array] = {}
 
 
-def pad_batches(images, labels, batch_size: int):
+def pad_batches(images, labels, batch_size: int, multiple: int = 1):
   """Cuts a test set into equal batches, the last one padded.
 
   Args:
     images: [N, H, W, C] uint8.
     labels: [N] integers.
     batch_size: Examples a batch, B.
+    multiple: What the number of batches S is divisible by; batches of nothing
+      but padding are added.
 
   Returns:
     Arrays [S, B, H, W, C], [S, B] int32 and [S, B] bool (False for padding).
   """
   num = len(labels)
-  steps = -(-num // batch_size)
+  steps = -(-num // (batch_size * multiple)) * multiple
   # Padding repeats examples, so that batch statistics stay sensible.
   place = np.arange(steps * batch_size) % num
   mask = np.arange(steps * batch_size) < num
@@ -68,6 +72,7 @@ def make_evaluate(
     batch_size: int = 500,
     clients_per_group: int | None = None,
     data: FederatedData | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[State], dict[str, Scores]]:
   """Builds the evaluation on the full test set.
 
@@ -82,6 +87,7 @@ def make_evaluate(
     clients_per_group: For personal models, how many clients of each group are
       evaluated, evenly spread over the group; None for all.
     data: The clients' examples, for an algorithm that calibrates.
+    mesh: Devices that share the test batches; None for one device.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
@@ -91,10 +97,20 @@ def make_evaluate(
   """
   if algorithm.calibrate is not None and data is None:
     raise ValueError('This algorithm needs make_evaluate(data=...).')
-  batches = pad_batches(np.asarray(images), np.asarray(labels), batch_size)
+  batches = pad_batches(
+      np.asarray(images),
+      np.asarray(labels),
+      batch_size,
+      1 if mesh is None else mesh.devices.size,
+  )
+  if mesh is not None:
+    by_device = jax.sharding.NamedSharding(mesh, jax.P('client'))
+    batches = placement.put(batches, by_device)
   num = len(labels)
 
-  def score(group: Group, variables: Any, batches):
+  def count(group: Group, variables: Any, batches):
+    """Hits, and the sum of losses."""
+
     def step(totals, batch):
       x, y, mask = batch
       x = preprocess(x)
@@ -115,7 +131,22 @@ def make_evaluate(
 
     views = dict.fromkeys(algorithm.views, jnp.int32(0))
     start = (jnp.int32(0), jnp.float32(0.0), views)
-    totals, _ = jax.lax.scan(step, start, batches)
+    return jax.lax.scan(step, start, batches)[0]
+
+  def score(group: Group, variables: Any, batches):
+    def local(variables, batches):
+      return jax.lax.psum(count(group, variables, batches), 'client')
+
+    if mesh is None:
+      totals = count(group, variables, batches)
+    else:
+      totals = jax.shard_map(
+          local,
+          mesh=mesh,
+          in_specs=(jax.P(), jax.P('client')),
+          out_specs=jax.P(),
+          check_vma=False,
+      )(variables, batches)
     return jax.tree.map(lambda total: total / num, totals)
 
   first, *others = federation.groups
@@ -127,8 +158,12 @@ def make_evaluate(
     count = min(clients_per_group or group.num_clients, group.num_clients)
     return np.linspace(0, group.num_clients - 1, count).round().astype(int)
 
+  # On a mesh all devices get the results, so that each process has them.
+  everywhere = None if mesh is None else placement.everywhere(mesh)
+  program = functools.partial(jax.jit, out_shardings=everywhere)
+
   def score_rows(group: Group):
-    @jax.jit
+    @program
     def run(server, clients, rows, batches):
       def one(row):
         client = jax.tree.map(lambda a: a[row], clients)
@@ -142,7 +177,7 @@ def make_evaluate(
   programs = {group.name: score_rows(group) for group in evaluated}
   calibrate = None
   if algorithm.calibrate is not None:
-    calibrate = jax.jit(algorithm.calibrate)
+    calibrate = program(algorithm.calibrate)
 
   def streamed(group: Group, server, table):
     """Results of clients whose states lie in the host's memory."""

@@ -195,6 +195,14 @@ def visit_examples(local: LocalTraining, size: int) -> int:
   return local.epochs * size
 
 
+def visit_steps(local: LocalTraining, sizes):
+  """Local steps in one visit of clients of so many examples (int32)."""
+  per_epoch = steps_per_epoch(sizes, local.batch_size, local.drop_last)
+  if local.steps is None:
+    return local.epochs * per_epoch
+  return jnp.where(per_epoch > 0, local.steps, 0)
+
+
 def init_optimizer(local: LocalTraining, params):
   """The optimiser's first state, for methods that keep it between visits."""
   return local.optimizer(local.learning_rate(jnp.int32(0))).init(params)

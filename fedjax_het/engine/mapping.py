@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.engine.balance import deal
 from fedjax_het.models.conv import conv_lowering
 
 BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
@@ -27,7 +28,8 @@ def resolve_backend(backend: str) -> str:
 
   On a CPU one client after another inside one program ('map') is fastest:
   batching over kernels turns convolutions into slow grouped ones. On other
-  platforms 'vmap' fills the device; that choice has not been measured.
+  platforms 'vmap' fills the device; that choice has not been measured. A run
+  of several processes always splits the clients over all devices.
 
   Args:
     backend: One of `BACKENDS`.
@@ -36,12 +38,19 @@ def resolve_backend(backend: str) -> str:
     One of `BACKENDS` other than 'auto'.
 
   Raises:
-    ValueError: If the name is unknown.
+    ValueError: If the name is unknown, or several processes cannot run it.
   """
   if backend not in BACKENDS:
     raise ValueError(
         f'Unknown backend {backend!r}; known are {", ".join(BACKENDS)}.'
     )
+  if jax.process_count() > 1:
+    if backend not in ('auto', 'shard_map'):
+      raise ValueError(
+          f'backend={backend!r} runs in one process; a run of '
+          f'{jax.process_count()} processes needs auto or shard_map.'
+      )
+    return 'shard_map'
   if backend != 'auto':
     return backend
   return 'map' if jax.default_backend() == 'cpu' else 'vmap'
@@ -64,6 +73,7 @@ def map_clients(
     *,
     chunk: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    load: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
   """Maps `fn` over clients, adding up one of its results.
 
@@ -78,12 +88,16 @@ def map_clients(
       of several devices.
     mesh: Mesh with an axis 'client' for the device backends; all devices by
       default.
+    load: `(shared, args) -> [K]`, how much work each client is, by which the
+      backends of several devices deal them; None for the same.
 
   Returns:
     `mapped(shared, args, num_valid) -> (summed, kept)`: leaves of `args` are
     [K, ...], of which the first `num_valid` (int, maybe traced) are real.
     `summed` is added over those only, and `kept` is [K, ...] with zeros for
-    the others.
+    the others. The backends of several devices also take clients that are
+    dealt: `num_valid` is then [D], and K / D clients after another are a
+    device's, of which its first `num_valid` are real.
 
   Raises:
     ValueError: If the backend is unknown or the chunk is not positive.
@@ -97,9 +111,8 @@ def map_clients(
     return _device_loop(fn, None)
   if backend == 'vmap':
     return _device_loop(fn, chunk or DEFAULT_CHUNK)
-  return _across_devices(
-      _device_loop(fn, chunk), backend, client_mesh() if mesh is None else mesh
-  )
+  mesh = client_mesh() if mesh is None else mesh
+  return _across_devices(_device_loop(fn, chunk), backend, mesh, load)
 
 
 def _zeros(shapes, leading=()):
@@ -205,67 +218,57 @@ def _where(keep, new, old):
   return jnp.where(keep, new, jnp.asarray(old, new.dtype))
 
 
-def _across_devices(inner, backend, mesh):
-  """Deals the clients to the devices in turn, so that each has its share."""
+def _across_devices(inner, backend, mesh, load):
+  """Deals the clients to the devices, each of which runs its own."""
   num_devices = mesh.devices.size
+  by_device = jax.P('client')
 
-  def local(shared, args, num_valid):
-    # Device d holds the clients d, d + D, d + 2D, ...
-    device = jax.lax.axis_index('client')
-    mine = (num_valid - device + num_devices - 1) // num_devices
-    summed, kept = inner(shared, args, mine)
+  def local(shared, args, num):
+    summed, kept = inner(shared, args, jnp.reshape(num, ()))
     return jax.lax.psum(summed, 'client'), kept
 
   if backend == 'shard_map':
-    spec = jax.P('client')
-
-    def run(shared, args, num_valid):
-      flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
-      summed, kept = jax.shard_map(
-          local,
-          mesh=mesh,
-          in_specs=(jax.P(), spec, jax.P()),
-          out_specs=(jax.P(), spec),
-          check_vma=False,
-      )(shared, flat, num_valid)
-      return summed, jax.tree.map(
-          lambda a: a.reshape(
-              num_devices, len(a) // num_devices, *a.shape[1:]
-          ),
-          kept,
-      )
-
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(jax.P(), by_device, by_device),
+        out_specs=(jax.P(), by_device),
+        check_vma=False,
+    )
   else:
     pmapped = jax.pmap(
         local,
         axis_name='client',
-        in_axes=(None, 0, None),
+        in_axes=(None, 0, 0),
         out_axes=(None, 0),
         devices=list(mesh.devices.flat),
     )
-
     # After a round the state lies on the whole mesh, and what follows from it
     # too; `pmap` wants each device's share in its place.
-    share = jax.sharding.NamedSharding(mesh, jax.P('client'))
+    share = jax.sharding.NamedSharding(mesh, by_device)
 
-    def run(shared, args, num_valid):
-      args = jax.device_put(args, share)
-      return pmapped(shared, args, jnp.asarray(num_valid))
+    def run(shared, args, num):
+      def cut(a):
+        size = len(a) // num_devices
+        return a.reshape(num_devices, size, *a.shape[1:])
+
+      args, num = jax.device_put(jax.tree.map(cut, (args, num)), share)
+      summed, kept = pmapped(shared, args, num)
+      return summed, jax.tree.map(
+          lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), kept
+      )
+
+  dealt = jax.jit(deal, static_argnums=2)
 
   def mapped(shared, args, num_valid):
-    num = jax.tree.leaves(args)[0].shape[0]
-    padding = -num % num_devices
-
-    def deal(a):
-      a = jnp.concatenate([a, jnp.repeat(a[-1:], padding, axis=0)])
-      share = len(a) // num_devices
-      return a.reshape(share, num_devices, *a.shape[1:]).swapaxes(0, 1)
-
-    def collect(a):
-      a = a.swapaxes(0, 1)
-      return a.reshape(num + padding, *a.shape[2:])[:num]
-
-    summed, kept = run(shared, jax.tree.map(deal, args), num_valid)
-    return summed, jax.tree.map(collect, kept)
+    if jnp.ndim(num_valid) == 1:
+      return run(shared, args, num_valid)
+    slots = jax.tree.leaves(args)[0].shape[0]
+    loads = jnp.ones(slots) if load is None else load(shared, args)
+    who = dealt(loads, num_valid, num_devices)
+    summed, kept = run(
+        shared, jax.tree.map(lambda a: a[who.slot], args), who.num
+    )
+    return summed, who.collect(kept)
 
   return mapped

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import mapping
+from fedjax_het.engine import mapping, placement
+from fedjax_het.engine.balance import Deal, deal
 from fedjax_het.engine.cohort import fetch, make_plan, store
+from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.traffic import Traffic, num_bytes
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
 from fedjax_het.engine.visits import client_key, make_visit, round_key
@@ -49,7 +51,7 @@ class GroupReport(NamedTuple):
 
 
 def init_state(
-    algorithm: FederatedAlgorithm, federation: Federation, key
+    algorithm: FederatedAlgorithm, federation: Federation, key, mesh=None
 ) -> State:
   """The state before the first round.
 
@@ -59,17 +61,43 @@ def init_state(
     algorithm: The algorithm.
     federation: The federation.
     key: A random key.
+    mesh: The devices on which it is laid, each computing the clients' states
+      that it holds; None for the default device.
 
   Returns:
     The state; all its clients are in place, whether they ever take part.
   """
-  clients = {
-      group.name: jax.vmap(
-          lambda i, g=group: algorithm.init_client(g, i, key)
-      )(jnp.asarray(group.client_ids))
-      for group in federation.groups
-  }
-  return State(jnp.int32(0), algorithm.init(key), clients)
+
+  def make(group, ids):
+    return jax.vmap(lambda i: algorithm.init_client(group, i, key))(ids)
+
+  server = algorithm.init(key)
+  if mesh is None:
+    clients = {
+        group.name: make(group, jnp.asarray(group.client_ids))
+        for group in federation.groups
+    }
+    return State(jnp.int32(0), server, clients)
+  tables = placement.of_tables(federation, mesh)
+  start = np.int32(0), server
+  return State(
+      *placement.put(start, placement.everywhere(mesh)),
+      {
+          group.name: placement.build(
+              lambda ids, group=group: make(group, jnp.asarray(ids)),
+              group.client_ids,
+              tables[group.name],
+          )
+          for group in federation.groups
+      },
+  )
+
+
+def state_shardings(federation: Federation, mesh) -> State:
+  """Where a state lies on a mesh, a prefix of it."""
+  everywhere = placement.everywhere(mesh)
+  tables = placement.of_tables(federation, mesh)
+  return State(everywhere, everywhere, tables)
 
 
 def make_cohort_round(
@@ -93,11 +121,16 @@ def make_cohort_round(
       each visit reads its row, instead of those of the shares.
 
   Returns:
-    `run((round_num, server), shares, clients, data, key) -> (server, updated,
-    reports)` with `clients` {group: [slots, ...] or, with tables, [K, ...]}
-    and `updated` {group: [slots, ...]}.
+    `run((round_num, server), shares, clients, data, key, deals=None) ->
+    (server, updated, reports)` with `clients` {group: [slots, ...] or, with
+    tables, [K, ...]} and `updated` {group: [slots, ...]}. With `deals`, of the
+    backends of several devices, both have a row a place instead.
   """
   num_clients = federation.num_clients
+
+  def load(shared, args):
+    _, data, _, _ = shared
+    return visit_steps(federation.local, data.sizes[args[0]])
 
   def make_mapped(group):
     visit = make_visit(algorithm, group)
@@ -109,15 +142,27 @@ def make_cohort_round(
       return visit(shared, (client_id, client))
 
     mapped = mapping.map_clients(
-        jax.jit(of_row) if tables else visit, backend, chunk=chunk, mesh=mesh
+        jax.jit(of_row) if tables else visit,
+        backend,
+        chunk=chunk,
+        mesh=mesh,
+        load=load,
     )
 
-    def call(shared, share, clients):
+    def call(shared, share, clients, who: Deal | None):
       if tables:
         return mapped(
             (clients, shared), (share.client_id, share.row), share.num_valid
         )
-      return mapped(shared, (share.client_id, clients), share.num_valid)
+      if who is None:
+        return mapped(shared, (share.client_id, clients), share.num_valid)
+      ids = share.client_id[who.slot]
+      summed, (updated, *rest) = mapped(shared, (ids, clients), who.num)
+      # The server's step is the same on all devices, and cut on none.
+      rest = jax.lax.with_sharding_constraint(
+          who.collect(tuple(rest)), placement.everywhere(mesh)
+      )
+      return summed, (updated, *rest)
 
     return call
 
@@ -143,11 +188,13 @@ def make_cohort_round(
         algorithm.server_update(server, received, server_key), clients, reports
     )  # fmt: skip
 
-  def run(start, shares, clients, data, key):
+  def run(start, shares, clients, data, key, deals=None):
     round_num, server = start
     shared = server, data, key, round_num
     results = {
-        name: call(shared, shares[name], clients[name])
+        name: call(
+            shared, shares[name], clients[name], deals and deals[name]
+        )
         for name, call in calls.items()
     }
     return finish(start, shares, results, key)
@@ -177,14 +224,17 @@ def make_round(
   Returns:
     `run_round(state, data, key, sampling_key) -> (state, {group: report})`.
     With the traceable backends it is one compiled program whose `state` is
-    donated; every group has a fixed number of slots, so it compiles once.
+    donated; every group has a fixed number of slots, so it compiles once. With
+    'shard_map' the state comes back as `state_shardings` says.
 
   Raises:
     ValueError: If the cohort is empty or larger than the population.
   """
   backend = mapping.resolve_backend(backend)
-  # One device reads a client's row when its turn comes. Several devices get
-  # the rows of their clients only, wherever those lie.
+  if backend == 'shard_map':
+    mesh = mapping.client_mesh() if mesh is None else mesh
+    return _make_sharded_round(algorithm, federation, cohort_size, chunk, mesh)
+  # One device reads a client's row when its turn comes.
   tables = backend not in mapping.ACROSS_DEVICES
   plan = jax.jit(make_plan(federation, cohort_size))
   run_cohort = make_cohort_round(
@@ -219,6 +269,44 @@ def make_round(
   if backend in mapping.TRACEABLE:
     return jax.jit(run_round, donate_argnums=0)
   return run_round
+
+
+def _make_sharded_round(algorithm, federation, cohort_size, chunk, mesh):
+  """`make_round` over a mesh; no device ever holds all clients' states."""
+  plan = make_plan(federation, cohort_size)
+  run_cohort = make_cohort_round(
+      algorithm, federation, backend='shard_map', chunk=chunk, mesh=mesh
+  )
+
+  def run_round(state: State, data: FederatedData, key, sampling_key):
+    shares = plan(state.round_num, sampling_key)
+    deals, rows, clients = {}, {}, {}
+    for name, share in shares.items():
+      steps = visit_steps(federation.local, data.sizes[share.client_id])
+      who = deal(steps, share.num_valid, mesh.devices.size)
+      deals[name], rows[name] = who, share.row[who.slot]
+      clients[name] = placement.take_rows(
+          mesh, state.clients[name], rows[name], who.num
+      )
+    server, updated, reports = run_cohort(
+        state[:2], shares, clients, data, key, deals
+    )
+    clients = {
+        name: placement.put_rows(
+            mesh, state.clients[name], rows[name], who.num, updated[name]
+        )
+        for name, who in deals.items()
+    }
+    return State(state.round_num + 1, server, clients), reports
+
+  return jax.jit(
+      run_round,
+      donate_argnums=0,
+      out_shardings=(
+          state_shardings(federation, mesh),
+          placement.everywhere(mesh),
+      ),
+  )
 
 
 def make_rounds(run_round: Callable[..., Any], capacity: int):

@@ -1,0 +1,237 @@
+"""Where a run's arrays lie on a mesh of devices, in one process or in many.
+
+What everybody needs (server, keys, data) lies on each device. A group's table
+of client states is cut into equal blocks of rows, one a device; a group whose
+clients do not divide by the devices keeps its whole table on each of them.
+Inside a round only the rows of the cohort travel, a few at a time.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.engine.types import Federation
+
+# Bytes that a device sends at once while rows travel, at least one row to each.
+_BUFFER = 1 << 26
+# Rows of a new table that are made at once.
+_CHUNK = 256
+
+
+def everywhere(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+  """The sharding of what lies on each device."""
+  return jax.sharding.NamedSharding(mesh, jax.P())
+
+
+def is_cut(num_rows: int, mesh: jax.sharding.Mesh) -> bool:
+  """Whether a table of so many rows is cut over the mesh."""
+  return num_rows % mesh.devices.size == 0
+
+
+def of_tables(
+    federation: Federation, mesh: jax.sharding.Mesh
+) -> dict[str, jax.sharding.NamedSharding]:
+  """{group: sharding of its table of client states}."""
+  return {
+      group.name: jax.sharding.NamedSharding(
+          mesh, _spec(group.num_clients, mesh)
+      )
+      for group in federation.groups
+  }
+
+
+def _spec(num_rows: int, mesh: jax.sharding.Mesh) -> jax.P:
+  return jax.P('client') if is_cut(num_rows, mesh) else jax.P()
+
+
+def put(tree: Any, shardings: Any) -> Any:
+  """Lays values that each process has in full on a mesh.
+
+  Args:
+    tree: A pytree of arrays.
+    shardings: A prefix of it, of shardings over the same mesh.
+
+  Returns:
+    The tree of global arrays.
+  """
+  if jax.process_count() == 1:
+    return jax.device_put(tree, shardings)
+
+  def lay(sharding, leaf):
+    if not leaf.is_fully_addressable:
+      return _move(leaf, sharding)
+    # `device_put` would send all to all, to see whether they are the same.
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(
+        host.shape, sharding, lambda index: host[index]
+    )
+
+  return jax.tree.map(
+      lambda sharding, part: jax.tree.map(
+          lambda leaf: lay(sharding, jnp.asarray(leaf)), part
+      ),
+      shardings,
+      tree,
+  )
+
+
+def _move(leaf, sharding):
+  return jax.jit(lambda x: x, out_shardings=sharding)(leaf)
+
+
+def build(
+    make: Callable[[np.ndarray], Any], keys: np.ndarray, sharding
+) -> Any:
+  """Makes a table of which each process computes the rows that it holds.
+
+  Args:
+    make: `(some of the keys) -> their rows`, a pytree with leaves [n, ...].
+    keys: [K], what the rows are made from.
+    sharding: Of the table.
+
+  Returns:
+    The tree of tables [K, ...].
+  """
+
+  @functools.cache
+  def block(start, stop):
+    mine = keys[start:stop]
+    parts = [
+        jax.device_get(make(mine[i : i + _CHUNK]))
+        for i in range(0, len(mine), _CHUNK)
+    ]
+    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+  places = sharding.addressable_devices_indices_map(keys.shape)
+  parts = [
+      jax.device_put(block(rows.start, rows.stop), device)
+      for device, (rows,) in places.items()
+  ]
+  return jax.tree.map(
+      lambda *leaves: jax.make_array_from_single_device_arrays(
+          (*keys.shape, *leaves[0].shape[1:]), sharding, list(leaves)
+      ),
+      *parts,
+  )
+
+
+def _in_blocks(row_bytes: int, num: int, turns: int, one: Callable, start):
+  """Runs `one(first turn, turns at once, carry)` until `num` turns are done."""
+  block = min(turns, max(1, _BUFFER // max(1, row_bytes)))
+  if block == turns:
+    return one(0, block, start)
+  return jax.lax.fori_loop(
+      0,
+      -(-num // block),
+      # The last block is moved back to fit, and repeats what it must.
+      lambda i, carry: one(
+          jnp.minimum(i * block, turns - block), block, carry
+      ),
+      start,
+  )
+
+
+def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
+  """Brings rows of a table to the devices that want them.
+
+  Args:
+    mesh: D devices.
+    table: A pytree of tables [K, ...], cut as `of_tables` says.
+    rows: [D * C] int32, the rows that each device wants, C each.
+    num: [D] int32, how many of its rows each device really wants.
+
+  Returns:
+    The tree with leaves [D * C, ...], C rows on each device; those not really
+    wanted hold anything that is in the table, or zeros.
+  """
+  devices = mesh.devices.size
+  rows = rows.reshape(devices, -1)
+  turns = rows.shape[1]
+
+  def leaf(table):
+    num_rows, shape = table.shape[0], table.shape[1:]
+    if 0 in shape:
+      return jnp.zeros((len(rows) * turns, *shape), table.dtype)
+    cut = is_cut(num_rows, mesh)
+    size = num_rows // devices
+    row_bytes = table.dtype.itemsize * int(np.prod(shape)) * devices
+
+    def local(table, rows, num):
+      device = jax.lax.axis_index('client')
+      if not cut:
+        return table[rows[device]]
+
+      def exchange(first, block, out):
+        wanted = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
+        # To each device what it would get if the row lay here.
+        here = jnp.clip(wanted - device * size, 0, size - 1)
+        got = jax.lax.all_to_all(table[here], 'client', 0, 0)
+        mine = got[wanted[device] // size, jnp.arange(block)]
+        return jax.lax.dynamic_update_slice_in_dim(out, mine, first, axis=0)
+
+      start = jnp.zeros((turns, *shape), table.dtype)
+      return _in_blocks(row_bytes, jnp.max(num), turns, exchange, start)
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(_spec(num_rows, mesh), jax.P(), jax.P()),
+        out_specs=jax.P('client'),
+        check_vma=False,
+    )(table, rows, num)
+
+  return jax.tree.map(leaf, table)
+
+
+def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
+  """Writes rows of a table from the devices that hold their new values.
+
+  Args:
+    mesh: D devices.
+    table: A pytree of tables [K, ...], cut as `of_tables` says.
+    rows: [D * C] int32, where the rows of each device belong, C each.
+    num: [D] int32, how many of its rows each device really has.
+    new: The tree with leaves [D * C, ...], C rows on each device.
+
+  Returns:
+    The table with those rows replaced, cut as it was.
+  """
+  devices = mesh.devices.size
+  rows = rows.reshape(devices, -1)
+  turns = rows.shape[1]
+
+  def leaf(table, new):
+    num_rows, shape = table.shape[0], table.shape[1:]
+    if 0 in shape:
+      return table
+    cut = is_cut(num_rows, mesh)
+    size = num_rows // devices if cut else num_rows
+    row_bytes = table.dtype.itemsize * int(np.prod(shape)) * devices
+
+    def local(table, rows, num, new):
+      first_row = jax.lax.axis_index('client') * size if cut else 0
+
+      def exchange(first, block, table):
+        part = jax.lax.dynamic_slice_in_dim(new, first, block, axis=0)
+        part = jax.lax.all_gather(part, 'client')
+        where = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
+        turn = first + jnp.arange(block)
+        where = where - first_row
+        mine = (turn[None] < num[:, None]) & (where >= 0) & (where < size)
+        return table.at[jnp.where(mine, where, size)].set(part, mode='drop')
+
+      return _in_blocks(row_bytes, jnp.max(num), turns, exchange, table)
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(_spec(num_rows, mesh), jax.P(), jax.P(), jax.P('client')),
+        out_specs=_spec(num_rows, mesh),
+        check_vma=False,
+    )(table, rows, num, new)
+
+  return jax.tree.map(leaf, table, new)

@@ -1,0 +1,79 @@
+"""Clients of unequal work are dealt evenly, and the deal changes no result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.engine.balance import deal
+
+
+def by_hand(loads, num_devices, capacity):
+  """Longest first to the least loaded, in plain Python."""
+  total, who = [0.0] * num_devices, [[] for _ in range(num_devices)]
+  for client in np.argsort(-np.asarray(loads), kind='stable'):
+    free = [d for d in range(num_devices) if len(who[d]) < capacity]
+    device = min(free, key=lambda d: total[d])
+    who[device].append(int(client))
+    total[device] += float(loads[client])
+  return who, total
+
+
+def dealt(loads, num_valid, num_devices):
+  """The clients of each device, after a look at the fields' agreement."""
+  result = jax.jit(deal, static_argnums=2)(
+      jnp.asarray(loads), num_valid, num_devices
+  )
+  capacity = -(-len(loads) // num_devices)
+  places = np.asarray(result.slot).reshape(num_devices, capacity)
+  who = [row[:num].tolist() for row, num in zip(places, result.num)]
+  assert sorted(c for mine in who for c in mine) == list(range(num_valid))
+  place = np.asarray(result.place)
+  np.testing.assert_array_equal(
+      result.slot[place[:num_valid]], np.arange(num_valid)
+  )
+  assert np.all(place[num_valid:] == num_devices * capacity)
+  back = result.collect(jnp.asarray(loads)[result.slot] + 1)
+  want = np.where(np.arange(len(loads)) < num_valid, loads + 1, 0)
+  np.testing.assert_array_equal(back, want)
+  return who
+
+
+@pytest.mark.parametrize('num_devices', [1, 2, 3, 8])
+@pytest.mark.parametrize('num_valid', [0, 1, 7, 20, 24])
+def test_is_the_greedy_rule(num_devices, num_valid):
+  rng = np.random.default_rng(num_valid)
+  loads = rng.integers(1, 50, 24)
+  who, _ = by_hand(loads[:num_valid], num_devices, -(-24 // num_devices))
+  assert dealt(loads, num_valid, num_devices) == who
+
+
+def test_equal_loads_are_dealt_in_turn():
+  assert dealt(np.ones(7), 6, 3) == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_keeps_grahams_bound(seed):
+  """Where no device is full: at most 4/3 - 1/(3 D) of the best."""
+  rng = np.random.default_rng(seed)
+  num_devices, num = 4, 30
+  # Slots for twice the clients, as where a group shares a cohort.
+  loads = np.ceil(rng.lognormal(2, 1, 2 * num)).astype(np.int32)
+  who = dealt(loads, num, num_devices)
+  largest = max(sum(loads[c] for c in mine) for mine in who)
+  jobs = np.sort(loads[:num])[::-1]
+  # No schedule is shorter than the mean, the longest job, or the two that
+  # must share a device among the first D + 1.
+  best = max(
+      jobs.sum() / num_devices,
+      jobs[0],
+      jobs[num_devices - 1] + jobs[num_devices],
+  )
+  assert largest <= (4 / 3 - 1 / (3 * num_devices)) * best
+  in_turn = max(loads[:num][d::num_devices].sum() for d in range(num_devices))
+  assert largest <= in_turn
+
+
+def test_a_full_device_gets_no_more():
+  # Memory before balance: three places each.
+  assert dealt(np.array([100, 1, 1, 1, 1, 1]), 6, 2) == [[0, 4, 5], [1, 2, 3]]

@@ -1,0 +1,104 @@
+"""Rounds on 1, 2 and 4 devices: the same results, and states in their place."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import mapping, placement, rounds
+from fedjax_het.engine.evaluate import make_evaluate
+from tests.tiny import preprocess, tiny_data, tiny_federation
+
+KEYS = (jax.random.key(1), jax.random.key(2))
+# Two groups of four clients, some with several times the work of others.
+SIZES = (5, 31, 3, 7, 18, 6, 9, 4)
+
+
+def run(name, num_devices, cohort_size=6, per_group=4):
+  """State, reports and scores after two rounds; None devices: 'map'."""
+  federation = tiny_federation(
+      (1, 2), per_group, norm=False, sizes=np.array(SIZES)
+  )
+  algorithm = ALGORITHMS[name](federation)
+  mesh, options = None, dict(backend='map')
+  if num_devices:
+    mesh = mapping.client_mesh(jax.devices()[:num_devices])
+    options = dict(backend='shard_map', mesh=mesh)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, **options
+  )
+  data = tiny_data(SIZES)
+  if mesh is not None:
+    data = placement.put(data, placement.everywhere(mesh))
+  for _ in range(2):
+    state, reports = run_round(state, data, *KEYS)
+  evaluate = make_evaluate(
+      algorithm,
+      federation,
+      np.asarray(data.images)[:11],
+      np.asarray(data.labels)[:11],
+      preprocess,
+      batch_size=2,
+      mesh=mesh,
+  )
+  return state, jax.device_get(reports), jax.device_get(evaluate(state))
+
+
+@pytest.fixture(scope='module', params=['private', 'fedavg'])
+def name(request):
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def reference(name):
+  return run(name, None)
+
+
+def assert_close(got, want):
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      got,
+      want,
+  )
+
+
+@pytest.mark.parametrize('num_devices', [1, 2, 4])
+def test_every_number_of_devices_agrees(name, reference, num_devices):
+  state, reports, scores = run(name, num_devices)
+  assert_close(jax.device_get(state), jax.device_get(reference[0]))
+  for group, report in reports.items():
+    want = reference[1][group]
+    np.testing.assert_array_equal(report.client_id, want.client_id)
+    assert_close(report, want)
+  for group, score in scores.items():
+    np.testing.assert_array_equal(score.accuracy, reference[2][group].accuracy)
+    assert_close(score, reference[2][group])
+
+
+def test_the_first_state_is_the_same_bits():
+  federation = tiny_federation((1, 2), 4, sizes=np.array(SIZES))
+  algorithm = ALGORITHMS['private'](federation)
+  want = rounds.init_state(algorithm, federation, jax.random.key(0))
+  for num in (1, 3, 4):
+    mesh = mapping.client_mesh(jax.devices()[:num])
+    got = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_each_device_holds_its_part():
+  state, _, _ = run('private', 4)
+  leaf = jax.tree.leaves(state.clients['tiny1'])[0]
+  assert {s.data.shape[0] for s in leaf.addressable_shards} == {1}
+  leaf = jax.tree.leaves(state.server)
+  assert all(a.sharding.is_fully_replicated for a in leaf)
+
+
+def test_a_group_that_does_not_divide_lies_everywhere():
+  """Three devices, groups of four: the same results."""
+  state, reports, _ = run('private', 3)
+  want, want_reports, _ = run('private', None)
+  assert_close(jax.device_get(state), jax.device_get(want))
+  assert_close(reports, want_reports)
+  leaf = jax.tree.leaves(state.clients['tiny1'])[0]
+  assert leaf.sharding.is_fully_replicated

@@ -1,0 +1,109 @@
+"""Tables of client states over devices: what moves, and that no bit changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.engine import mapping, placement
+
+
+def mesh_of(num):
+  return mapping.client_mesh(jax.devices()[:num])
+
+
+def table(num_rows):
+  rng = np.random.default_rng(0)
+  weights = rng.normal(size=(num_rows, 3, 2)).astype(np.float32)
+  weights[0, 0] = [-0.0, np.nan]
+  return dict(
+      weights=weights,
+      flag=rng.random(num_rows) < 0.5,
+      small=rng.integers(0, 99, num_rows).astype(np.int8),
+      nothing=np.zeros((num_rows, 0), np.float32),
+  )
+
+
+def laid(mesh, tree, num_rows):
+  return jax.device_put(
+      tree, jax.sharding.NamedSharding(mesh, placement._spec(num_rows, mesh))
+  )
+
+
+@pytest.mark.parametrize('buffer', [1, 1 << 26])
+@pytest.mark.parametrize('num_devices', [1, 2, 4])
+@pytest.mark.parametrize('num_rows', [8, 7])
+def test_rows_travel_bit_for_bit(num_rows, num_devices, buffer, monkeypatch):
+  monkeypatch.setattr(placement, '_BUFFER', buffer)
+  mesh, host = mesh_of(num_devices), table(num_rows)
+  rng = np.random.default_rng(1)
+  wanted = rng.permutation(num_rows)[:num_devices].astype(np.int32)
+  # Three places a device, of which the first has one, the others two or none.
+  rows = np.zeros((num_devices, 3), np.int32)
+  num = np.zeros(num_devices, np.int32)
+  rows[0, 0], num[0] = wanted[0], 1
+  if num_devices > 1:
+    rows[1, :2], num[1] = wanted[:2][::-1], 2
+    rows[0, 0] = next(r for r in range(num_rows) if r not in wanted[:2])
+  tables = laid(mesh, host, num_rows)
+  take = jax.jit(lambda t: placement.take_rows(mesh, t, rows.ravel(), num))
+  taken = take(tables)
+  for name, leaf in taken.items():
+    got = np.asarray(leaf).reshape(num_devices, 3, *host[name].shape[1:])
+    for d in range(num_devices):
+      for t in range(num[d]):
+        assert got[d, t].tobytes() == host[name][rows[d, t]].tobytes()
+
+  def change(t, taken):
+    new = jax.tree.map(lambda a: ~a if a.dtype == bool else a + 1, taken)
+    return placement.put_rows(mesh, t, rows.ravel(), num, new)
+
+  after = jax.jit(change)(tables, taken)
+  for name, leaf in after.items():
+    want = host[name].copy()
+    for d in range(num_devices):
+      for r in rows[d, : num[d]]:
+        want[r] = ~want[r] if want.dtype == bool else want[r] + 1
+    np.testing.assert_array_equal(leaf, want)
+    spec = placement._spec(num_rows, mesh)
+    wanted = jax.sharding.NamedSharding(mesh, spec)
+    assert not leaf.size or leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+
+
+@pytest.mark.usefixtures('optimised')
+def test_no_device_holds_the_whole_table(monkeypatch):
+  """Beyond its part a device needs a few rows, by XLA's own account."""
+  monkeypatch.setattr(placement, '_BUFFER', 1 << 12)
+  num_rows, row = 512, 1024
+  shape = jax.ShapeDtypeStruct((num_rows, row), jnp.float32)
+
+  def one(mesh, table, rows, num):
+    taken = placement.take_rows(mesh, table, rows, num)
+    return placement.put_rows(mesh, table, rows, num, taken + 1)
+
+  def bytes_of(num_devices):
+    mesh = mesh_of(num_devices)
+    rows = jnp.zeros(num_rows, jnp.int32)
+    num = jnp.full(num_devices, num_rows // num_devices)
+    cut = jax.sharding.NamedSharding(mesh, jax.P('client'))
+    compiled = (
+        jax.jit(
+            lambda t: one(mesh, t, rows, num),
+            in_shardings=cut,
+            out_shardings=cut,
+            donate_argnums=0,
+        )
+        .lower(shape)
+        .compile()
+    )
+    stats = compiled.memory_analysis()
+    return stats.argument_size_in_bytes, stats.temp_size_in_bytes
+
+  whole = num_rows * row * 4
+  for num_devices in (2, 4):
+    argument, temporary = bytes_of(num_devices)
+    assert argument <= whole / num_devices + 4096
+    # The rows of its clients, here of all, before and after their visit, and
+    # what is on its way.
+    limit = 2.1 * whole / num_devices + 8 * num_devices * row * 4
+    assert temporary <= limit
