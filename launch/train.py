@@ -7,9 +7,10 @@ r"""Runs one experiment, or goes on with one that was interrupted.
 
 Variants follow the config file after a colon; `--config.<key>=<value>` sets
 any entry. Without a workdir a new one is made under ./runs. The same command
-with the same workdir resumes. Exit codes: 0 all rounds are done, 1 the run
-failed (full disk, a client's NaN), 2 the command or config is wrong, 130
-interrupted.
+with the same workdir resumes. `--distributed` makes this one of several
+processes of a run; see docs/scaling.md. Exit codes: 0 all rounds are done, 1
+the run failed (full disk, a client's NaN, a process lost), 2 the command or
+config is wrong, 130 interrupted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -28,6 +30,7 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 import tqdm
 
+from launch import distributed
 from launch.terminal import fail, line
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -36,6 +39,18 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run; a new one under ./runs by default.'
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+    'distributed', False, 'Run in several processes, of which this is one.'
+)
+_COORDINATOR = flags.DEFINE_string(
+    'coordinator', None, 'HOST:PORT of process 0, where JAX cannot find it.'
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    'num_processes', None, 'How many there are, where JAX cannot find it.'
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    'process_id', None, 'Which this is, from 0, where JAX cannot find it.'
 )
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 _OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]+)(=(?P<value>.*))?')
@@ -76,6 +91,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       raise CommandError(
           f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
       )
+    if not _DISTRIBUTED.value:
+      for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
+        if flag.value is not None:
+          raise CommandError(f'--{flag.name} needs --distributed.')
     return rest
   except (CommandError, flags.Error) as e:
     if '--debug' in argv:
@@ -212,24 +231,40 @@ def _resume_command(workdir: pathlib.Path) -> str:
 def main(argv: Sequence[str]) -> None:
   """Runs the experiment that the flags describe."""
   del argv
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  if _DISTRIBUTED.value:
+    try:
+      distributed.start(
+          _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+      )
+    except ValueError as e:
+      fail(e, 2)
   # Imported here, so that --help and a typing error answer at once.
   from fedjax_het import experiment
-  from fedjax_het.experiment import tables
+  from fedjax_het.experiment import processes
 
-  absl_logging.set_verbosity(absl_logging.WARNING)
+  first = processes.is_first()
   log = logging.getLogger('fedjax_het')
   log.handlers, log.propagate = [_Log()], False
-  log.setLevel(logging.INFO)
+  log.setLevel(logging.INFO if first else logging.ERROR)
   config = _CONFIG.value
   progress = None
   workdir = None
   try:
-    experiment.check(config)
-    workdir = pathlib.Path(_WORKDIR.value or experiment.new_workdir(config))
-    progress = experiment.Progress(config.num_rounds)
+    processes.together(lambda: experiment.check(config))
+    workdir = pathlib.Path(
+        processes.on_first(
+            lambda: str(_WORKDIR.value or experiment.new_workdir(config))
+        )
+    )
+    if first:
+      progress = experiment.Progress(config.num_rounds)
     with _asked_to_stop() as received:
       result = experiment.run(
-          config, workdir, observe=progress, stop=lambda: bool(received)
+          config,
+          workdir,
+          observe=progress or (lambda row: None),
+          stop=lambda: bool(received),
       )
   except (ValueError, FileNotFoundError, ImportError) as e:
     _end(progress, e, 2)
@@ -241,7 +276,23 @@ def main(argv: Sequence[str]) -> None:
   except KeyboardInterrupt as e:
     command = _resume_command(workdir)
     _end(progress, e, 130, f'Interrupted. Resume with: {command}')
-  progress.close()
+  except Exception as e:
+    if not distributed.is_on():
+      raise
+    _end(progress, e, 1)
+  if first:
+    progress.close()
+    _show(config, workdir, result)
+  code = 0 if result.finished else 130
+  distributed.finish(code)
+  if code:
+    sys.exit(code)
+
+
+def _show(config, workdir: pathlib.Path, result) -> None:
+  """Prints what a run has come to."""
+  from fedjax_het.experiment import tables
+
   print()
   print(tables.as_text(tables.results(result.summary, result.facts)))
   print(*tables.totals(result.summary, config.target_accuracy), sep='\n')
@@ -252,19 +303,23 @@ def main(argv: Sequence[str]) -> None:
         f'Stopped after round {rounds} of {config.num_rounds}. Resume with: '
         f'{_resume_command(workdir)}'
     )
-    sys.exit(130)
 
 
 def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   """Ends the bar, then the process, with one line and maybe an advice."""
   if progress is not None:
     progress.close()
+  text = f'Error: {line(error)}' + (f'. {advice}' if advice else '')
+  if isinstance(error, KeyboardInterrupt):
+    text = advice
+  if distributed.is_on():
+    if _DEBUG.value:
+      traceback.print_exception(error)
+    distributed.end(error, code, text)
   if _DEBUG.value:
     raise error
-  if isinstance(error, KeyboardInterrupt):
-    print(advice, file=sys.stderr)
-    sys.exit(code)
-  fail(f'{line(error)}. {advice}' if advice else error, code)
+  print(text, file=sys.stderr)
+  sys.exit(code)
 
 
 if __name__ == '__main__':

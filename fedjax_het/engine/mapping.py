@@ -44,7 +44,7 @@ def resolve_backend(backend: str) -> str:
     raise ValueError(
         f'Unknown backend {backend!r}; known are {", ".join(BACKENDS)}.'
     )
-  if jax.process_count() > 1:
+  if jax.distributed.is_initialized() and jax.process_count() > 1:
     if backend not in ('auto', 'shard_map'):
       raise ValueError(
           f'backend={backend!r} runs in one process; a run of '

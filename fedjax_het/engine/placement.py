@@ -62,7 +62,7 @@ def put(tree: Any, shardings: Any) -> Any:
     return jax.device_put(tree, shardings)
 
   def lay(sharding, leaf):
-    if not leaf.is_fully_addressable:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       return _move(leaf, sharding)
     # `device_put` would send all to all, to see whether they are the same.
     host = np.asarray(leaf)
@@ -72,7 +72,7 @@ def put(tree: Any, shardings: Any) -> Any:
 
   return jax.tree.map(
       lambda sharding, part: jax.tree.map(
-          lambda leaf: lay(sharding, jnp.asarray(leaf)), part
+          lambda leaf: lay(sharding, leaf), part
       ),
       shardings,
       tree,
@@ -80,6 +80,8 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def _move(leaf, sharding):
+  if leaf.sharding == sharding:
+    return leaf
   return jax.jit(lambda x: x, out_shardings=sharding)(leaf)
 
 

@@ -309,13 +309,14 @@ def _make_sharded_round(algorithm, federation, cohort_size, chunk, mesh):
   )
 
 
-def make_rounds(run_round: Callable[..., Any], capacity: int):
+def make_rounds(run_round: Callable[..., Any], capacity: int, shardings=None):
   """Several rounds in one dispatch, so that none waits for the host.
 
   Args:
     run_round: What `make_round` or `make_async_round` gives, with a backend of
       `mapping.TRACEABLE`.
     capacity: The most rounds in a dispatch, R.
+    shardings: Where the results of `run_round` lie, if it says so.
 
   Returns:
     `run_rounds(state, data, key, who, num) -> (state, reports)`: `who` is what
@@ -324,7 +325,7 @@ def make_rounds(run_round: Callable[..., Any], capacity: int):
     zeros from `num` on. One compiled program; `state` is donated.
   """
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=shardings)
   def run_rounds(state, data, key, who, num):
     def one(state, i):
       return run_round(state, data, key, jax.tree.map(lambda a: a[i], who))

@@ -25,7 +25,9 @@ from fedjax_het.data.splits import (
   split_public,
   split_validation,
 )
+from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
+from fedjax_het.engine.mapping import client_mesh, resolve_backend
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -52,6 +54,8 @@ class Experiment(NamedTuple):
     cohort_size: Clients a round.
     devices: The device of each client; None for synchronous rounds of which
       no virtual time is asked.
+    mesh: The devices that share the run; None for the default one, or where
+      the backend finds them itself.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -64,6 +68,7 @@ class Experiment(NamedTuple):
   preprocess: Callable[..., jax.Array]
   cohort_size: int
   devices: tuple[Device, ...] | None = None
+  mesh: jax.sharding.Mesh | None = None
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
@@ -81,6 +86,9 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     FileNotFoundError: If the data set's files are not there.
   """
   check(config)
+  mesh = None
+  if resolve_backend(config.backend) == 'shard_map':
+    mesh = client_mesh()
   if config.tensorboard:
     check_installed()
   groups = {name: group_spec(config, name) for name in config.groups}
@@ -132,6 +140,11 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if config.normalise == 'half':
     mean = std = (0.5,) * len(mean)
   normalise = Normalise(mean, std, augment)
+  data = federate(
+      dataset.train_images, dataset.train_labels, parts, normalise, public
+  )
+  if mesh is not None:
+    data = placement.put(data, placement.everywhere(mesh))
   return Experiment(
       ml_collections.FrozenConfigDict(config),
       dataset,
@@ -139,12 +152,11 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       validation,
       federation,
       algorithm,
-      federate(
-          dataset.train_images, dataset.train_labels, parts, normalise, public
-      ),
+      data,
       normalise,
       config.cohort_size or num_clients,
       _devices(config, num_clients),
+      mesh,
   )
 
 

@@ -33,7 +33,7 @@ class Restored(NamedTuple):
   notes: dict[str, Any]
 
 
-def _leaves(tree) -> dict[str, Any]:
+def leaves(tree) -> dict[str, Any]:
   """{path: leaf}; leaves without any number are left out."""
   return {
       jax.tree_util.keystr(path, simple=True, separator='/'): leaf
@@ -77,13 +77,13 @@ class Checkpoints:
         enable_async_checkpointing=False,
         cleanup_tmp_directories=True,
     )
-    with _quiet():
+    with quiet():
       return ocp.CheckpointManager(self.folder, options=options)
 
   def close(self) -> None:
     """Waits for what is being written, and releases what the manager holds."""
     self._thread.shutdown()
-    with _quiet():
+    with quiet():
       self._manager.close()
 
   def wait(self) -> None:
@@ -115,16 +115,16 @@ class Checkpoints:
       OSError: If the one before could not be written.
     """
     self.wait()
-    arrays = {name: np.array(leaf) for name, leaf in _leaves(state).items()}
+    arrays = {name: np.array(leaf) for name, leaf in leaves(state).items()}
     self._writing = self._thread.submit(
         self._write, step, arrays, notes, before
     )
 
   def _write(self, step, arrays, notes, before):
     before()
-    sums = {name: _checksum(array) for name, array in arrays.items()}
+    sums = self._checksums(arrays)
     try:
-      with _quiet():
+      with quiet():
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -143,6 +143,9 @@ class Checkpoints:
           f'{reason} while writing the checkpoint of round {step} to '
           f'{self.folder}',
       ) from e
+
+  def _checksums(self, arrays) -> dict[str, int]:
+    return {name: _checksum(array) for name, array in arrays.items()}
 
   def restore(
       self, like: Any, on_host: str | None = None
@@ -163,19 +166,14 @@ class Checkpoints:
       OSError: If the last one could not be written.
     """
     self.wait()
-    steps = sorted(
-        int(path.name)
-        for path in self.folder.glob('*')
-        if path.name.isdigit() and path.is_dir()
-    )
+    steps = self._steps()
     bad: dict[int, str] = {}
     for step in reversed(steps):
-      try:
-        with _quiet():
-          state, notes = self._read(step, like, on_host)
-      except Exception as e:  # Any damage: missing, cut or changed files.
-        bad[step] = _one_line(e)
+      found = self._attempt(step, like, on_host)
+      if isinstance(found, str):
+        bad[step] = found
         continue
+      state, notes = found
       for worse, reason in bad.items():
         _log.warning(
             'The checkpoint of round %d in %s is damaged (%s); going back to '
@@ -194,6 +192,24 @@ class Checkpoints:
       )
     return None
 
+  def _steps(self) -> list[int]:
+    """The steps of which there are checkpoints, ascending."""
+    return sorted(
+        int(path.name)
+        for path in self.folder.glob('*')
+        if path.name.isdigit() and path.is_dir()
+    )
+
+  def _attempt(
+      self, step: int, like: Any, on_host: str | None
+  ) -> tuple[Any, dict[str, Any]] | str:
+    """A checkpoint's state and notes, or in one line why it is damaged."""
+    try:
+      with quiet():
+        return self._read(step, like, on_host)
+    except Exception as e:  # Any damage: missing, cut or changed files.
+      return _one_line(e)
+
   def _set_aside(self, step: int) -> None:
     """Renames a checkpoint, so that the step can be written again."""
     path, count = self.folder / f'damaged-{step}', 1
@@ -205,7 +221,7 @@ class Checkpoints:
   def _read(
       self, step: int, like: Any, on_host: str | None
   ) -> tuple[Any, dict[str, Any]]:
-    wanted = _leaves(like)
+    wanted = leaves(like)
     # Zeros that take no memory say what to read, and that numpy is wanted.
     target = {
         name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
@@ -254,7 +270,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
   """Keeps orbax's own reports out of the log; its errors we raise."""
   level = absl_logging.get_verbosity()
   absl_logging.set_verbosity(absl_logging.FATAL)

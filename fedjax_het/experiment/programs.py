@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine import placement
 from fedjax_het.engine.asynchronous import (
   AsyncState,
   init_async_state,
@@ -32,6 +33,7 @@ from fedjax_het.engine.streaming import (
   make_streamed_round,
 )
 from fedjax_het.engine.visits import message_bytes
+from fedjax_het.experiment import layout
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)
@@ -93,14 +95,15 @@ def first_state(experiment: Experiment) -> State | AsyncState:
   algorithm, federation = experiment.algorithm, experiment.federation
   if experiment.config.client_store == 'host':
     return init_streamed_state(algorithm, federation, key)
-  state = init_state(algorithm, federation, key)
   if experiment.config.clock.mode == 'synchronous':
-    return state
-  return init_async_state(algorithm, federation, state, experiment.data)
+    return init_state(algorithm, federation, key, experiment.mesh)
+  state = init_state(algorithm, federation, key)
+  state = init_async_state(algorithm, federation, state, experiment.data)
+  return layout.place(experiment, state)
 
 
 def state_shapes(experiment: Experiment) -> State | AsyncState:
-  """Shapes and dtypes of `first_state`; nothing is computed."""
+  """What `first_state` is like, and where; nothing is computed."""
   key, _, _ = run_keys(experiment.config)
   algorithm, federation = experiment.algorithm, experiment.federation
 
@@ -110,7 +113,7 @@ def state_shapes(experiment: Experiment) -> State | AsyncState:
       return state
     return init_async_state(algorithm, federation, state, experiment.data)
 
-  return jax.eval_shape(init)
+  return layout.with_shardings(experiment, jax.eval_shape(init))
 
 
 def _fleet(experiment: Experiment) -> Fleet:
@@ -202,7 +205,8 @@ def compile_programs(
       clients' states cannot lie where the config wants them.
   """
   config = experiment.config
-  options = dict(backend=config.backend, chunk=config.chunk)
+  mesh, where = experiment.mesh, layout.shardings(experiment)
+  options = dict(backend=config.backend, chunk=config.chunk, mesh=mesh)
   driver = _asynchronous
   if config.clock.mode == 'synchronous':
     driver = _synchronous
@@ -221,7 +225,8 @@ def compile_programs(
   _, key, _ = run_keys(config)
   capacity = config.rounds_per_dispatch
   if capacity > 1:
-    run_round = make_rounds(run_round, capacity)
+    results = where and (where, placement.everywhere(mesh))
+    run_round = make_rounds(run_round, capacity, results)
   memory = {}
 
   def arguments(done: int, num: int):
@@ -234,9 +239,7 @@ def compile_programs(
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *who)
     return experiment.data, key, stacked, jax.device_put(np.int32(num))
 
-  # The backends of several devices change where the state lies in the first
-  # round, which a program compiled ahead of time would refuse.
-  if hasattr(run_round, 'lower') and config.backend != 'shard_map':
+  if hasattr(run_round, 'lower'):
     _log.info('Compiling the round program ...')
     begin = time.perf_counter()
     run_round = run_round.lower(state, *arguments(0, 1)).compile()
@@ -269,7 +272,8 @@ def compile_programs(
     def warm_up(state):
       # A synchronous visit of all: nothing is in flight before the first round.
       warm, reports = program(State(*state[:3]), experiment.data, key)
-      return state._replace(**warm._asdict()), reports
+      state = state._replace(**warm._asdict())
+      return layout.place(experiment, state), reports
 
   return Programs(run_rounds, evaluate, validate, warm_up, memory, timeline)
 
@@ -285,6 +289,7 @@ def _evaluate_on(experiment: Experiment, images, labels):
       batch_size=min(config.eval_batch_size, len(labels)),
       clients_per_group=config.eval_clients_per_group,
       data=None if algorithm.calibrate is None else experiment.data,
+      mesh=experiment.mesh,
   )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_het.engine.rounds import GroupReport, State
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment import metrics
+from fedjax_het.experiment import layout, metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -25,6 +25,7 @@ from fedjax_het.experiment.programs import (
   state_shapes,
 )
 from fedjax_het.experiment.report import write_report
+from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import (
   lock,
@@ -86,16 +87,24 @@ def run(
       `config.nonfinite` is 'raise'; the last checkpoint is from before that.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
-  experiment = build(config)
+  experiment = processes.together(lambda: build(config))
   config = experiment.config
+  processes.check_config(config)
+  processes.together(lambda: layout.check(experiment))
   if config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(lock(folder))
-    settle_config(folder, config)
+    def claim():
+      stack.enter_context(lock(folder))
+      settle_config(folder, config)
+
+    processes.on_first(claim)
+    processes.check_folder(folder)
     _log.info('Workdir: %s', folder)
-    checkpoints = Checkpoints(folder / 'checkpoints', config.keep_checkpoints)
+    checkpoints = open_checkpoints(
+        folder / 'checkpoints', config.keep_checkpoints
+    )
     stack.callback(checkpoints.close)
     state, rows, notes = _begin(experiment, folder, checkpoints)
     facts = facts_lib.measure(experiment)
@@ -103,15 +112,24 @@ def run(
     if int(state.round_num) < config.num_rounds or not rows:
       programs = compile_programs(experiment, state)
       facts['program_memory'] = programs.memory
-      write_atomically(folder / 'facts.json', json.dumps(facts))
-      writer = _Writer(folder, rows, observe, config.tensorboard)
+      if processes.is_first():
+        write_atomically(folder / 'facts.json', json.dumps(facts))
+        writer = _Writer(folder, rows, observe, config.tensorboard)
+      else:
+        writer = _Reader(rows)
       stack.callback(writer.close)
       state, finished = _train(
-          experiment, programs, state, checkpoints, notes, writer, stop
+          experiment,
+          programs,
+          state,
+          checkpoints,
+          notes,
+          writer,
+          processes.Stop(stop),
       )
     else:
-      facts = _read_facts(folder, facts)
-    write_report(folder)
+      facts = processes.on_first(lambda: _read_facts(folder, facts))
+    processes.on_first(lambda: write_report(folder) and None)
   summary = metrics.summarise(rows, config.target_accuracy)
   return Result(folder, rows, facts, summary, state, finished)
 
@@ -134,22 +152,29 @@ def _begin(
   )
 
   on_host = 'clients/' if experiment.config.client_store == 'host' else None
-  restored = checkpoints.restore(state_shapes(experiment), on_host)
+  processes.check_same(notes['data'], 'the same data and partition')
+  restored = processes.together(
+      lambda: checkpoints.restore(state_shapes(experiment), on_host)
+  )
   if restored is None:
     # The first checkpoint is written before the first line: without one,
     # lines mean that checkpoints were taken away.
-    if path.exists() and path.stat().st_size:
-      raise ValueError(
-          f'{path} holds the metrics of a run whose checkpoints are gone; '
-          'restore them, or choose another workdir.'
+    if processes.on_first(lambda: path.exists() and path.stat().st_size > 0):
+      raise processes.on_all(
+          ValueError(
+              f'{path} holds the metrics of a run whose checkpoints are gone; '
+              'restore them, or choose another workdir.'
+          )
       )
     state = first_state(experiment)
     checkpoints.save(0, state, notes)
     return state, [], notes
   if restored.notes['data'] != notes['data']:
-    raise ValueError(
-        f'The data or their partition are not those with which the run in '
-        f'{folder} was begun; check data_dir, or choose another workdir.'
+    raise processes.on_all(
+        ValueError(
+            f'The data or their partition are not those with which the run in '
+            f'{folder} was begun; check data_dir, or choose another workdir.'
+        )
     )
   if restored.notes['versions'] != notes['versions']:
     _log.warning(
@@ -157,15 +182,19 @@ def _begin(
         restored.notes['versions'], notes['versions'],
     )  # fmt: skip
   if restored.step > experiment.config.num_rounds:
-    raise ValueError(
-        f'The workdir {folder} has done {restored.step} rounds, more than '
-        f'num_rounds={experiment.config.num_rounds}.'
+    raise processes.on_all(
+        ValueError(
+            f'The workdir {folder} has done {restored.step} rounds, more than '
+            f'num_rounds={experiment.config.num_rounds}.'
+        )
     )
   # The first checkpoint is from before the warm-up, which is done again.
-  rows = metrics.cut_rows(path, restored.step or -1)
+  rows = processes.on_first(
+      lambda: metrics.cut_rows(path, restored.step or -1)
+  )
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
-  return restored.state, rows, notes
+  return layout.place(experiment, restored.state), rows, notes
 
 
 class _Writer:
@@ -194,13 +223,29 @@ class _Writer:
       self._board.close()
 
 
+class _Reader:
+  """Takes the lines in a process that writes none."""
+
+  def __init__(self, rows):
+    self.rows = rows
+
+  def __call__(self, row: metrics.Row) -> None:
+    self.rows.append(row)
+
+  def sync(self) -> None:
+    """There is no file."""
+
+  def close(self) -> None:
+    """There is no file."""
+
+
 def _train(
     experiment: Experiment,
     programs: Programs,
     state: State,
     checkpoints: Checkpoints,
     notes: dict[str, Any],
-    write: _Writer,
+    write: _Writer | _Reader,
     stop: Callable[[], bool],
 ) -> tuple[State, bool]:
   """The loop over rounds; returns the state and whether all were done.
@@ -316,8 +361,10 @@ def _check_finite(
           'NaN or infinity'
       )
       if experiment.config.nonfinite == 'raise':
-        raise FloatingPointError(
-            f'{message}. Lower local.learning_rate or set local.clip_norm, or '
-            "leave such clients out with nonfinite='drop'."
+        raise processes.on_all(
+            FloatingPointError(
+                f'{message}. Lower local.learning_rate or set local.clip_norm, '
+                "or leave such clients out with nonfinite='drop'."
+            )
         )
       _log.warning('%s; it is left out.', message)

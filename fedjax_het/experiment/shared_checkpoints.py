@@ -1,0 +1,167 @@
+"""Checkpoints that several processes write and read together.
+
+Each process writes the rows that its devices hold, and reads those that they
+shall hold. The files and checksums are those that one process would write, so
+any number of processes can go on.
+"""
+
+import pathlib
+from typing import Any
+import zlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedjax_het.experiment import processes
+from fedjax_het.experiment.checkpoints import Checkpoints, leaves
+
+
+def combine(first: int, second: int, length: int) -> int:
+  """CRC-32 of two strings of bytes, one after the other.
+
+  Args:
+    first: CRC-32 of the first.
+    second: CRC-32 of the second.
+    length: Bytes of the second.
+
+  Returns:
+    The CRC-32 of both.
+  """
+  # What a zero byte does to a CRC is linear over GF(2): the images of its
+  # bits say all, and squaring them stands for twice as many bytes.
+  zero = zlib.crc32(b'\0')
+  images = [zlib.crc32(b'\0', 1 << bit) ^ zero for bit in range(32)]
+
+  def apply(crc):
+    image = 0
+    for bit in range(32):
+      if crc >> bit & 1:
+        image ^= images[bit]
+    return image
+
+  while length:
+    if length & 1:
+      first = apply(first)
+    images = [apply(image) for image in images]
+    length >>= 1
+  return first ^ second
+
+
+def _blocks(array: jax.Array) -> dict[int, tuple[int, int]]:
+  """{first row: (CRC-32, bytes)} of the blocks of rows that lie here."""
+  blocks = {}
+  for shard in array.addressable_shards:
+    start = (shard.index[0].start or 0) if shard.index else 0
+    if start not in blocks:
+      data = np.ascontiguousarray(shard.data).reshape(-1).view(np.uint8)
+      blocks[start] = zlib.crc32(data), data.size
+  return blocks
+
+
+def checksums(arrays: dict[str, jax.Array]) -> dict[str, int | None]:
+  """CRC-32 of each array's bytes, wherever its rows lie.
+
+  Args:
+    arrays: {name: array}, cut by rows or everywhere.
+
+  Returns:
+    {name: checksum}, None where two processes hold different values of the
+    same rows.
+  """
+  gathered = processes.gather(
+      [list(_blocks(array).items()) for array in arrays.values()]
+  )
+  sums = {}
+  for i, name in enumerate(arrays):
+    blocks, total = {}, 0
+    for of_process in gathered:
+      for start, block in of_process[i]:
+        if blocks.setdefault(start, block) != block:
+          total = None
+    if total is not None:
+      for start in sorted(blocks):
+        total = combine(total, *blocks[start])
+    sums[name] = total
+  return sums
+
+
+class SharedCheckpoints(Checkpoints):
+  """`Checkpoints` of several processes, all of which make the same calls.
+
+  `save` returns when the checkpoint is written: a thread of its own could not
+  talk to the other processes while the rounds go on.
+  """
+
+  def save(self, step, state, notes, before=lambda: None) -> None:
+    """See `Checkpoints.save`; an error is raised at once."""
+    self._write(step, leaves(state), notes, before)
+
+  def _checksums(self, arrays):
+    return checksums(arrays)
+
+  def _steps(self) -> list[int]:
+    return processes.on_first(super()._steps)
+
+  def _set_aside(self, step: int) -> None:
+    mine = super()._set_aside
+    processes.on_first(lambda: mine(step))
+
+  def _read(self, step: int, like: Any, on_host: str | None):
+    """The arrays and notes that this process can read, asking no other."""
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f'read{jax.process_index()}',
+    )
+    options = ocp.CheckpointManagerOptions(
+        create=False,
+        enable_async_checkpointing=False,
+        multiprocessing_options=alone,
+    )
+    with ocp.CheckpointManager(self.folder, options=options) as reader:
+      restored = reader.restore(
+          step,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardRestore(leaves(like)),
+              notes=ocp.args.JsonRestore(),
+          ),
+      )
+    if restored.notes['step'] != step:
+      raise ValueError('its folder has been renamed')
+    return restored.state, restored.notes
+
+  def _attempt(self, step: int, like: Any, on_host: str | None):
+    found = super()._attempt(step, like, on_host)
+    reasons = processes.gather(found if isinstance(found, str) else None)
+    for process, reason in enumerate(reasons):
+      if reason:
+        return f'process {process}: {reason}'
+    arrays, notes = found
+    notes.pop('step')
+    stored = notes.pop('checksums')
+    for name, value in checksums(arrays).items():
+      if value is None or value != stored.get(name):
+        return f'the checksum of {name} does not match'
+    return _fill(like, arrays), notes
+
+
+def _fill(like: Any, arrays: dict[str, jax.Array]) -> Any:
+  """`like` with its leaves replaced; those of no number are made."""
+
+  def one(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if name in arrays:
+      return arrays[name]
+    nothing = np.zeros(leaf.shape, leaf.dtype)
+    return jax.make_array_from_callback(
+        leaf.shape, leaf.sharding, lambda index: nothing[index]
+    )
+
+  return jax.tree_util.tree_map_with_path(one, like)
+
+
+def open_checkpoints(folder: pathlib.Path, keep: int) -> Checkpoints:
+  """The checkpoints of a run of one process or of many."""
+  kind = Checkpoints if jax.process_count() == 1 else SharedCheckpoints
+  return kind(folder, keep)

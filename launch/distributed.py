@@ -1,0 +1,143 @@
+"""Several processes for one run: how they find each other, and how they end."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from typing import NoReturn
+
+from launch.terminal import line
+
+# Seconds after which a process that gives no sign of life counts as lost.
+LOST_AFTER = 30
+# Seconds for all processes to find each other, and to end together.
+START_WITHIN = 120
+END_WITHIN = 20
+
+_LOST = (
+    'Error: Another process of this run was lost, so this one ends too. See '
+    'what the others wrote; then start all of them again with the same '
+    'commands, and the run goes on after its last checkpoint.'
+)
+# How JAX and its collectives say that the other side is gone.
+_SIGNS = re.compile(
+    r'gloo|nccl|coordination service|distributed service|socket closed|'
+    r'connection (reset|closed|refused)|heartbeat|barrier',
+    re.IGNORECASE,
+)
+_state = dict(on=False, code=None)
+
+
+def start(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> None:
+  """Joins the processes of a run, before anything has touched a device.
+
+  Args:
+    coordinator: HOST:PORT of process 0; None where JAX knows the cluster.
+    num_processes: How many there are; None as above.
+    process_id: Which this is; None as above.
+
+  Raises:
+    ValueError: If JAX finds no cluster, or the numbers do not fit.
+  """
+  import jax
+
+  if coordinator is not None and not re.fullmatch(r'.+:\d+', coordinator):
+    raise ValueError(f'--coordinator must be HOST:PORT, got {coordinator!r}.')
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  # The signals of Slurm and of the keyboard are the run's own to handle.
+  jax.config.update('jax_enable_preemption_service', False)
+  try:
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        initialization_timeout=START_WITHIN,
+        heartbeat_timeout_seconds=LOST_AFTER,
+        shutdown_timeout_seconds=END_WITHIN,
+    )
+  except ValueError as e:
+    raise ValueError(
+        f'--distributed found no cluster ({line(e)}); give --coordinator='
+        'HOST:PORT, --num_processes and --process_id.'
+    ) from e
+  except RuntimeError as e:
+    raise ValueError(
+        f'The processes did not find each other within {START_WITHIN} s '
+        f'({line(e)[:200]}).'
+    ) from e
+  _state['on'] = True
+  _catch_abort()
+
+
+def _catch_abort() -> None:
+  """Ends with a line and code 1 where JAX's service would abort the process.
+
+  Its C++ threads do so when they miss another process, and offer no way to be
+  told of it in Python.
+  """
+
+  @ctypes.CFUNCTYPE(None, ctypes.c_int)
+  def ended(number):
+    del number
+    if _state['code'] is None:
+      os.write(2, f'{_LOST}\n'.encode())
+    os._exit(1 if _state['code'] is None else _state['code'])
+
+  _state['handler'] = ended  # Python must not collect it.
+  libc = ctypes.CDLL(None)
+  libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+  libc.signal(signal.SIGABRT, ctypes.cast(ended, ctypes.c_void_p))
+
+
+def is_on() -> bool:
+  """Whether this is one of several processes."""
+  return _state['on']
+
+
+def _is_lost(error: BaseException) -> bool:
+  """Whether an error says that another process is gone."""
+  return (
+      isinstance(error, (ValueError, RuntimeError, OSError))
+      and not getattr(error, 'on_all', False)
+      and _SIGNS.search(str(error)) is not None
+  )
+
+
+def end(error: BaseException, code: int, text: str) -> NoReturn:
+  """Ends this process with one line, and keeps nobody waiting.
+
+  Args:
+    error: What happened.
+    code: The exit code.
+    text: The line.
+  """
+  if _is_lost(error):
+    print(_LOST, file=sys.stderr)
+    leave(1)
+  print(text, file=sys.stderr)
+  if getattr(error, 'on_all', False):
+    finish(code)
+  leave(code)
+
+
+def leave(code: int) -> NoReturn:
+  """Ends at once, since the others cannot be waited for."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def finish(code: int) -> None:
+  """Takes leave of the others, all of which have come to the same end."""
+  if not _state['on']:
+    return
+  import jax
+
+  sys.stdout.flush()
+  sys.stderr.flush()
+  _state['code'] = code
+  jax.distributed.shutdown()
+  _state['on'] = False
