@@ -1,0 +1,227 @@
+"""Runs of two processes: equal to one, and never left hanging."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import train
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Private models: every client has a state. Two devices divide groups of two
+# clients, and not that of three.
+CONFIG = (
+    '--config=configs/private.py:quick',
+    '--config.num_rounds=4',
+    '--config.checkpoint_every=2',
+    '--config.cohort_size=5',
+    '--config.backend=shard_map',
+    '--config.groups.mlp2.clients=3',
+)
+
+
+def environment(devices):
+  return dict(
+      os.environ,
+      JAX_PLATFORMS='cpu',
+      JAX_NUM_CPU_DEVICES=str(devices),
+      PYTHONPATH=str(ROOT),
+  )
+
+
+def begin(*args, devices=1, cwd=ROOT):
+  return subprocess.Popen(
+      [sys.executable, '-m', 'launch.train', *map(str, args)],
+      cwd=cwd,
+      env=environment(devices),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
+def begin_two(*args, cwds=(ROOT, ROOT), more=((), ())):
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{s.getsockname()[1]}'
+  return [
+      begin(
+          *args,
+          *more[i],
+          '--distributed',
+          f'--coordinator={address}',
+          '--num_processes=2',
+          f'--process_id={i}',
+          cwd=cwds[i],
+      )
+      for i in (0, 1)
+  ]
+
+
+def end(processes, timeout=240):
+  """[(exit code, stdout, stderr)]."""
+  try:
+    outputs = [p.communicate(timeout=timeout) for p in processes]
+  finally:
+    for process in processes:
+      process.kill()
+  return [(p.returncode, *out) for p, out in zip(processes, outputs)]
+
+
+def rows_of(workdir):
+  rows = [
+      json.loads(line)
+      for line in (workdir / 'metrics.jsonl').read_text().splitlines()
+  ]
+  for row in rows:
+    del row['seconds']
+  return rows
+
+
+def one_process(folder, *args, devices=2):
+  ((code, out, err),) = end(
+      [begin(*CONFIG, f'--workdir={folder}', *args, devices=devices)]
+  )
+  assert code == 0, err
+  return out
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The workdir of one process with two devices."""
+  folder = tmp_path_factory.mktemp('distributed') / 'whole'
+  one_process(folder)
+  return folder
+
+
+@pytest.mark.parametrize(
+    'flag', ['--coordinator=localhost:1', '--num_processes=2', '--process_id=0']
+)
+def test_flags_of_a_cluster_need_distributed(flag, capsys):
+  name = flag[2:].split('=')[0]
+  try:
+    with pytest.raises(SystemExit) as error:
+      train.parse_flags(['train', flag])
+  finally:
+    train.flags.FLAGS[name].value = None  # Flags outlive a test.
+  assert error.value.code == 2
+  assert capsys.readouterr().err == f'Error: --{name} needs --distributed.\n'
+
+
+@pytest.mark.slow
+def test_a_wrong_address_is_one_line():
+  ((code, _, err),) = end(
+      [begin('--distributed', '--coordinator=host', '--num_processes=2')]
+  )
+  assert code == 2
+  assert err == "Error: --coordinator must be HOST:PORT, got 'host'.\n"
+  ((code, _, err),) = end([begin('--distributed')])
+  assert code == 2 and err.startswith('Error: --distributed found no cluster')
+  assert err.count('\n') == 1
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_of_two_devices(whole, tmp_path):
+  workdir = tmp_path / 'two'
+  first, second = end(begin_two(*CONFIG, f'--workdir={workdir}'))
+  assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+  assert rows_of(workdir) == rows_of(whole)
+  # One of them speaks for both.
+  assert f'Report: {workdir}' in first[1] and 'Workdir: ' in first[2]
+  assert 'Report' not in second[1] and not second[2]
+  assert (workdir / 'report.md').exists()
+  assert not (workdir / '.processes').exists()
+  # And one device is close.
+  one_process(tmp_path / 'one', devices=1)
+  for row, want in zip(rows_of(tmp_path / 'one'), rows_of(whole), strict=True):
+    assert row['loss'] == pytest.approx(want['loss'], rel=1e-4)
+
+
+def wait_for(workdir, lines, processes):
+  path = workdir / 'metrics.jsonl'
+  for _ in range(12_000):
+    if path.exists() and path.read_bytes().count(b'\n') >= lines:
+      return
+    assert all(p.poll() is None for p in processes), end(processes)
+    time.sleep(0.01)
+  raise AssertionError('The run has written nothing for two minutes.')
+
+
+LONG = ('--config.num_rounds=100000', '--config.eval_every=1000')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [0, 1])
+def test_one_is_killed_and_the_run_goes_on(whole, tmp_path, victim):
+  workdir = tmp_path / 'w'
+  command = (*CONFIG, *LONG, f'--workdir={workdir}')
+  processes = begin_two(*command)
+  wait_for(workdir, 4, processes)
+  processes[victim].send_signal(signal.SIGKILL)
+  begin_waiting = time.monotonic()
+  code, _, err = end(processes, timeout=60)[1 - victim]
+  assert time.monotonic() - begin_waiting < 60
+  assert code == 1
+  last = err.strip().splitlines()[-1]
+  assert last.startswith('Error: Another process of this run was lost')
+  # The same rounds as if nothing had happened, with one process or with two.
+  rest = ('--config.num_rounds=4', '--config.eval_every=1')
+  done = max(
+      int(p.name) for p in (workdir / 'checkpoints').iterdir()
+      if p.name.isdigit()
+  )
+  assert done % 2 == 0
+  if done <= 4:
+    ends = end(begin_two(*CONFIG, *rest, f'--workdir={workdir}'))
+    assert [e[0] for e in ends] == [0, 0], ends
+    train_rows = [r for r in rows_of(workdir) if r['split'] == 'train']
+    assert train_rows == [r for r in rows_of(whole) if r['split'] == 'train']
+
+
+@pytest.mark.slow
+def test_stops_together_and_goes_on_in_one_process(whole, tmp_path):
+  workdir = tmp_path / 'w'
+  processes = begin_two(*CONFIG, *LONG, f'--workdir={workdir}')
+  wait_for(workdir, 4, processes)
+  processes[1].send_signal(signal.SIGTERM)
+  first, second = end(processes, timeout=60)
+  assert (first[0], second[0]) == (130, 130), first[2] + second[2]
+  done = rows_of(workdir)[-1]['round']
+  assert f'Stopped after round {done} of 100000.' in first[1]
+  assert 'Stopping after this round' in second[2]
+  one_process(
+      workdir, f'--config.num_rounds={done + 1}', '--config.eval_every=1000'
+  )
+  again = tmp_path / 'again'
+  one_process(
+      again, f'--config.num_rounds={done + 1}', '--config.eval_every=1000'
+  )
+  train_rows = [r for r in rows_of(workdir) if r['split'] == 'train']
+  assert train_rows == [r for r in rows_of(again) if r['split'] == 'train']
+
+
+@pytest.mark.slow
+def test_what_one_refuses_all_refuse(tmp_path):
+  """Each in one line, and none hangs."""
+  cases = [
+      (['--config.backend=map'], {}, 'of 2 processes needs auto or shard'),
+      ([], dict(more=((), ('--config.seed=1',))), 'must have the same config'),
+      (
+          ['--config.clock.mode=async', '--config.client_store=host'],
+          {},
+          "client_store='host' is for",
+      ),
+      ([], dict(cwds=(tmp_path, ROOT / 'tests')), 'on a file system that all'),
+  ]
+  for args, options, expected in cases:
+    ends = end(begin_two(*CONFIG, '--workdir=w', *args, **options), 120)
+    for code, _, err in ends:
+      assert code == 2, err
+      assert err.startswith('Error: ') and err.count('\n') == 1, err
+    assert expected in ends[0][2] or expected in ends[1][2]
