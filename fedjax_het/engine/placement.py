@@ -121,16 +121,29 @@ def build(
   )
 
 
-def _in_blocks(row_bytes: int, num: int, turns: int, one: Callable, start):
-  """Runs `one(first turn, turns at once, carry)` until `num` turns are done."""
-  block = min(turns, max(1, _BUFFER // max(1, row_bytes)))
+def _in_blocks(rows, num, devices: int, exchange: Callable, start):
+  """Exchanges a device's rows, as many at once as the buffer holds.
+
+  Args:
+    rows: [C, ...], such as each device has.
+    num: [D] int32, how many each device has.
+    devices: D.
+    exchange: `(first row, rows at once, carry) -> carry`.
+    start: The first carry.
+
+  Returns:
+    The last carry.
+  """
+  turns = rows.shape[0]
+  row_bytes = rows.nbytes // turns * devices
+  block = min(turns, max(1, _BUFFER // row_bytes))
   if block == turns:
-    return one(0, block, start)
+    return exchange(0, block, start)
   return jax.lax.fori_loop(
       0,
-      -(-num // block),
+      -(-jnp.max(num) // block),
       # The last block is moved back to fit, and repeats what it must.
-      lambda i, carry: one(
+      lambda i, carry: exchange(
           jnp.minimum(i * block, turns - block), block, carry
       ),
       start,
@@ -150,43 +163,41 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
     The tree with leaves [D * C, ...], C rows on each device; those not really
     wanted hold anything that is in the table, or zeros.
   """
-  devices = mesh.devices.size
+  if not jax.tree.leaves(table):
+    return table
+  num_rows = jax.tree.leaves(table)[0].shape[0]
+  cut, devices = is_cut(num_rows, mesh), mesh.devices.size
+  size = num_rows // devices
   rows = rows.reshape(devices, -1)
   turns = rows.shape[1]
 
-  def leaf(table):
-    num_rows, shape = table.shape[0], table.shape[1:]
-    if 0 in shape:
-      return jnp.zeros((len(rows) * turns, *shape), table.dtype)
-    cut = is_cut(num_rows, mesh)
-    size = num_rows // devices
-    row_bytes = table.dtype.itemsize * int(np.prod(shape)) * devices
+  def leaf(table, rows, num):
+    device = jax.lax.axis_index('client')
+    if not cut:
+      return table[rows[device]]
+    start = jnp.zeros((turns, *table.shape[1:]), table.dtype)
+    if not start.size:
+      return start
 
-    def local(table, rows, num):
-      device = jax.lax.axis_index('client')
-      if not cut:
-        return table[rows[device]]
+    def exchange(first, block, out):
+      wanted = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
+      # To each device what it would get if the row lay here.
+      here = jnp.clip(wanted - device * size, 0, size - 1)
+      got = jax.lax.all_to_all(table[here], 'client', 0, 0)
+      mine = got[wanted[device] // size, jnp.arange(block)]
+      return jax.lax.dynamic_update_slice_in_dim(out, mine, first, axis=0)
 
-      def exchange(first, block, out):
-        wanted = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
-        # To each device what it would get if the row lay here.
-        here = jnp.clip(wanted - device * size, 0, size - 1)
-        got = jax.lax.all_to_all(table[here], 'client', 0, 0)
-        mine = got[wanted[device] // size, jnp.arange(block)]
-        return jax.lax.dynamic_update_slice_in_dim(out, mine, first, axis=0)
+    return _in_blocks(start, num, devices, exchange, start)
 
-      start = jnp.zeros((turns, *shape), table.dtype)
-      return _in_blocks(row_bytes, jnp.max(num), turns, exchange, start)
-
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(_spec(num_rows, mesh), jax.P(), jax.P()),
-        out_specs=jax.P('client'),
-        check_vma=False,
-    )(table, rows, num)
-
-  return jax.tree.map(leaf, table)
+  return jax.shard_map(
+      lambda table, rows, num: jax.tree.map(
+          lambda a: leaf(a, rows, num), table
+      ),
+      mesh=mesh,
+      in_specs=(_spec(num_rows, mesh), jax.P(), jax.P()),
+      out_specs=jax.P('client'),
+      check_vma=False,
+  )(table, rows, num)
 
 
 def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
@@ -202,38 +213,36 @@ def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
   Returns:
     The table with those rows replaced, cut as it was.
   """
-  devices = mesh.devices.size
+  if not jax.tree.leaves(table):
+    return table
+  num_rows = jax.tree.leaves(table)[0].shape[0]
+  cut, devices = is_cut(num_rows, mesh), mesh.devices.size
+  size = num_rows // devices if cut else num_rows
   rows = rows.reshape(devices, -1)
-  turns = rows.shape[1]
 
-  def leaf(table, new):
-    num_rows, shape = table.shape[0], table.shape[1:]
-    if 0 in shape:
+  def leaf(table, new, rows, num):
+    if not table.size:
       return table
-    cut = is_cut(num_rows, mesh)
-    size = num_rows // devices if cut else num_rows
-    row_bytes = table.dtype.itemsize * int(np.prod(shape)) * devices
+    first_row = jax.lax.axis_index('client') * size if cut else 0
 
-    def local(table, rows, num, new):
-      first_row = jax.lax.axis_index('client') * size if cut else 0
+    def exchange(first, block, table):
+      part = jax.lax.dynamic_slice_in_dim(new, first, block, axis=0)
+      part = jax.lax.all_gather(part, 'client')
+      where = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
+      where = where - first_row
+      turn = first + jnp.arange(block)
+      mine = (turn[None] < num[:, None]) & (where >= 0) & (where < size)
+      return table.at[jnp.where(mine, where, size)].set(part, mode='drop')
 
-      def exchange(first, block, table):
-        part = jax.lax.dynamic_slice_in_dim(new, first, block, axis=0)
-        part = jax.lax.all_gather(part, 'client')
-        where = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
-        turn = first + jnp.arange(block)
-        where = where - first_row
-        mine = (turn[None] < num[:, None]) & (where >= 0) & (where < size)
-        return table.at[jnp.where(mine, where, size)].set(part, mode='drop')
+    return _in_blocks(new, num, devices, exchange, table)
 
-      return _in_blocks(row_bytes, jnp.max(num), turns, exchange, table)
-
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(_spec(num_rows, mesh), jax.P(), jax.P(), jax.P('client')),
-        out_specs=_spec(num_rows, mesh),
-        check_vma=False,
-    )(table, rows, num, new)
-
-  return jax.tree.map(leaf, table, new)
+  spec = _spec(num_rows, mesh)
+  return jax.shard_map(
+      lambda table, rows, num, new: jax.tree.map(
+          lambda a, b: leaf(a, b, rows, num), table, new
+      ),
+      mesh=mesh,
+      in_specs=(spec, jax.P(), jax.P(), jax.P('client')),
+      out_specs=spec,
+      check_vma=False,
+  )(table, rows, num, new)

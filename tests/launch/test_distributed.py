@@ -9,21 +9,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from launch import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Private models: every client has a state. Two devices divide groups of two
-# clients, and not that of three.
-CONFIG = (
-    '--config=configs/private.py:quick',
-    '--config.num_rounds=4',
-    '--config.checkpoint_every=2',
-    '--config.cohort_size=5',
-    '--config.backend=shard_map',
-    '--config.groups.mlp2.clients=3',
-)
+CONFIG = ('--config=tests/launch/tiny_config.py',)
 
 
 def environment(devices):
@@ -31,6 +23,7 @@ def environment(devices):
       os.environ,
       JAX_PLATFORMS='cpu',
       JAX_NUM_CPU_DEVICES=str(devices),
+      JAX_COMPILATION_CACHE_DIR=str(jax.config.jax_compilation_cache_dir),
       PYTHONPATH=str(ROOT),
   )
 
@@ -158,7 +151,7 @@ LONG = ('--config.num_rounds=100000', '--config.eval_every=1000')
 
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
-def test_one_is_killed_and_the_run_goes_on(whole, tmp_path, victim):
+def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
   workdir = tmp_path / 'w'
   command = (*CONFIG, *LONG, f'--workdir={workdir}')
   processes = begin_two(*command)
@@ -170,22 +163,21 @@ def test_one_is_killed_and_the_run_goes_on(whole, tmp_path, victim):
   assert code == 1
   last = err.strip().splitlines()[-1]
   assert last.startswith('Error: Another process of this run was lost')
-  # The same rounds as if nothing had happened, with one process or with two.
-  rest = ('--config.num_rounds=4', '--config.eval_every=1')
-  done = max(
-      int(p.name) for p in (workdir / 'checkpoints').iterdir()
+  # It goes on after the last checkpoint, as if nothing had happened.
+  steps = [
+      int(p.name)
+      for p in (workdir / 'checkpoints').iterdir()
       if p.name.isdigit()
-  )
-  assert done % 2 == 0
-  if done <= 4:
-    ends = end(begin_two(*CONFIG, *rest, f'--workdir={workdir}'))
-    assert [e[0] for e in ends] == [0, 0], ends
-    train_rows = [r for r in rows_of(workdir) if r['split'] == 'train']
-    assert train_rows == [r for r in rows_of(whole) if r['split'] == 'train']
+  ]
+  more = (f'--config.num_rounds={max(steps) + 2}', '--config.eval_every=1000')
+  ends = end(begin_two(*CONFIG, *more, f'--workdir={workdir}'))
+  assert [e[0] for e in ends] == [0, 0], ends
+  one_process(tmp_path / 'whole', *more)
+  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
 
 
 @pytest.mark.slow
-def test_stops_together_and_goes_on_in_one_process(whole, tmp_path):
+def test_stops_together_and_goes_on_in_one_process(tmp_path):
   workdir = tmp_path / 'w'
   processes = begin_two(*CONFIG, *LONG, f'--workdir={workdir}')
   wait_for(workdir, 4, processes)
@@ -195,15 +187,10 @@ def test_stops_together_and_goes_on_in_one_process(whole, tmp_path):
   done = rows_of(workdir)[-1]['round']
   assert f'Stopped after round {done} of 100000.' in first[1]
   assert 'Stopping after this round' in second[2]
-  one_process(
-      workdir, f'--config.num_rounds={done + 1}', '--config.eval_every=1000'
-  )
-  again = tmp_path / 'again'
-  one_process(
-      again, f'--config.num_rounds={done + 1}', '--config.eval_every=1000'
-  )
-  train_rows = [r for r in rows_of(workdir) if r['split'] == 'train']
-  assert train_rows == [r for r in rows_of(again) if r['split'] == 'train']
+  more = (f'--config.num_rounds={done + 1}', '--config.eval_every=1000')
+  one_process(workdir, *more)
+  one_process(tmp_path / 'whole', *more)
+  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
 
 
 @pytest.mark.slow
