@@ -75,7 +75,7 @@ def memory_part(quick: bool):
   num, hidden = (64, 16) if quick else (1024, 600)
   rows = []
   for cohort_size in (num // 16, num):
-    for devices in (1, 2, 4, 8):
+    for devices in (1, 2, 4):
       found = planned(num, cohort_size, devices, hidden)
       rows.append([num, cohort_size, devices, *found.values()])
   return rows
@@ -169,7 +169,7 @@ PARTS = {
 
 
 def main() -> None:
-  jax.config.update('jax_num_cpu_devices', 8)
+  jax.config.update('jax_num_cpu_devices', 4)
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--quick', action='store_true', help='small cases')
   parser.add_argument('--output', help='JSON file to write')

@@ -26,7 +26,9 @@ _SIGNS = re.compile(
     r'connection (reset|closed|refused)|heartbeat|barrier',
     re.IGNORECASE,
 )
-_state = dict(on=False, code=None)
+# What to print, and the exit code, if JAX's service aborts the process.
+_aborted = dict(line='', code=1)
+_state = dict(on=False)
 
 
 def start(
@@ -49,6 +51,12 @@ def start(
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # The signals of Slurm and of the keyboard are the run's own to handle.
   jax.config.update('jax_enable_preemption_service', False)
+  missing = (
+      f'Error: The processes did not find each other within {START_WITHIN} s; '
+      'check --coordinator and --num_processes, and that all were started.'
+  )
+  _aborted.update(line=missing, code=2)
+  _catch_abort()
   try:
     jax.distributed.initialize(
         coordinator,
@@ -63,17 +71,14 @@ def start(
         f'--distributed found no cluster ({line(e)}); give --coordinator='
         'HOST:PORT, --num_processes and --process_id.'
     ) from e
-  except RuntimeError as e:
-    raise ValueError(
-        f'The processes did not find each other within {START_WITHIN} s '
-        f'({line(e)[:200]}).'
-    ) from e
+  except RuntimeError as e:  # Such as a port that is in use.
+    raise ValueError(f'The processes cannot be joined: {line(e)}') from e
+  _aborted.update(line=_LOST, code=1)
   _state['on'] = True
-  _catch_abort()
 
 
 def _catch_abort() -> None:
-  """Ends with a line and code 1 where JAX's service would abort the process.
+  """Ends with one last line where JAX's service would abort the process.
 
   Its C++ threads do so when they miss another process, and offer no way to be
   told of it in Python.
@@ -82,9 +87,8 @@ def _catch_abort() -> None:
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def ended(number):
     del number
-    if _state['code'] is None:
-      os.write(2, f'{_LOST}\n'.encode())
-    os._exit(1 if _state['code'] is None else _state['code'])
+    os.write(2, _aborted['line'].encode() + b'\n' * bool(_aborted['line']))
+    os._exit(_aborted['code'])
 
   _state['handler'] = ended  # Python must not collect it.
   libc = ctypes.CDLL(None)
@@ -138,6 +142,6 @@ def finish(code: int) -> None:
 
   sys.stdout.flush()
   sys.stderr.flush()
-  _state['code'] = code
+  _aborted.update(line='', code=code)
   jax.distributed.shutdown()
   _state['on'] = False

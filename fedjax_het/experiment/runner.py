@@ -74,7 +74,9 @@ def run(
     config: See `default_config`.
     workdir: A folder, created if it is not there.
     observe: Called with each new line of metrics.jsonl.
-    stop: Asked after every round; True ends the run with a checkpoint.
+    stop: Asked after every round; True ends the run with a checkpoint. In a
+      run of several processes, all of which make this call, any of them may
+      say so; `observe` is called in the first, which writes all files.
 
   Returns:
     The result.
