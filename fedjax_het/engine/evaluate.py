@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,8 @@ def make_evaluate(
     clients_per_group: For personal models, how many clients of each group are
       evaluated, evenly spread over the group; None for all.
     data: The clients' examples, for an algorithm that calibrates.
-    mesh: Devices that share the test batches; None for one device.
+    mesh: Devices that share the models or the test batches; None for one
+      device.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
@@ -97,19 +98,22 @@ def make_evaluate(
   """
   if algorithm.calibrate is not None and data is None:
     raise ValueError('This algorithm needs make_evaluate(data=...).')
+  # Over a mesh the models are dealt to devices, or one model's batches.
+  by_batch = mesh is not None and not algorithm.personal
   batches = pad_batches(
       np.asarray(images),
       np.asarray(labels),
       batch_size,
-      1 if mesh is None else mesh.devices.size,
+      mesh.devices.size if by_batch else 1,
   )
   if mesh is not None:
-    by_device = jax.sharding.NamedSharding(mesh, jax.P('client'))
-    batches = placement.put(batches, by_device)
+    spec = jax.P('client') if by_batch else jax.P()
+    batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
   num = len(labels)
 
-  def count(group: Group, variables: Any, batches):
-    """Hits, and the sum of losses."""
+  def count(group: Group, server, client, batches):
+    """Hits and the sum of losses of one client's model."""
+    variables = algorithm.client_model(server, client, group)
 
     def step(totals, batch):
       x, y, mask = batch
@@ -133,22 +137,6 @@ def make_evaluate(
     start = (jnp.int32(0), jnp.float32(0.0), views)
     return jax.lax.scan(step, start, batches)[0]
 
-  def score(group: Group, variables: Any, batches):
-    def local(variables, batches):
-      return jax.lax.psum(count(group, variables, batches), 'client')
-
-    if mesh is None:
-      totals = count(group, variables, batches)
-    else:
-      totals = jax.shard_map(
-          local,
-          mesh=mesh,
-          in_specs=(jax.P(), jax.P('client')),
-          out_specs=jax.P(),
-          check_vma=False,
-      )(variables, batches)
-    return jax.tree.map(lambda total: total / num, totals)
-
   first, *others = federation.groups
   evaluated = [first] if algorithm.one_model else [first, *others]
 
@@ -163,14 +151,20 @@ def make_evaluate(
   program = functools.partial(jax.jit, out_shardings=everywhere)
 
   def score_rows(group: Group):
+    def count_rows(server, clients, rows, batches):
+      return jax.lax.map(
+          lambda row: count(
+              group, server, jax.tree.map(lambda a: a[row], clients), batches
+          ),
+          rows,
+      )
+
     @program
     def run(server, clients, rows, batches):
-      def one(row):
-        client = jax.tree.map(lambda a: a[row], clients)
-        model = algorithm.client_model(server, client, group)
-        return score(group, model, batches)
-
-      return jax.lax.map(one, rows)
+      divide = _by_batch if by_batch else _by_model
+      counter = count_rows if mesh is None else divide(count_rows, mesh)
+      totals = counter(server, clients, rows, batches)
+      return jax.tree.map(lambda total: total / num, totals)
 
     return run
 
@@ -217,3 +211,47 @@ def make_evaluate(
     }
 
   return evaluate
+
+
+def _by_batch(count_rows, mesh):
+  """Counts with test batches that are cut over a mesh."""
+
+  def local(server, clients, rows, batches):
+    return jax.lax.psum(count_rows(server, clients, rows, batches), 'client')
+
+  def run(server, clients, rows, batches):
+    # One row stands for all: the others stay where they are.
+    first = jax.tree.map(lambda a: a[:1], clients)
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(jax.P(), jax.P(), jax.P(), jax.P('client')),
+        out_specs=jax.P(),
+        check_vma=False,
+    )(server, first, rows, batches)
+
+  return run
+
+
+def _by_model(count_rows, mesh):
+  """Counts with models that are dealt to the devices of a mesh."""
+  devices = mesh.devices.size
+
+  def run(server, clients, rows, batches):
+    wanted, share = len(rows), -(-len(rows) // devices)
+    rows = jnp.pad(rows, (0, devices * share - wanted), mode='edge')
+    models = placement.take_rows(
+        mesh, clients, rows, jnp.full(devices, share)
+    )
+    totals = jax.shard_map(
+        lambda server, models, batches: count_rows(
+            server, models, jnp.arange(share), batches
+        ),
+        mesh=mesh,
+        in_specs=(jax.P(), jax.P('client'), jax.P()),
+        out_specs=jax.P('client'),
+        check_vma=False,
+    )(server, models, batches)
+    return jax.tree.map(lambda total: total[:wanted], totals)
+
+  return run
