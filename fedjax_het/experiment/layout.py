@@ -1,12 +1,20 @@
 """Where the state of a run lies."""
 
+import logging
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_het.engine import placement
 from fedjax_het.engine.rounds import state_shardings
 from fedjax_het.experiment.build import Experiment
+from fedjax_het.experiment.processes import several
+
+_log = logging.getLogger(__name__)
+# Bytes of states on every device from which on a run warns of them.
+_LARGE = 1 << 28
 
 
 def shardings(experiment: Experiment) -> Any:
@@ -42,7 +50,7 @@ def with_shardings(experiment: Experiment, shapes: Any) -> Any:
 
 
 def check(experiment: Experiment) -> None:
-  """Warns of, or refuses, what does not fit the run's devices.
+  """Refuses, or warns of, what does not fit the run's devices.
 
   Args:
     experiment: The experiment.
@@ -50,10 +58,30 @@ def check(experiment: Experiment) -> None:
   Raises:
     ValueError: If several processes cannot run it.
   """
-  if jax.process_count() == 1:
-    return
   if experiment.config.client_store == 'host':
-    raise ValueError(
-        "client_store='host' is for one process; several of them share the "
-        "clients' states among their devices (client_store='device')."
+    if several():
+      raise ValueError(
+          "client_store='host' is for one process; several of them share the "
+          "clients' states among their devices (client_store='device')."
+      )
+    return
+  if experiment.mesh is None:
+    return
+  init_client = experiment.algorithm.init_client
+  for group in experiment.federation.groups:
+    one = jax.eval_shape(
+        lambda key, group=group: init_client(group, jnp.int32(0), key),
+        jax.random.key(0),
     )
+    size = group.num_clients * sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(one)
+    )
+    cut = placement.is_cut(group.num_clients, experiment.mesh)
+    if not cut and size > _LARGE:
+      _log.warning(
+          'The %d clients of group %s do not divide by %d devices, so their '
+          'states, %.0f MB, lie on each of them.',
+          group.num_clients, group.name, experiment.mesh.devices.size,
+          size / 1e6,
+      )  # fmt: skip

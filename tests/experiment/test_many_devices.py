@@ -5,6 +5,8 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.engine import mapping
+from fedjax_het.experiment import layout
+from fedjax_het.experiment.build import build
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
 
@@ -61,3 +63,15 @@ def test_goes_on_with_another_number_of_devices(mode, tmp_path, monkeypatch):
       [dict(row, seconds=0.0) for row in whole.rows],
   )
   assert parts.facts['program_memory']['arguments'] > 0
+
+
+def test_warns_of_large_states_that_no_device_can_leave(monkeypatch, caplog):
+  monkeypatch.setattr(layout, '_LARGE', 1000)
+  config = tiny_config('private', backend='shard_map')
+  with config.unlocked():
+    config.groups.small.clients = 4
+  layout.check(build(config))
+  (record,) = caplog.records
+  assert record.getMessage().startswith(
+      'The 2 clients of group large do not divide by 4 devices, so their '
+  )
