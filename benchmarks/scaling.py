@@ -116,7 +116,8 @@ def time_part(quick: bool):
 
 def _loads(kind: str, num: int) -> np.ndarray:
   """Local steps of one epoch of batch 16."""
-  local = common.local_training()
+  model = create('mlp', SHAPE, 10, depth=2, hidden=2)
+  local = common.make_federation(model, 1, 1)[0].local
   if kind == 'equal':
     sizes = np.full(num, 160)
   elif kind == 'digits, Dirichlet 0.5':
