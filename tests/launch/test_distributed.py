@@ -136,6 +136,19 @@ def test_two_processes_equal_one_of_two_devices(whole, tmp_path):
     assert row['loss'] == pytest.approx(want['loss'], rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', ['async', 'warm_up'])
+def test_other_rounds_equal_one_process_too(variant, tmp_path):
+  args = (f'{CONFIG[0]}:{variant}', '--config.num_rounds=2')
+  ends = end(begin_two(*args, f'--workdir={tmp_path / "two"}'))
+  assert [e[0] for e in ends] == [0, 0], ends
+  ((code, _, err),) = end(
+      [begin(*args, f'--workdir={tmp_path / "one"}', devices=2)]
+  )
+  assert code == 0, err
+  assert rows_of(tmp_path / 'two') == rows_of(tmp_path / 'one')
+
+
 def wait_for(workdir, lines, processes):
   path = workdir / 'metrics.jsonl'
   for _ in range(12_000):

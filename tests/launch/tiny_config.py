@@ -1,4 +1,4 @@
-"""Private training of tiny dense nets: every client has a state.
+"""Tiny dense nets whose clients have states: private, or FedMD's.
 
 Two devices divide the one group's clients, and not the other's.
 """
@@ -8,8 +8,12 @@ import ml_collections
 from tests.experiment.tiny_runs import tiny_config
 
 
-def get_config():
-  config = tiny_config('private', num_rounds=4, backend='shard_map')
+def get_config(arg=''):
+  """Variants: '', 'async' by the clock, 'warm_up' for a method with one."""
+  if arg not in ('', 'async', 'warm_up'):
+    raise ValueError(f'Unknown variant {arg!r}.')
+  name = 'fedmd' if arg == 'warm_up' else 'private'
+  config = tiny_config(name, num_rounds=4, backend='shard_map')
   config.groups = ml_collections.ConfigDict(
       dict(
           even=dict(model='mlp', depth=2, clients=4),
@@ -18,4 +22,6 @@ def get_config():
   )
   config.model = ml_collections.ConfigDict(dict(hidden=8, norm='none'))
   config.cohort_size = 5
+  if arg == 'async':
+    config.clock.mode = 'async'
   return config
