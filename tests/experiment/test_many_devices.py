@@ -1,5 +1,7 @@
 """A run over the devices of one process: the metrics, and what it stores."""
 
+import importlib
+
 import jax
 import pytest
 
@@ -15,7 +17,10 @@ def sharded(num_devices, monkeypatch):
   devices = jax.devices()[:num_devices]
   make = mapping.client_mesh
   monkeypatch.setattr(
-      'fedjax_het.experiment.build.client_mesh', lambda: make(devices)
+      # The package has a function of the same name.
+      importlib.import_module('fedjax_het.experiment.build'),
+      'client_mesh',
+      lambda: make(devices),
   )
 
 
