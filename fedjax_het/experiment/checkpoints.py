@@ -77,13 +77,13 @@ class Checkpoints:
         enable_async_checkpointing=False,
         cleanup_tmp_directories=True,
     )
-    with quiet():
+    with _quiet():
       return ocp.CheckpointManager(self.folder, options=options)
 
   def close(self) -> None:
     """Waits for what is being written, and releases what the manager holds."""
     self._thread.shutdown()
-    with quiet():
+    with _quiet():
       self._manager.close()
 
   def wait(self) -> None:
@@ -124,7 +124,7 @@ class Checkpoints:
     before()
     sums = self._checksums(arrays)
     try:
-      with quiet():
+      with _quiet():
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -205,7 +205,7 @@ class Checkpoints:
   ) -> tuple[Any, dict[str, Any]] | str:
     """A checkpoint's state and notes, or in one line why it is damaged."""
     try:
-      with quiet():
+      with _quiet():
         return self._read(step, like, on_host)
     except Exception as e:  # Any damage: missing, cut or changed files.
       return _one_line(e)
@@ -270,7 +270,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
   """Keeps orbax's own reports out of the log; its errors we raise."""
   level = absl_logging.get_verbosity()
   absl_logging.set_verbosity(absl_logging.FATAL)

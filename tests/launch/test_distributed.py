@@ -190,6 +190,20 @@ def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
 
 
 @pytest.mark.slow
+def test_a_damaged_checkpoint_is_left_by_all(tmp_path):
+  workdir, more = tmp_path / 'w', '--config.num_rounds=5'
+  one_process(workdir)
+  files = [p for p in (workdir / 'checkpoints' / '4').rglob('*') if p.is_file()]
+  os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
+  ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
+  assert [e[0] for e in ends] == [0, 0], ends
+  assert 'going back to that of round 2' in ends[0][2] and not ends[1][2]
+  assert (workdir / 'checkpoints' / 'damaged-4').is_dir()
+  one_process(tmp_path / 'whole', more)
+  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
+
+
+@pytest.mark.slow
 def test_stops_together_and_goes_on_in_one_process(tmp_path):
   workdir = tmp_path / 'w'
   processes = begin_two(*CONFIG, *LONG, f'--workdir={workdir}')
