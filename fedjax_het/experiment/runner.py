@@ -112,7 +112,9 @@ def run(
     facts = facts_lib.measure(experiment)
     finished = True
     if int(state.round_num) < config.num_rounds or not rows:
-      programs = compile_programs(experiment, state)
+      programs = processes.together(
+          lambda: compile_programs(experiment, state)
+      )
       facts['program_memory'] = programs.memory
       if processes.is_first():
         write_atomically(folder / 'facts.json', json.dumps(facts))
