@@ -197,7 +197,9 @@ def test_a_damaged_checkpoint_is_left_by_all(tmp_path):
   os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
   ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
   assert [e[0] for e in ends] == [0, 0], ends
-  assert 'going back to that of round 2' in ends[0][2] and not ends[1][2]
+  # One of them says so, though the reader's C++ may grumble in both.
+  assert 'going back to that of round 2' in ends[0][2]
+  assert 'Warning: ' not in ends[1][2]
   assert (workdir / 'checkpoints' / 'damaged-4').is_dir()
   one_process(tmp_path / 'whole', more)
   assert rows_of(workdir) == rows_of(tmp_path / 'whole')
