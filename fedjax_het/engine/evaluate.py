@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import placement
+from fedjax_het.engine import mapping, placement
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
@@ -73,6 +73,8 @@ def make_evaluate(
     clients_per_group: int | None = None,
     data: FederatedData | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    backend: str = 'auto',
+    chunk: int | None = None,
 ) -> Callable[[State], dict[str, Scores]]:
   """Builds the evaluation on the full test set.
 
@@ -89,6 +91,8 @@ def make_evaluate(
     data: The clients' examples, for an algorithm that calibrates.
     mesh: Devices that share the models or the test batches; None for one
       device.
+    backend: How clients are mapped; their models are batched in the same way.
+    chunk: Models evaluated at once, as for `map_clients`.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
@@ -137,6 +141,9 @@ def make_evaluate(
     start = (jnp.int32(0), jnp.float32(0.0), views)
     return jax.lax.scan(step, start, batches)[0]
 
+  at_once = mapping.clients_at_once(backend, chunk)
+  if not algorithm.personal:
+    at_once = None
   first, *others = federation.groups
   evaluated = [first] if algorithm.one_model else [first, *others]
 
@@ -152,12 +159,14 @@ def make_evaluate(
 
   def score_rows(group: Group):
     def count_rows(server, clients, rows, batches):
-      return jax.lax.map(
-          lambda row: count(
-              group, server, jax.tree.map(lambda a: a[row], clients), batches
-          ),
-          rows,
-      )
+      def one(row):
+        client = jax.tree.map(lambda a: a[row], clients)
+        return count(group, server, client, batches)
+
+      if at_once is None:
+        return jax.lax.map(one, rows)
+      with mapping.batched_lowering():
+        return jax.lax.map(one, rows, batch_size=at_once)
 
     @program
     def run(server, clients, rows, batches):

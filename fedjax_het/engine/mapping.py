@@ -56,6 +56,19 @@ def resolve_backend(backend: str) -> str:
   return 'map' if jax.default_backend() == 'cpu' else 'vmap'
 
 
+def clients_at_once(backend: str, chunk: int | None) -> int | None:
+  """How many clients a backend batches on one device; None for one by one."""
+  backend = resolve_backend(backend)
+  if backend == 'vmap':
+    return chunk or DEFAULT_CHUNK
+  return chunk if backend in ACROSS_DEVICES else None
+
+
+def batched_lowering():
+  """How convolutions are lowered while clients are batched."""
+  return conv_lowering('gemm' if jax.default_backend() == 'cpu' else None)
+
+
 def client_mesh(devices=None) -> jax.sharding.Mesh:
   """A one-axis mesh ('client') over `devices`, by default all of them."""
   devices = jax.devices() if devices is None else devices
@@ -107,10 +120,9 @@ def map_clients(
     raise ValueError(f'chunk must be at least 1, got {chunk}.')
   if backend == 'loop':
     return _python_loop(fn)
-  if backend == 'map':
-    return _device_loop(fn, None)
-  if backend == 'vmap':
-    return _device_loop(fn, chunk or DEFAULT_CHUNK)
+  chunk = clients_at_once(backend, chunk)
+  if backend in ('map', 'vmap'):
+    return _device_loop(fn, chunk)
   mesh = client_mesh() if mesh is None else mesh
   return _across_devices(_device_loop(fn, chunk), backend, mesh, load)
 
@@ -182,7 +194,7 @@ def _device_loop(fn, chunk):
       part = jax.tree.map(
           lambda a: jax.lax.dynamic_slice_in_dim(a, place, size), args
       )
-      with conv_lowering('gemm' if jax.default_backend() == 'cpu' else None):
+      with batched_lowering():
         many, rows = batched(shared, part)
       summed = jax.tree.map(
           lambda a: jnp.sum(_where(fresh, a, 0), 0, dtype=a.dtype), many

@@ -290,6 +290,8 @@ def _evaluate_on(experiment: Experiment, images, labels):
       clients_per_group=config.eval_clients_per_group,
       data=None if algorithm.calibrate is None else experiment.data,
       mesh=experiment.mesh,
+      backend=config.backend,
+      chunk=config.chunk,
   )
 
 

@@ -60,6 +60,17 @@ def test_views_are_scored_beside_the_prediction():
   )
 
 
+@pytest.mark.parametrize('backend, chunk', [('vmap', 1), ('vmap', None)])
+def test_models_are_batched_as_clients_are(backend, chunk):
+  algorithm = private(FEDERATION)
+  _, want = evaluate(algorithm, backend='map')
+  _, got = evaluate(algorithm, backend=backend, chunk=chunk)
+  for name, scores in want.items():
+    assert len(scores.accuracy) == 2
+    np.testing.assert_array_equal(got[name].accuracy, scores.accuracy)
+    np.testing.assert_allclose(got[name].loss, scores.loss, rtol=1e-5)
+
+
 def test_calibration_replaces_the_server_for_evaluation_alone():
   """All weights zero but one bias: everything is of that class."""
 
