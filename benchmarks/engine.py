@@ -1,0 +1,245 @@
+"""Speed, compilation and memory of the engine, beside the same work by others.
+
+  python -m benchmarks.engine [--workloads=a,b,...] [--quick] [--output=FILE]
+
+Workloads, which can be run one at a time, a case of them as `fedin/resnet10`:
+
+  a, fedin: rounds of FedIN v2, ResNet10 to 26, 32x32x3, batch 16, Adam.
+  b, fedepth: rounds of FeDepth by budget, PreResNet-20, batch 128, SGD.
+  c, fedhe: a visit of FedHe's ten CNNs.
+  d, simulation: the CIFAR-10 benchmark of simulators, 50 of 1,000 clients.
+  e, many: ten thousand small clients in one cohort.
+
+Forms, in turn in one process, the least time of each after a first call that
+is not timed (slow forms take few steps, and are repeated less):
+
+  map, vmap: whole rounds of the library with that backend; 'auto' is one of
+    them. shard_map: the same over two virtual devices, in a process of its own.
+    Of several cases the first alone has all of them.
+  PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
+    architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
+    full-model epochs in the place of FeDepth's stages. Left out where PyTorch
+    is not installed, or the library runs on something else than a CPU.
+  naive JAX: `vmap` of `scan` over native convolutions. FedHe's takes several
+    minutes and is left out but in quick runs.
+
+The share of the peak is useful operations a second, three times the matrix
+products of a forward pass, over those of large float32 products that are timed
+in the same turns. Peak memory is what XLA plans for a round (arguments, results
+and temporaries); of PyTorch it is how much the resident memory of a process of
+its own rises, and of cohorts of two sizes the peak of a process of its own.
+Let the machine be idle.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+
+import jax
+
+from benchmarks import common, engine_table, memory, programs
+from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.base import BACKENDS, Case, torch
+from fedjax_het.engine.mapping import resolve_backend
+
+LETTERS = dict(zip('abcde', WORKLOADS, strict=True))
+NUM_DEVICES = 2
+
+
+def choose(text: str | None, quick: bool) -> list[str]:
+  """'workload/case' for each part of 'a,fedepth,fedin/resnet10'."""
+  chosen: list[str] = []
+  for part in (text or ','.join(WORKLOADS)).split(','):
+    name, _, case = part.strip().partition('/')
+    name = LETTERS.get(name, name)
+    workload = WORKLOADS.get(name)
+    if workload is None or (case and case not in workload.cases):
+      known = [f'{k} ({v})' for k, v in LETTERS.items()]
+      raise ValueError(
+          f'Unknown workload {part.strip()!r}; known are {", ".join(known)}, '
+          'or one case, such as fedin/resnet10.'
+      )
+    cases = workload.quick if quick else workload.cases
+    chosen += [f'{name}/{c}' for c in ((case,) if case else cases)]
+  return chosen
+
+
+def _row(case: Case, program: programs.Program, seconds: float, peak: float):
+  """What is reported of one form; `peak` is operations a second."""
+  per_image = seconds / program.num_images
+  flops = program.flops or case.flops
+  rounds = program.compilations
+  return {
+      'images_per_second': 1 / per_image,
+      'seconds_per_round': per_image * case.num_images,
+      'compile_seconds': program.compile_seconds,
+      'compilations_after_round_2': None if rounds is None else sum(rounds[2:]),
+      'peak_megabytes': program.megabytes,
+      'flops_per_image': flops,
+      'share_of_product_peak': flops / per_image / peak,
+      'images_per_call': program.num_images,
+  }
+
+
+def measure(case: Case, repetitions: int) -> dict[str, object]:
+  """Times all forms of a case that run in this process.
+
+  Args:
+    case: The case.
+    repetitions: Of the library's own choice of a backend and of eager PyTorch;
+      two at most of the others.
+
+  Returns:
+    'forms', the rows by name, and what they are measured with.
+  """
+  auto, few = resolve_backend('auto'), min(repetitions, 2)
+  forms, task = {}, case.task()
+  for backend in dict.fromkeys((auto, *case.backends)):
+    if backend != 'shard_map':
+      program = programs.library(task, backend, case.num_images)
+      forms[backend] = program, repetitions if backend == auto else few
+  for name, reference in case.references.items():
+    if 'PyTorch' not in name or jax.default_backend() == 'cpu':
+      program = reference.make(reference.steps)
+      times = few if reference.slow else repetitions
+      forms[name] = program, 1 if reference.once else times
+  for program, times in forms.values():
+    if times > 1:
+      program.call()
+  multiply, flops = programs.matrix_product()
+  calls = {name: (program.call, times) for name, (program, times)
+           in forms.items()}  # fmt: skip
+  seconds = common.interleave({'product': (multiply, repetitions), **calls})
+  peak = flops / seconds['product']
+  return {
+      'forms': {
+          name: _row(case, program, seconds[name], peak)
+          for name, (program, _) in forms.items()
+      },
+      'auto': auto,
+      'images_per_round': case.num_images,
+      'product_gflops_per_second': peak / 1e9,
+      'repetitions': {name: times for name, (_, times) in forms.items()},
+  }
+
+
+def measure_alone(name: str, form: str, scale: str) -> dict[str, object]:
+  """In a process of its own: `shard_map`, or PyTorch's memory.
+
+  Args:
+    name: 'workload/case'.
+    form: 'shard_map' or the name of a reference.
+    scale: Of the case.
+
+  Returns:
+    A row without a share, or 'peak_megabytes' alone.
+  """
+  if form == 'shard_map':
+    jax.config.update('jax_num_cpu_devices', NUM_DEVICES)
+  workload, _, case_name = name.partition('/')
+  case = WORKLOADS[workload].make(case_name, scale)
+  if form != 'shard_map':
+    before = memory.peak_bytes()
+    case.references[form].make(2).call()
+    return {'peak_megabytes': (memory.peak_bytes() - before) / memory.MEGABYTE}
+  program = programs.library(case.task(), form, case.num_images)
+  program.call()
+  seconds = common.interleave({form: (program.call, 2)})[form]
+  return _row(case, program, seconds, float('inf'))
+
+
+def add_measured_alone(result, name: str, scale: str, case: Case) -> None:
+  """Adds what is measured in other processes to a `result` of `measure`."""
+  forms = result['forms']
+
+  def alone(form):
+    return common.in_child('benchmarks.engine', name, form, scale)
+
+  if jax.default_backend() == 'cpu' and 'shard_map' in case.backends:
+    row = forms['shard_map'] = alone('shard_map')
+    rate = row['flops_per_image'] * row['images_per_second'] / 1e9
+    row['share_of_product_peak'] = rate / result['product_gflops_per_second']
+  if scale == 'full':
+    for form in [form for form in forms if 'PyTorch' in form]:
+      forms[form].update(alone(form))
+  if case.cohorts:
+    small, large = (
+        memory.measure_alone('fedavg', cohort, case.cohorts[-1])
+        for cohort in case.cohorts
+    )
+    result['cohort_megabytes'] = {
+        str(cohort): found
+        for cohort, found in zip(case.cohorts, (small, large), strict=True)
+    }
+    result['cohort_peak_ratio'] = large['peak'] / small['peak']
+
+
+def earlier(path: pathlib.Path, scale: str) -> dict[str, dict]:
+  """Results in a file, if they are of this machine and scale."""
+  if not path.is_file():
+    return {}
+  found, now = json.loads(path.read_text()), common.machine()
+  same = all(found['machine'][k] == now[k] for k in now if k != 'load_average')
+  if same and found['scale'] == scale:
+    return found['cases']
+  print(f'{path.name} is of another machine, version or scale: begun anew.')
+  return {}
+
+
+def run_case(
+    name: str, scale: str, repetitions: int, all_backends: bool = False
+) -> dict[str, object]:
+  """All that is measured of 'workload/case'."""
+  workload, _, case_name = name.partition('/')
+  load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else None
+  case = WORKLOADS[workload].make(case_name, scale)
+  if all_backends:
+    case = case._replace(backends=BACKENDS)
+  result = measure(case, repetitions)
+  add_measured_alone(result, name, scale, case)
+  now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+  return result | dict(load_average_before=load, time=now)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--quick', action='store_true', help='small cases')
+  parser.add_argument('--workloads', help='such as a,b or fedin/resnet10')
+  parser.add_argument('--repetitions', type=int, help='at least 2')
+  parser.add_argument(
+      '--all-backends', action='store_true', help='not of few cases alone'
+  )
+  parser.add_argument('--output', help='JSON file to write or to add to')
+  parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  # Compile seconds are those of a first run.
+  jax.config.update('jax_enable_compilation_cache', False)
+  if args.child:
+    print(json.dumps(measure_alone(*args.child)))
+    return
+  repetitions = args.repetitions or (2 if args.quick else 3)
+  try:
+    chosen = choose(args.workloads, args.quick)
+    if repetitions < 2:
+      raise ValueError(f'--repetitions={repetitions} must be at least 2.')
+  except ValueError as e:
+    parser.error(str(e))
+  if torch is None or jax.default_backend() != 'cpu':
+    print('PyTorch is not installed, or the library does not run on a CPU: its '
+          'forms are left out (`pip install torch==2.13.0`).')
+  scale = 'quick' if args.quick else 'full'
+  suffix = '_quick' if args.quick else ''
+  path = pathlib.Path(args.output or common.RESULTS / f'engine{suffix}.json')
+  cases = earlier(path, scale)
+  for name in chosen:
+    cases[name] = run_case(name, scale, repetitions, args.all_backends)
+    print(f'{name}: done', flush=True)
+    common.write(path, {'cases': cases, 'scale': scale})
+  touched = {name.partition('/')[0] for name in chosen}
+  print(engine_table.report(cases, touched))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,94 @@
+"""Local training as one would first write it in JAX: `vmap` of `scan`.
+
+Clients by `vmap`, steps by `scan`, and the library's nets with the native
+convolutions of XLA. (FedIN's is in `naive_fedin`, with modules of Flax.) The
+gradient of max pooling is the library's: XLA's is slower still.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.data.federated import Batch
+from fedjax_het.depthwise import Stage, stage_loss
+from fedjax_het.engine.local import cross_entropy, model_loss
+from fedjax_het.models import BlockModel, Variables
+
+
+def _fit(loss_fn, tx, start: Variables, images, labels, key) -> Variables:
+  """Steps through [S, B, ...] minibatches."""
+
+  def step(carry, batch):
+    (params, stats), opt_state = carry
+    x, y, key = batch
+
+    def objective(params):
+      place = jnp.arange(len(y))
+      return loss_fn(Variables(params, stats), Batch(x, y, None, place), key)
+
+    grads, (new_stats, _) = jax.grad(objective, has_aux=True)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    params = optax.apply_updates(params, updates)
+    return (Variables(params, new_stats), opt_state), None
+
+  keys = jax.random.split(key, len(images))
+  carry = (start, tx.init(start.params))
+  return jax.lax.scan(step, carry, (images, labels, keys))[0][0]
+
+
+def whole_model(model: BlockModel, tx) -> Callable[..., Variables]:
+  """Training of a whole model by cross-entropy, for one client."""
+
+  def client(start, images, labels, key):
+    return _fit(model_loss(model), tx, start, images, labels, key)
+
+  return client
+
+
+def depthwise(stages: Sequence[Stage], tx) -> Callable[..., Variables]:
+  """FeDepth's stages one after another, for one client."""
+
+  def client(start, images, labels, key):
+    end = start
+    for j, stage in enumerate(stages):
+      part = _fit(
+          stage_loss(stage, end),
+          tx,
+          stage.pick(end),
+          images,
+          labels,
+          jax.random.fold_in(key, j),
+      )
+      end = Variables(*({**a, **b} for a, b in zip(end, part, strict=True)))
+    return end
+
+  return client
+
+
+def class_logits(model: BlockModel, tx, means) -> Callable[..., Variables]:
+  """FedHe's loss: cross-entropy and the distance to [C, C] `means`."""
+
+  def loss_fn(variables, batch, key):
+    logits, stats = model.apply(variables, batch.x, train=True, key=key)
+    error = jnp.mean(jnp.square(logits - means[batch.y]))
+    return cross_entropy(logits, batch.y) + error, (stats, {})
+
+  def client(start, images, labels, key):
+    return _fit(loss_fn, tx, start, images, labels, key)
+
+  return client
+
+
+def arguments(model: BlockModel, num_clients: int, num_steps: int, batch: int):
+  """Start, images, labels and keys of several clients, to be vmapped over."""
+  keys = jax.random.split(jax.random.key(0), num_clients)
+  leading = (num_clients, num_steps, batch)
+  start = model.init(keys[0])
+  return (
+      jax.tree.map(lambda leaf: jnp.stack([leaf] * num_clients), start),
+      jax.random.normal(jax.random.key(1), (*leading, *model.input_shape)),
+      jnp.zeros(leading, jnp.int32),
+      keys,
+  )
