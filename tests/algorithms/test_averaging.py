@@ -171,7 +171,9 @@ def one_visit(algorithm, federation, data):
   return uplink.summed.change
 
 
-@pytest.mark.parametrize('tx', [optax.sgd, optax.adam])
+@pytest.mark.parametrize(
+    'tx', [optax.sgd, pytest.param(optax.adam, marks=pytest.mark.slow)]
+)
 def test_the_leash_starts_at_the_second_step(tx):
   """At the anchor its gradient is zero; norm statistics are never leashed."""
   changes = {}

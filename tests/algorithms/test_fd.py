@@ -120,7 +120,9 @@ def outputs_by_class(space, data, federation):
   return means, seen
 
 
-@pytest.mark.parametrize('space', ['logit', 'prob'])
+@pytest.mark.parametrize(
+    'space', ['logit', pytest.param('prob', marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('mean', ['leave_one_out', 'all'])
 def test_the_server_keeps_means_and_sends_those_of_the_others(space, mean):
   """With a learning rate of 0 the outputs are known in closed form."""

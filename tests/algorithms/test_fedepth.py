@@ -348,6 +348,7 @@ def test_own_heads_travel_to_those_who_train_them():
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_cached_prefixes_change_nothing_without_batch_statistics():
   federation = federate(small_preresnet((2, 4), norm='group'))
   options = dict(budgets=f'poor:{EACH}')
@@ -508,6 +509,7 @@ def test_calibration_needs_one_model():
     fedepth(mixed, calibrate=True)
 
 
+@pytest.mark.slow
 def test_xla_plans_a_schedule_too():
   federation = federate()
   algorithm = fedepth(federation, planner='xla', budgets='poor:1', slack=0.0)

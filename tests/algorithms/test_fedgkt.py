@@ -73,6 +73,7 @@ def test_gradient_is_temperature_times_the_gap_of_probabilities():
   np.testing.assert_allclose(total(teacher, teacher)[0], 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_server_epochs_clients_train_alone():
   """For ever as in round 1; of stateless SGD, which `private` begins anew."""
   federation = federate_tiny(local=tiny_local(optax.sgd, 0.1))
@@ -174,6 +175,7 @@ def test_clients_distil_each_example_from_its_own_logits():
     np.testing.assert_allclose(h, features, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   federation = federate_tiny(norm=True)
   algorithm = make(federation, server_epochs=3, server_batch_size=4)

@@ -217,10 +217,10 @@ def test_every_client_of_the_cohort_has_its_pairs_stored():
 
 @pytest.mark.parametrize('options', [
     dict(capture='training', num_pairs=8),
-    dict(sigma=0.1, noise_at='upload', clip=0.5, num_pairs=4),
     *(pytest.param(options, marks=pytest.mark.slow) for options in [
         dict(aggregation='ends', lam=2.0, mu=0.0, capture='training',
              num_pairs=8),
+        dict(sigma=0.1, noise_at='upload', clip=0.5, num_pairs=4),
         dict(noise=0.8, num_pairs=4),
         dict(num_pairs=2),
         dict(rule='sequential', aggregation='architecture', num_pairs=4),
@@ -339,9 +339,9 @@ def visit_with_pairs(norm, present, drop_last, options):
 
 
 @pytest.mark.parametrize('norm,present,drop_last,options', [
-    ('none', 'ttftffff', False, dict(aggregation='none')),
     ('batch', 'ttftffff', False, dict(noise=0.8, capture='training')),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('none', 'ttftffff', False, dict(aggregation='none')),
         ('batch', 'tttttttt', False, {}),
         ('batch', 'ttttttft', True, dict(mu=0.0, lam=2.0, aggregation='ends')),
         ('batch', 'ffffffff', False, dict(mu=1.0)),

@@ -124,7 +124,7 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
 @pytest.mark.parametrize(
     'backend,chunk',
     [
-        ('loop', None),
+        pytest.param('loop', None, marks=pytest.mark.slow),
         ('vmap', 2),
         pytest.param('shard_map', None, marks=pytest.mark.slow),
     ],

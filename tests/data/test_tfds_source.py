@@ -244,9 +244,8 @@ def test_stock_features_are_read(tmp_path):
   assert examples(*data[3:5]) == examples(*splits[2:])
 
 
-@pytest.mark.parametrize(
-    'name', ['fashion_mnist', pytest.param('cifar10', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['fashion_mnist', 'cifar10'])
 def test_real_data_round_trip(real_data, tmp_path, name):
   if not (real_data / sources.DATASETS[name].folders[0]).is_dir():
     pytest.skip(f'{real_data} has no {name}')
