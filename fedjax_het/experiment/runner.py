@@ -172,6 +172,7 @@ def _begin(
       )
     state = first_state(experiment)
     checkpoints.save(0, state, notes)
+    checkpoints.wait()
     return state, [], notes
   if restored.notes['data'] != notes['data']:
     raise processes.on_all(

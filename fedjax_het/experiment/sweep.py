@@ -41,6 +41,7 @@ class _Job(NamedTuple):
 
   @property
   def name(self) -> str:
+    """Row, column and seed in words."""
     parts = (self.row, self.column, f'seed {self.seed}')
     return ', '.join(part for part in parts if part)
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -128,6 +129,25 @@ def test_resumes_exactly(finished, tmp_path, row):
       strict=True,
   ):
     np.testing.assert_array_equal(a, b)
+
+
+def test_the_first_checkpoint_is_written_before_anything(tmp_path, monkeypatch):
+  """Lines without a checkpoint would be a run that cannot be resumed."""
+  save, seen = checkpoints_lib.ocp.CheckpointManager.save, []
+
+  def slow(self, *args, **kwargs):
+    time.sleep(0.5)
+    return save(self, *args, **kwargs)
+
+  def compile_programs(*args):
+    seen.append((tmp_path / 'w' / 'checkpoints' / '0').is_dir())
+    raise Killed
+
+  monkeypatch.setattr(checkpoints_lib.ocp.CheckpointManager, 'save', slow)
+  monkeypatch.setattr(runner, 'compile_programs', compile_programs)
+  with pytest.raises(Killed):
+    experiment.run(tiny_config(), tmp_path / 'w')
+  assert seen == [True]
 
 
 def assert_rows_agree(path, want_path):
