@@ -46,7 +46,12 @@ def local_training(
 ) -> LocalTraining:
   """One local epoch, or some steps, at a constant learning rate."""
   return LocalTraining(
-      optimizer, lambda round_num: learning_rate, 1, batch_size, steps=steps
+      optimizer,
+      lambda round_num: learning_rate,
+      1,
+      batch_size,
+      steps=steps,
+      skip_idle=True,
   )
 
 

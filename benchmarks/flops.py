@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_het.depthwise import Stage
 from fedjax_het.models import BlockModel
-from fedjax_het.models.conv import conv_lowering
+from fedjax_het.models.lowering import conv_lowering
 
 
 def product_flops(fn: Callable[..., object], *args) -> int:

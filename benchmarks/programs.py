@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
-from fedjax_het.models.conv import conv_lowering
+from fedjax_het.models.lowering import conv_lowering
 
 
 class Program(NamedTuple):

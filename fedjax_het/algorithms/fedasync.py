@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.local import proximal_gradient, train_model
+from fedjax_het.engine.local import train_model
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
@@ -120,16 +120,13 @@ def fedasync(
 
   def client_update(group, client, sent, data, visit):
     start = exchange.assemble(group, client, sent)
-    anchor = start.params  # x_tau
     end, metrics, num_steps = train_model(
         group.model,
         federation.local,
         start,
         data,
         visit,
-        grad_hook=lambda grads, params: proximal_gradient(
-            grads, params, anchor, rho
-        ),
+        mu=rho,
     )
     # Changes from zero are the weights themselves.
     zero = jax.tree.map(jnp.zeros_like, end)

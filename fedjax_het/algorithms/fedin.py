@@ -249,7 +249,8 @@ def fedin(
 
   def client_update(group, client, sent, data, visit):
     model = group.model
-    start = exchange.assemble(group, client, sent.weights)
+    whole = exchange.assemble(group, client, sent.weights)
+    start = model.trim(whole) if local.skip_idle else whole
     # Training takes the whole key, as the baselines do: same batches, same
     # draws. It splits it in two, which are the folds of 0 and 1.
     pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
@@ -268,7 +269,9 @@ def fedin(
         batch_size=local.batch_size,
         drop_last=local.drop_last,
     )
-    own, delta = exchange.upload(group, start, end, data.size, num_steps)
+    own, delta = exchange.upload(
+        group, whole, model.fill(end, whole), data.size, num_steps
+    )
     if not in_training:
       return own, Uplink(delta), metrics
     if buffer is None:

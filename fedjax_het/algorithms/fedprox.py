@@ -12,7 +12,7 @@ References:
 
 from fedjax_het.aggregation.averaging import average_weights
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.local import proximal_gradient, train_model
+from fedjax_het.engine.local import train_model
 from fedjax_het.engine.options import not_negative
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
@@ -45,16 +45,13 @@ def fedprox(
   not_negative(mu=mu)
 
   def train(group, start, data, visit):
-    anchor = start.params
     return train_model(
         group.model,
         federation.local,
         start,
         data,
         visit,
-        grad_hook=lambda grads, params: proximal_gradient(
-            grads, params, anchor, mu
-        ),
+        mu=mu,
     )
 
   return average_weights(

@@ -8,7 +8,12 @@ References:
   <https://arxiv.org/abs/1910.03581>`_, 2019.
 """
 
-from fedjax_het.engine.local import fit, init_optimizer, model_loss
+from fedjax_het.engine.local import (
+  fit,
+  init_optimizer,
+  model_loss,
+  train_model,
+)
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 
 
@@ -37,11 +42,14 @@ def private(
   def client_update(group, client, sent, data, visit):
     del sent
     variables, opt_state = client
-    end, opt_state, metrics, _ = fit(
-        model_loss(group.model), local, variables, data, visit,
-        opt_state=opt_state,
-    )  # fmt: skip
-    return (end, opt_state if keep_optimizer else None), Uplink(()), metrics
+    if keep_optimizer:
+      end, opt_state, metrics, _ = fit(
+          model_loss(group.model), local, variables, data, visit,
+          opt_state=opt_state,
+      )  # fmt: skip
+    else:
+      end, metrics, _ = train_model(group.model, local, variables, data, visit)
+    return (end, opt_state), Uplink(()), metrics
 
   return FederatedAlgorithm(
       init=lambda key: (),

@@ -284,7 +284,8 @@ def train_model(
     data: ClientData,
     visit: Visit,
     *,
-    grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
+    mu: float = 0.0,
+    grad_hook: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Variables, dict[str, jax.Array], jax.Array]:
   """Trains a model on a client's data by cross-entropy, with a fresh optimiser.
 
@@ -294,12 +295,22 @@ def train_model(
     start: Variables at the beginning.
     data: The client's examples.
     visit: The client's turn.
+    mu: Strength of a proximal term around `start`, see `proximal_gradient`.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
+      With one, `local.skip_idle` is not heeded: it sees whole leaves.
 
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
   """
+  trim = local.skip_idle and grad_hook is None
+  begin = model.trim(start) if trim else start
+
+  def hook(grads, params):
+    if grad_hook is not None:
+      grads = grad_hook(grads, params)
+    return proximal_gradient(grads, params, begin.params, mu)
+
   end, _, metrics, num_steps = fit(
-      model_loss(model), local, start, data, visit, grad_hook=grad_hook
+      model_loss(model), local, begin, data, visit, grad_hook=hook
   )
-  return end, metrics, num_steps
+  return model.fill(end, start), metrics, num_steps

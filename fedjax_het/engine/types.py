@@ -48,6 +48,11 @@ class LocalTraining:
       of being padded and masked.
     steps: Minibatches in one visit, whatever the client's size, instead of
       `epochs` passes; None for whole passes.
+    skip_idle: Whether weights that no example reaches, such as the outer taps
+      of kernels on 1x1 maps, are left out of the steps of methods that can,
+      see `BlockModel.trim`. It changes nothing but time, if the optimiser
+      neither moves a weight without a gradient nor looks at it: true of SGD
+      and Adam, not with weight decay or trust ratios.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -56,6 +61,7 @@ class LocalTraining:
   batch_size: int
   drop_last: bool = False
   steps: int | None = None
+  skip_idle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

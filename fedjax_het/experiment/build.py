@@ -262,6 +262,7 @@ def local_training(config) -> LocalTraining:
       local.batch_size,
       local.drop_last,
       local.steps,
+      skip_idle=not local.weight_decay,
   )
 
 

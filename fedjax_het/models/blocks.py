@@ -15,6 +15,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.models import reach
+
 
 class Variables(NamedTuple):
   """What a model holds.
@@ -161,7 +163,8 @@ class BlockModel:
     """Applies the blocks [start, stop) to `x`.
 
     Args:
-      variables: Variables holding at least the blocks of the span.
+      variables: Variables holding at least the blocks of the span; leaves may
+        have been cut by `trim`.
       x: [B, ...], the input of block `start`.
       start: Position of the first block.
       stop: Position after the last block; None means to the end.
@@ -180,7 +183,8 @@ class BlockModel:
     stats = dict(variables.stats)
     for position in range(len(self.blocks))[start:stop]:
       name, module = self.blocks[position]
-      tree = {'params': variables.params[name]}
+      parts = self._parts.get(name, {})
+      tree = {'params': reach.pad(variables.params[name], parts)}
       if name in stats:
         tree['batch_stats'] = stats[name]
       rngs = (
@@ -196,6 +200,49 @@ class BlockModel:
       else:
         x = module.apply(tree, x, train, mask, rngs=rngs)
     return x, stats
+
+  def trim(self, variables: Variables) -> Variables:
+    """Leaves out the weights that no example reaches.
+
+    Args:
+      variables: Whole ones, of any blocks of the model.
+
+    Returns:
+      The same with smaller leaves, for training steps: `apply` takes them and
+      gives the same, and what was cut off has no gradient. See `reach`.
+    """
+    params = {
+        name: reach.cut(tree, self._parts.get(name, {}))
+        for name, tree in variables.params.items()
+    }
+    return Variables(params, variables.stats)
+
+  def fill(self, variables: Variables, whole: Variables) -> Variables:
+    """Undoes `trim`.
+
+    Args:
+      variables: Trimmed ones (whole leaves stay as they are).
+      whole: Where the rest is taken from.
+
+    Returns:
+      Whole variables.
+    """
+    params = {
+        name: reach.put_back(
+            tree, self._parts.get(name, {}), whole.params[name]
+        )
+        for name, tree in variables.params.items()
+    }
+    return Variables(params, variables.stats)
+
+  @functools.cached_property
+  def _parts(self) -> dict[str, dict[str, reach.Part]]:
+    inputs = ((self.input_shape), *self.shapes)
+    found = {
+        name: reach.used_parts(module, (1, *shape))
+        for (name, module), shape in zip(self.blocks, inputs)
+    }
+    return {name: parts for name, parts in found.items() if parts}
 
   @functools.cached_property
   def shapes(self) -> tuple[tuple[int, ...], ...]:

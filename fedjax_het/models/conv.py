@@ -6,14 +6,18 @@ outside (jax issue 12868), and a native convolution mapped over kernels
 becomes a grouped one, which is slow too. `conv` has the signature of
 `lax.conv_general_dilated` and a VJP of its own, so that each of its three
 passes (forward, gradient of the input, gradient of the kernel) can be lowered
-in one of three ways:
+in one of four ways:
 
   'native': a convolution of XLA.
   'slices': one matrix product per tap of the kernel, on a shifted slice of
     the input.
   'gemm': the shifted slices side by side, and one matrix product.
 
-and the gradient of the kernel in a fourth:
+  'cropped': one matrix product per tap on those pixels that it does not take
+    from the padding: on a 2x2 map a 3x3 kernel has 16 of 36 left. Its gradient
+    of the input is that of 'slices' with strides other than 1.
+
+and the gradient of the kernel in one more:
 
   'rows': one matrix product per tap on a run of pixels that is copied at once,
     a few images after the other, which stay in the cache; with strides other
@@ -28,104 +32,25 @@ A model uses it as `nn.Conv(..., conv_general_dilated=conv)`. Forward-mode
 differentiation is not supported, reverse over reverse is.
 """
 
-import contextlib
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from fedjax_het.models import taps as taps_lib
+from fedjax_het.models.lowering import (
+  LARGE_BYTES,
+  as_lowering,
+  choose_lowering,
+  forced_lowering,
+)
 from fedjax_het.models.taps import Geometry
 
 _DIMS = ('NHWC', 'HWIO', 'NHWC')
-_WAYS = ('native', 'slices', 'gemm')
-_D_WEIGHT_WAYS = (*_WAYS, 'rows')
-# Slices larger than this do not fit into a CPU's cache and are not kept.
-_LARGE_BYTES = 8 << 20
 # Images of which 'rows' takes as many at once as stay in a core's cache.
 _CACHED_BYTES = 256 << 10
-
-
-class Lowering(NamedTuple):
-  """How each pass of a convolution is computed."""
-
-  forward: str
-  d_input: str
-  d_weight: str
-
-
-_forced = jax.make_user_context(default_value=None)
-
-
-def as_lowering(lowering) -> Lowering:
-  """Reads 'gemm' as ('gemm', 'gemm', 'gemm') and checks the names.
-
-  Raises:
-    ValueError: For a name that is not known.
-  """
-  out = (lowering,) * 3 if isinstance(lowering, str) else tuple(lowering)
-  known = (_WAYS, _WAYS, _D_WEIGHT_WAYS)
-  if len(out) != 3 or any(w not in ways for w, ways in zip(out, known)):
-    raise ValueError(
-        f'Unknown convolution lowering {lowering!r}; it must be one of '
-        f'{_WAYS} or three of them (forward, d_input, d_weight), the last of '
-        "which may be 'rows'."
-    )
-  return Lowering(*out)
-
-
-def conv_lowering(lowering) -> contextlib.AbstractContextManager:
-  """A context that forces how every `conv` traced inside is lowered.
-
-  It belongs to the thread that enters it, may be entered inside or outside a
-  jitted function, and is part of the key of `jax.jit`'s cache: a function
-  that was compiled with another choice is compiled anew. An engine that maps
-  clients with `vmap` on a CPU enters it with 'gemm'.
-
-  Args:
-    lowering: 'native', 'slices', 'gemm', a triple of these for (forward,
-      d_input, d_weight), or None for `choose_lowering`.
-
-  Returns:
-    A context manager.
-  """
-  return _forced(None if lowering is None else as_lowering(lowering))
-
-
-def choose_lowering(
-    patches_shape: tuple[int, int, int, int],
-    strides: tuple[int, int] = (1, 1),
-    dtype=jnp.float32,
-    platform: str | None = None,
-) -> Lowering:
-  """The lowering that `conv` takes when none is forced.
-
-  On CPU these are matrix products, but for float32 convolutions with large
-  maps and many slices, whose native forward pass and gradient of the input
-  are some 1.3 times faster. Native passes on maps below 8x8 can be 20 times
-  slower. GPU and TPU take native passes throughout, which is not measured.
-
-  Args:
-    patches_shape: (B, H', W', h * w * I), all slices side by side.
-    strides: (vertical, horizontal).
-    dtype: Of the operands.
-    platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
-
-  Returns:
-    A `Lowering`.
-  """
-  if (platform or jax.default_backend()) != 'cpu':
-    return as_lowering('native')
-  itemsize = jnp.dtype(dtype).itemsize
-  size = math.prod(patches_shape) * itemsize
-  if size <= _LARGE_BYTES or itemsize < 4 or min(patches_shape[1:3]) < 8:
-    return as_lowering('gemm')
-  if tuple(strides) == (1, 1):
-    return Lowering('native', 'native', 'rows')
-  return Lowering('native', 'gemm', 'slices')
 
 
 def conv(
@@ -213,11 +138,12 @@ def conv(
   num_features = math.prod(geometry.kernel) * lhs.shape[3]
   lowering = (
       lowering
-      or _forced.value
+      or forced_lowering()
       or choose_lowering(
           (lhs.shape[0], *geometry.out_sizes(sizes), num_features),
           geometry.strides,
           lhs.dtype,
+          padding_share=taps_lib.padding_share(geometry, sizes),
       )
   )
   return _conv(lhs, rhs[busy], geometry, as_lowering(lowering), precision)
@@ -273,6 +199,15 @@ def _forward(x, w, geometry, way, precision):
         dimension_numbers=_DIMS,
         precision=precision,
     )
+  if way == 'cropped':
+    windows = taps_lib.tap_windows(geometry, x.shape[1:3])
+    kernels = w.reshape((len(windows), *w.shape[2:]))
+    parts = [
+        (outs, _dot(x[:, *ins], kernel, (3,), (0,), precision))
+        for (outs, ins), kernel in zip(windows, kernels, strict=True)
+    ]
+    sizes = geometry.out_sizes(x.shape[1:3])
+    return taps_lib.add_windows(parts, sizes).astype(x.dtype)
   patches = _patches(x, geometry, way)
   kernels = w.reshape((len(patches), -1, w.shape[3]))
   y = sum(
@@ -289,6 +224,14 @@ def _d_input(dy, w, sizes, geometry, way, precision):
   # The kernel is contracted over its last axis, as it lies in memory:
   # turning it around would move more bytes than the rest where maps are small.
   num_in = w.shape[2]
+  if way == 'cropped' and geometry.strides == (1, 1):
+    windows = taps_lib.tap_windows(geometry, sizes)
+    kernels = w.reshape((len(windows), *w.shape[2:]))
+    parts = [
+        (ins, _dot(dy[:, *outs], kernel, (3,), (1,), precision))
+        for (outs, ins), kernel in zip(windows, kernels, strict=True)
+    ]
+    return taps_lib.add_windows(parts, sizes).astype(dy.dtype)
   if way == 'gemm':
     arrays = [_dot(dy, w.reshape((-1, w.shape[3])), (3,), (1,), precision)]
 
@@ -338,14 +281,20 @@ def _d_weight(x, dy, geometry, way, precision):
     )
     # Rows of the padded image that no output reaches would add taps.
     return out[: geometry.kernel[0], : geometry.kernel[1]]
+  shape = (*geometry.kernel, x.shape[3], dy.shape[3])
+  if way == 'cropped':
+    dw = jnp.stack([
+        _dot(x[:, *ins], dy[:, *outs], (0, 1, 2), (0, 1, 2), precision)
+        for outs, ins in taps_lib.tap_windows(geometry, x.shape[1:3])
+    ])
+    return dw.reshape(shape).astype(x.dtype)
   num_features = math.prod(geometry.kernel) * x.shape[3]
   num_bytes = math.prod(dy.shape[:3]) * num_features * x.dtype.itemsize
-  after = None if num_bytes <= _LARGE_BYTES else dy[0, 0, 0, 0]
+  after = None if num_bytes <= LARGE_BYTES else dy[0, 0, 0, 0]
   dw = jnp.stack([
       _dot(patch, dy, (0, 1, 2), (0, 1, 2), precision)
       for patch in _patches(x, geometry, way, after)
   ])
-  shape = (*geometry.kernel, x.shape[3], dy.shape[3])
   return dw.reshape(shape).astype(x.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import itertools
+import math
 from typing import NamedTuple
 
 import jax
@@ -63,6 +64,76 @@ def busy_taps(
     padding.append((low - first, high - (k - stop)))
   kernel = tuple(part.stop - part.start for part in kept)
   return tuple(kept), Geometry(kernel, geometry.strides, tuple(padding))
+
+
+Window = tuple[slice, slice]  # Rows and columns.
+
+
+def tap_windows(
+    geometry: Geometry, sizes: tuple[int, int]
+) -> list[tuple[Window, Window]]:
+  """Where each tap meets the image and not its padding.
+
+  Args:
+    geometry: Of the kernel.
+    sizes: (height, width) of the image.
+
+  Returns:
+    (outputs, the inputs that the tap takes to them) for each tap, in row
+    order; empty windows for a tap that meets padding alone.
+  """
+  axes = []
+  outs = geometry.out_sizes(sizes)
+  for n, out, k, s, (low, _) in zip(sizes, outs, *geometry, strict=True):
+    pairs = []
+    for tap in range(k):
+      first = min(max(-(-(low - tap) // s), 0), out)
+      stop = max(min((n - 1 + low - tap) // s + 1, out), first)
+      begin = s * first + tap - low
+      end = begin + s * (stop - first - 1) + 1 if stop > first else begin
+      step = s if s > 1 else None
+      pairs.append((slice(first, stop), slice(begin, end, step)))
+    axes.append(pairs)
+  return [
+      ((rows[0], cols[0]), (rows[1], cols[1]))
+      for rows, cols in itertools.product(*axes)
+  ]
+
+
+def padding_share(geometry: Geometry, sizes: tuple[int, int]) -> float:
+  """How much of what all taps see is padding, 0 to 1."""
+  seen = sum(
+      math.prod(part.stop - part.start for part in outs)
+      for outs, _ in tap_windows(geometry, sizes)
+  )
+  total = math.prod(geometry.kernel) * math.prod(geometry.out_sizes(sizes))
+  return 1 - seen / total if total else 0.0
+
+
+def add_windows(
+    parts: Sequence[tuple[Window, jax.Array]], sizes: tuple[int, int]
+) -> jax.Array:
+  """Adds arrays up, each in a window of the whole.
+
+  Args:
+    parts: (window without strides, [B, rows, columns, C]).
+    sizes: (height, width) of the whole.
+
+  Returns:
+    [B, H, W, C]; zero where no window is.
+  """
+  whole = (slice(0, sizes[0]), slice(0, sizes[1]))
+  parts = sorted(parts, key=lambda part: part[0] != whole)
+  total, rest = parts[0][1], parts[1:]
+  if parts[0][0] != whole:
+    shape = (total.shape[0], *sizes, total.shape[3])
+    total, rest = jnp.zeros(shape, total.dtype), parts
+  for (rows, cols), part in rest:
+    if part.size:
+      old = total[:, rows, cols]
+      begin = (0, rows.start, cols.start, 0)
+      total = lax.dynamic_update_slice(total, old + part, begin)
+  return total
 
 
 def slice_taps(

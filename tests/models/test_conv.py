@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from fedjax_het.models import conv as conv_lib
-from fedjax_het.models.conv import (
+from fedjax_het.models import taps
+from fedjax_het.models.conv import conv, max_pool
+from fedjax_het.models.lowering import (
   choose_lowering,
-  conv,
   conv_lowering,
-  max_pool,
+  forced_lowering,
 )
 
 DIMS = ('NHWC', 'HWIO', 'NHWC')
-WAYS = ('native', 'slices', 'gemm')
+WAYS = ('native', 'slices', 'gemm', 'cropped')
 MIXED = ('native', 'gemm', 'slices')
 ROWS = ('native', 'native', 'rows')
 
@@ -208,7 +209,7 @@ def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
     return program.memory_analysis().temp_size_in_bytes / (9 * x.nbytes)
 
   assert temporary() < 5
-  monkeypatch.setattr(conv_lib, '_LARGE_BYTES', 1 << 40)
+  monkeypatch.setattr(conv_lib, 'LARGE_BYTES', 1 << 40)
   assert temporary() > 6  # What XLA does if it is let.
 
 
@@ -291,14 +292,14 @@ def test_forced_lowering_is_read_at_trace_time_and_per_thread():
       assert _count('dot_general[', x, w) == 3
     assert _count('conv_general_dilated[', x, w) == 3
     thread = threading.Thread(
-      target=lambda: seen.append(conv_lib._forced.value)
+      target=lambda: seen.append(forced_lowering())
     )
     thread.start()
     thread.join()
   assert seen == [None]
   with conv_lowering('gemm'), pytest.raises(RuntimeError):
     raise RuntimeError
-  assert conv_lib._forced.value is None
+  assert forced_lowering() is None
 
 
 @pytest.mark.parametrize('batch', [1, 16, 1024])
@@ -356,3 +357,29 @@ def test_max_pool_of_a_map_of_one_pixel():
   y, vjp = jax.vjp(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))), x)
   np.testing.assert_array_equal(y, x)
   np.testing.assert_array_equal(vjp(x)[0], x)
+
+
+@pytest.mark.parametrize(
+  'size, share', [(1, 0), (2, 20 / 36), (4, 44 / 144), (8, 92 / 576)]
+)
+def test_share_of_padding(size, share):
+  """Of the 9 n^2 pixels that 3x3 taps see, (3 n - 2)^2 are none."""
+  geometry = taps.resolve_padding(
+    'SAME', (size, size), (3, 3), (1, 1)
+  )
+  _, geometry = taps.busy_taps(geometry, (size, size))
+  np.testing.assert_allclose(
+    taps.padding_share(geometry, (size, size)), share, atol=1e-12
+  )
+
+
+def test_wide_layers_on_small_maps_are_cropped():
+  def chosen(size, channels, share):
+    return choose_lowering(
+      (16, size, size, 9 * channels), platform='cpu', padding_share=share
+    )
+
+  assert set(chosen(2, 256, 20 / 36)) == {'cropped'}
+  assert chosen(8, 64, 92 / 576) == ('cropped', 'cropped', 'gemm')
+  assert set(chosen(2, 16, 20 / 36)) == {'gemm'}
+  assert set(chosen(8, 64, 0.0)) == {'gemm'}
