@@ -13,7 +13,7 @@ _D_WEIGHT_WAYS = (*_WAYS, 'rows')
 LARGE_BYTES = 8 << 20
 # 'cropped' pays from this share of padding and this many features of a slice:
 # its products are smaller, which costs thin layers more than it saves.
-# The gradient of the kernel turns every product's operand around and wants more.
+# The gradient of the kernel turns operands around and wants more padding.
 _SOME_PADDING = 0.15
 _MUCH_PADDING = 0.25
 _WIDE = 512
@@ -83,9 +83,9 @@ def choose_lowering(
   On CPU these are matrix products: cropped ones in wide layers that would
   multiply much padding, 1.1 times faster on 8x8, 1.3 on 4x4 and 1.9 on 2x2
   maps; but for float32 convolutions with large maps and many slices, whose
-  native forward pass and gradient of the input are some 1.3 times faster. Native passes on maps below
-  8x8 can be 20 times slower. GPU and TPU take native passes throughout, which
-  is not measured.
+  native forward pass and gradient of the input are some 1.3 times faster.
+  Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
+  native passes throughout, which is not measured.
 
   Args:
     patches_shape: (B, H', W', h * w * I), all slices side by side.
