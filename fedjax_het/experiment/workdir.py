@@ -61,7 +61,8 @@ def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
   """
   if isinstance(contents, str):
     contents = contents.encode()
-  temporary = path.with_name(path.name + '.tmp')
+  # Of this process alone: two sweeps may write one table.
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:
     with open(temporary, 'wb') as file:
       file.write(contents)

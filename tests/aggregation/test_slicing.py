@@ -110,7 +110,13 @@ FAMILIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('place', range(len(FAMILIES)))
+SLOW = (2, 4, 5)
+
+
+@pytest.mark.parametrize('place', [
+    pytest.param(place, marks=pytest.mark.slow) if place in SLOW else place
+    for place in range(len(FAMILIES))
+])
 def test_a_narrow_model_is_the_full_one_with_channels_masked(place):
   name, shape, options = FAMILIES[place]
   model = create(name, shape, CLASSES, **options)

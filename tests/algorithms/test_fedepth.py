@@ -97,6 +97,7 @@ def test_one_stage_is_fedavg_bit_for_bit():
     assert_same(got.server, want.server)
 
 
+@pytest.mark.slow
 def test_an_upgrade_in_mid_run():
   """Poor clients get memory after a round; client 1 then changes its group."""
   federation = federate(tiny_model(2, norm=False))
@@ -162,6 +163,7 @@ def masked_sgd(model, start, data, spans):
   return end
 
 
+@pytest.mark.slow
 def test_three_stages_are_masked_sgd():
   """Also that frozen leaves do not move, by weight decay or momentum."""
   federation, data = federate(), small_data()
@@ -408,6 +410,7 @@ def test_equal_models_learn_nothing_from_each_other():
   )
 
 
+@pytest.mark.slow
 def test_the_rich_train_two_models_and_send_one():
   federation, data = federate(), small_data()
   algorithm = fedepth(federation, budgets='poor:1,rich:2', mkd_models=2)

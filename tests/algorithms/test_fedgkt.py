@@ -200,6 +200,7 @@ def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   np.testing.assert_array_equal(state.server.logits.present, present)
 
 
+@pytest.mark.slow
 def test_the_servers_loss_with_and_without_distillation():
   """One SGD step on one batch moves the net by the gradient of its loss."""
   local = tiny_local(optax.sgd, 1.0, batch_size=LENGTH)
@@ -271,6 +272,7 @@ def test_16395_numbers_an_example_go_up_at_the_papers_feature_map():
   assert numbers == 16_395 * 6 and kept.present.shape == (6,)
 
 
+@pytest.mark.slow
 def test_evaluation_composes_extractor_and_server_and_shows_the_clients():
   federation = federate_tiny(norm=True)
   algorithm = make(federation, server_epochs=1)

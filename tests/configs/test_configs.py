@@ -269,7 +269,14 @@ def test_unknown_variants_are_refused_with_the_list():
     load('fedin').get_config('shards,iid')
 
 
-@pytest.mark.parametrize('name', METHODS)
+# Whose programs take longest to compile; other tests run them, too.
+HEAVY = ('fedmd', 'fd', 'fedgkt', 'fedasync')
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name
+    for name in METHODS
+])
 def test_quick_runs_end_to_end(name, tmp_path):
   config = load(name).get_config('quick')
   config.compilation_cache = False

@@ -143,6 +143,7 @@ def test_interrupted_and_resumed_each_cell_runs_once(
   assert without_times(cells) == without_times(finished[1][:2])
 
 
+@pytest.mark.slow
 def test_interrupted_in_every_cell_each_runs_once(table, tmp_path, fake):
   arguments = (table, tmp_path / 'results', tmp_path / 'runs')
   for number, broken in enumerate(NAMES):

@@ -30,6 +30,7 @@ def refused(done):
   return done.stderr.removeprefix('Error: ')
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
   table = ('--table=fedin_v2_table1', '--scale=quick')
   cell = ('--rows=FedIN', '--cols=fashion_mnist_iid', '--seeds=4,')
