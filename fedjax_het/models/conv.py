@@ -1,4 +1,4 @@
-"""Convolution and max pooling with backward passes that are fast in a loop.
+"""Convolution whose backward passes are fast in a loop.
 
 On XLA's CPU backend the gradient of a native convolution with respect to its
 kernel runs 20 to 40 times slower inside `scan`, `fori_loop` or `lax.map` than
@@ -6,13 +6,15 @@ outside (jax issue 12868), and a native convolution mapped over kernels
 becomes a grouped one, which is slow too. `conv` has the signature of
 `lax.conv_general_dilated` and a VJP of its own, so that each of its three
 passes (forward, gradient of the input, gradient of the kernel) can be lowered
-in one of four ways:
+in one of these ways:
 
   'native': a convolution of XLA.
+  'pairs': the same on half as wide a map, two neighbours' channels side by
+    side: a third more work, but thin layers fill the vector units. It is
+    'native' with strides other than 1 and where the width is odd.
   'slices': one matrix product per tap of the kernel, on a shifted slice of
     the input.
   'gemm': the shifted slices side by side, and one matrix product.
-
   'cropped': one matrix product per tap on those pixels that it does not take
     from the padding: on a 2x2 map a 3x3 kernel has 16 of 36 left. Its gradient
     of the input is that of 'slices' with strides other than 1.
@@ -143,6 +145,7 @@ def conv(
           (lhs.shape[0], *geometry.out_sizes(sizes), num_features),
           geometry.strides,
           lhs.dtype,
+          channels=rhs.shape[2:],
           padding_share=taps_lib.padding_share(geometry, sizes),
       )
   )
@@ -190,15 +193,8 @@ def _patches(x, geometry, way, after=None):
 
 def _forward(x, w, geometry, way, precision):
   """[B, H, W, I], [h, w, I, O] -> [B, H', W', O]."""
-  if way == 'native':
-    return lax.conv_general_dilated(
-        x,
-        w,
-        geometry.strides,
-        geometry.padding,
-        dimension_numbers=_DIMS,
-        precision=precision,
-    )
+  if way in ('native', 'pairs'):
+    return _native(x, w, geometry, way, precision)
   if way == 'cropped':
     windows = taps_lib.tap_windows(geometry, x.shape[1:3])
     kernels = w.reshape((len(windows), *w.shape[2:]))
@@ -219,8 +215,8 @@ def _forward(x, w, geometry, way, precision):
 
 def _d_input(dy, w, sizes, geometry, way, precision):
   """Gradient of the input, [B, H, W, I]."""
-  if way == 'native':
-    return _native_d_input(dy, w, sizes, geometry, precision)
+  if way in ('native', 'pairs'):
+    return _native_d_input(dy, w, sizes, geometry, way, precision)
   # The kernel is contracted over its last axis, as it lies in memory:
   # turning it around would move more bytes than the rest where maps are small.
   num_in = w.shape[2]
@@ -247,22 +243,49 @@ def _d_input(dy, w, sizes, geometry, way, precision):
   return taps_lib.add_taps(pick, arrays, geometry, sizes).astype(dy.dtype)
 
 
-def _native_d_input(dy, w, sizes, geometry, precision):
+def _native(x, w, geometry, way, precision, dilation=(1, 1)):
+  """A convolution of XLA; 'pairs' where the geometry allows it."""
+  height, width, num_in, num_out = w.shape
+  rows, cols = geometry.padding
+  wide = x.shape[2] + sum(cols)
+  fits = wide >= width > 2 and (wide - width) % 2 and width % 2
+  if way == 'native' or not fits or (*geometry.strides, *dilation) != (1,) * 4:
+    return lax.conv_general_dilated(
+        x,
+        w,
+        geometry.strides,
+        geometry.padding,
+        lhs_dilation=dilation,
+        dimension_numbers=_DIMS,
+        precision=precision,
+    )
+  x = taps_lib.pad_images(x, ((0, 0), cols), 0)
+  x = x.reshape((*x.shape[:2], wide // 2, 2 * num_in))
+  # From a pair of columns in to one out; the second one is a tap further.
+  w = jnp.stack([jnp.pad(w, ((0, 0), (p, 1 - p), (0, 0), (0, 0)))
+                 for p in (0, 1)], 3)  # fmt: skip
+  shape = (height, (width + 1) // 2, 2 * num_in, 2 * num_out)
+  y = lax.conv_general_dilated(
+      x,
+      w.reshape(shape),
+      (1, 1),
+      (rows, (0, 0)),
+      dimension_numbers=_DIMS,
+      precision=precision,
+  )
+  return y.reshape((*y.shape[:2], 2 * y.shape[2], num_out))
+
+
+def _native_d_input(dy, w, sizes, geometry, way, precision):
   """One convolution of the output's gradient, dilated by the strides."""
   padding = []
   for axis, (n, out) in enumerate(zip(sizes, dy.shape[1:3], strict=True)):
     stride, k = geometry.strides[axis], geometry.kernel[axis]
     before = k - 1 - geometry.padding[axis][0]
     padding.append((before, n + k - 2 - before - stride * (out - 1)))
-  return lax.conv_general_dilated(
-      dy,
-      jnp.flip(w, (0, 1)).swapaxes(2, 3),
-      (1, 1),
-      padding,
-      lhs_dilation=geometry.strides,
-      dimension_numbers=_DIMS,
-      precision=precision,
-  )
+  adjoint = Geometry(geometry.kernel, (1, 1), tuple(padding))
+  w = jnp.flip(w, (0, 1)).swapaxes(2, 3)
+  return _native(dy, w, adjoint, way, precision, geometry.strides)
 
 
 def _d_weight(x, dy, geometry, way, precision):
@@ -322,50 +345,3 @@ def _d_weight_by_rows(x, dy, geometry, precision):
     total = lax.fori_loop(1, batch // size, lambda i, t: t + part(i), total)
   dw = total.reshape((*geometry.kernel, dy.shape[3], x.shape[3]))
   return dw.swapaxes(2, 3).astype(x.dtype)
-
-
-def max_pool(
-    x: jax.Array, window=(2, 2), strides=(1, 1), padding='VALID'
-) -> jax.Array:
-  """Max pooling of NHWC images whose gradient is no select-and-scatter.
-
-  The gradient goes to the first maximum of a window in row order, as in XLA;
-  on a CPU it is some 10 to 40 times faster than XLA's.
-
-  Args:
-    x: [B, H, W, C], floating.
-    window: (height, width), at most 255 positions.
-    strides: (vertical, horizontal).
-    padding: 'SAME', 'VALID' or ((low, high), (low, high)), of -infinity.
-
-  Returns:
-    [B, H', W', C].
-  """
-  sizes = x.shape[1:3]
-  geometry = taps_lib.resolve_padding(padding, sizes, window, strides)
-  return _max_pool(x, geometry, sizes)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _max_pool(x, geometry, sizes):
-  return _max_pool_fwd(x, geometry, sizes)[0]
-
-
-def _max_pool_fwd(x, geometry: Geometry, sizes):
-  del sizes
-  first, *others = taps_lib.slice_taps(x, geometry, -jnp.inf)
-  best, winner = first, jnp.zeros(first.shape, jnp.uint8)
-  for i, tap in enumerate(others, 1):
-    winner = jnp.where(tap > best, jnp.uint8(i), winner)
-    best = jnp.maximum(best, tap)
-  return best, winner
-
-
-def _max_pool_bwd(geometry, sizes, winner, dy):
-  def pick(i, winner, dy):
-    return jnp.where(winner == i, dy, jnp.zeros_like(dy))
-
-  return (taps_lib.add_taps(pick, [winner, dy], geometry, sizes),)
-
-
-_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_WAYS = ('native', 'slices', 'gemm', 'cropped')
-_D_WEIGHT_WAYS = (*_WAYS, 'rows')
+_D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'rows')
+_WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped')
 # Slices larger than this do not fit into a CPU's cache.
 LARGE_BYTES = 8 << 20
 # 'cropped' pays from this share of padding and this many features of a slice:
@@ -17,6 +17,8 @@ LARGE_BYTES = 8 << 20
 _SOME_PADDING = 0.15
 _MUCH_PADDING = 0.25
 _WIDE = 512
+# With as many channels in and out, or less, 'pairs' beats 'native'.
+_THIN = 16
 
 
 class Lowering(NamedTuple):
@@ -41,8 +43,7 @@ def as_lowering(lowering) -> Lowering:
   if len(out) != 3 or any(w not in ways for w, ways in zip(out, known)):
     raise ValueError(
         f'Unknown convolution lowering {lowering!r}; it must be one of '
-        f'{_WAYS} or three of them (forward, d_input, d_weight), the last of '
-        "which may be 'rows'."
+        f'{_D_WEIGHT_WAYS[:4]} or three ways (forward, d_input, d_weight).'
     )
   return Lowering(*out)
 
@@ -57,7 +58,8 @@ def conv_lowering(lowering) -> contextlib.AbstractContextManager:
 
   Args:
     lowering: One of 'native', 'slices', 'gemm', 'cropped', a triple of these
-      for (forward, d_input, d_weight), or None for `choose_lowering`.
+      for (forward, d_input, d_weight) with 'pairs' and 'rows' where `conv` has
+      them, or None for `choose_lowering`.
 
   Returns:
     A context manager.
@@ -76,6 +78,7 @@ def choose_lowering(
     dtype=jnp.float32,
     platform: str | None = None,
     *,
+    channels: tuple[int, int] | None = None,
     padding_share: float = 0.0,
 ) -> Lowering:
   """The lowering that `conv` takes when none is forced.
@@ -83,7 +86,8 @@ def choose_lowering(
   On CPU these are matrix products: cropped ones in wide layers that would
   multiply much padding, 1.1 times faster on 8x8, 1.3 on 4x4 and 1.9 on 2x2
   maps; but for float32 convolutions with large maps and many slices, whose
-  native forward pass and gradient of the input are some 1.3 times faster.
+  native forward pass and gradient of the input are some 1.3 times faster, with
+  at most 16 channels in pairs of columns once more.
   Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
   native passes throughout, which is not measured.
 
@@ -92,6 +96,7 @@ def choose_lowering(
     strides: (vertical, horizontal).
     dtype: Of the operands.
     platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
+    channels: In and out; None for many.
     padding_share: How much of all slices is padding, 0 to 1.
 
   Returns:
@@ -109,5 +114,6 @@ def choose_lowering(
     much = padding_share >= _MUCH_PADDING
     return Lowering('cropped', 'cropped', 'cropped' if much else 'gemm')
   if unit:
-    return Lowering('native', 'native', 'rows')
+    way = 'pairs' if channels and max(channels) <= _THIN else 'native'
+    return Lowering(way, way, 'rows')
   return Lowering('native', 'gemm', 'slices')

@@ -18,8 +18,8 @@ import jax
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.conv import max_pool
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.pooling import max_pool
 
 # Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
 # bottlenecks, which begin at 50. The FedIN paper does not print the

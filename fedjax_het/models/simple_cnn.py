@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.conv import max_pool
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.pooling import max_pool
 
 
 def glorot_uniform(key, shape, dtype=jnp.float32):

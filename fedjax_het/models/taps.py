@@ -149,7 +149,7 @@ def slice_taps(
   Returns:
     An array [B, H', W', C] for each tap, in row order.
   """
-  rows = _shifts(_pad(x, geometry.padding, pad_value), geometry, 0)
+  rows = _shifts(pad_images(x, geometry.padding, pad_value), geometry, 0)
   return [tap for row in rows for tap in _shifts(row, geometry, 1)]
 
 
@@ -172,11 +172,11 @@ def row_taps(
     P = B (H' + h - 1) (W' + w - 1).
   """
   height, width = geometry.kernel
-  x = _pad(x, geometry.padding, 0)
+  x = pad_images(x, geometry.padding, 0)
   stride = x.shape[2]
   reach = (height - 1) * stride + width - 1
   pixels = jnp.pad(x.reshape((-1, x.shape[3])), ((0, reach), (0, 0)))
-  dy = _pad(dy, ((0, height - 1), (0, width - 1)), 0)
+  dy = pad_images(dy, ((0, height - 1), (0, width - 1)), 0)
   dy = dy.reshape((-1, dy.shape[3]))
   return [
       pixels[i * stride + j : i * stride + j + len(dy)]
@@ -207,14 +207,15 @@ def join_taps(
   (top, bottom), sides = geometry.padding
   spare = 0 if after is None else 1  # A row of padding that no tap reaches.
   zero = 0 if after is None else jnp.minimum(jnp.abs(after), 0)
-  x = _pad(x, ((top, bottom + spare), sides), zero)
+  x = pad_images(x, ((top, bottom + spare), sides), zero)
   for axis in (1, 0):
     parts = _shifts(x, geometry, axis, spare)
     x = jnp.concatenate(parts, axis=3) if len(parts) > 1 else parts[0]
   return x
 
 
-def _pad(x, padding, value):
+def pad_images(x, padding, value):
+  """[B, H, W, C] with ((low, high), (low, high)) rows and columns of it."""
   if not any(itertools.chain(*padding)):
     return x
   config = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))

@@ -13,15 +13,17 @@ import pytest
 
 from fedjax_het.models import conv as conv_lib
 from fedjax_het.models import taps
-from fedjax_het.models.conv import conv, max_pool
+from fedjax_het.models.conv import conv
 from fedjax_het.models.lowering import (
   choose_lowering,
   conv_lowering,
   forced_lowering,
 )
+from fedjax_het.models.pooling import max_pool
 
 DIMS = ('NHWC', 'HWIO', 'NHWC')
 WAYS = ('native', 'slices', 'gemm', 'cropped')
+PAIRS = ('pairs', 'pairs', 'gemm')
 MIXED = ('native', 'gemm', 'slices')
 ROWS = ('native', 'native', 'rows')
 
@@ -74,7 +76,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('way', [*WAYS, PAIRS])
 @pytest.mark.parametrize('size, kernel, strides, padding', CASES)
 def test_value_and_gradients_are_those_of_lax(
   size, kernel, strides, padding, way
@@ -115,7 +117,9 @@ def test_rows_give_the_gradient_of_lax(
   st.tuples(st.integers(1, 5), st.integers(1, 5)),
   st.tuples(st.integers(1, 3), st.integers(1, 3)),
   st.tuples(*(st.tuples(st.integers(0, 5), st.integers(0, 5)),) * 2),
-  st.tuples(*(st.sampled_from(WAYS),) * 3),
+  st.tuples(
+    *(st.sampled_from((*WAYS, 'pairs')),) * 2, st.sampled_from(WAYS)
+  ),
 )
 def test_any_geometry(size, kernel, strides, padding, lowering):
   padding = tuple(  # Enough for one output.
@@ -152,7 +156,7 @@ def test_low_precision_rounds_once(way, dtype, unit):
     assert np.all(np.abs(a - b) <= bound)
 
 
-@pytest.mark.parametrize('way', [*WAYS, MIXED, ROWS])
+@pytest.mark.parametrize('way', [*WAYS, MIXED, ROWS, PAIRS])
 def test_under_vmap_over_images_and_kernels(way):
   xs, ws = _draw((3, 2, 6, 6, 4), 0), _draw((3, 3, 3, 4, 5), 1)
 
@@ -168,7 +172,7 @@ def test_under_vmap_over_images_and_kernels(way):
   _assert_same([a[0] for a in shared], [a[0] for a in want])
 
 
-@pytest.mark.parametrize('way', [*WAYS, ROWS])
+@pytest.mark.parametrize('way', [*WAYS, ROWS, PAIRS])
 def test_descent_in_a_scan_follows_lax(way):
   x, w = _draw((2, 6, 6, 3), 0), _draw((3, 3, 3, 3), 1) / 3
 
@@ -311,7 +315,8 @@ def test_no_native_kernel_gradient_on_cpu(batch, size):
 
 
 @pytest.mark.parametrize(
-  'lowering', ['matmul', 'rows', ('rows', 'gemm', 'gemm'), ('gemm',) * 4]
+  'lowering',
+  ['matmul', 'rows', 'pairs', ('rows', 'gemm', 'gemm'), ('gemm',) * 4],
 )
 def test_unknown_lowering_is_refused(lowering):
   with pytest.raises(ValueError, match='must be one of'):
@@ -383,3 +388,26 @@ def test_wide_layers_on_small_maps_are_cropped():
   assert chosen(8, 64, 92 / 576) == ('cropped', 'cropped', 'gemm')
   assert set(chosen(2, 16, 20 / 36)) == {'gemm'}
   assert set(chosen(8, 64, 0.0)) == {'gemm'}
+
+
+def test_thin_layers_on_large_maps_take_columns_in_pairs():
+  def chosen(channels, batch=32, strides=(1, 1)):
+    patches = (batch, 32, 32, 9 * channels[0])
+    return choose_lowering(patches, strides, platform='cpu', channels=channels)
+
+  assert chosen((16, 16)) == ('pairs', 'pairs', 'rows')
+  assert chosen((16, 32)) == ('native', 'native', 'rows')
+  assert chosen((16, 16), strides=(2, 2)) == ('native', 'gemm', 'slices')
+  assert set(chosen((16, 16), batch=8)) == {'gemm'}
+
+
+@pytest.mark.parametrize('kernel', [(3, 3), (1, 5)])
+@pytest.mark.parametrize('width', [6, 7])
+def test_pairs_are_one_convolution_of_half_as_wide_a_map(kernel, width):
+  """Where the width is even; else the plain convolution."""
+  x, w = _draw((2, 5, width, 3), 0), _draw((*kernel, 3, 4), 1)
+  jaxpr = jax.make_jaxpr(lambda x, w: conv(x, w, lowering=PAIRS))(x, w)
+  (line,) = (
+    line for line in str(jaxpr).split('\n') if 'conv_general_dilated[' in line
+  )
+  assert (f'5,{width // 2},8]' in line) == (width == 6), line

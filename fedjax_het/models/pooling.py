@@ -1,0 +1,56 @@
+"""Max pooling whose backward pass is fast on a CPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models import taps as taps_lib
+from fedjax_het.models.taps import Geometry
+
+
+def max_pool(
+    x: jax.Array, window=(2, 2), strides=(1, 1), padding='VALID'
+) -> jax.Array:
+  """Max pooling of NHWC images whose gradient is no select-and-scatter.
+
+  The gradient goes to the first maximum of a window in row order, as in XLA;
+  on a CPU it is some 10 to 40 times faster than XLA's.
+
+  Args:
+    x: [B, H, W, C], floating.
+    window: (height, width), at most 255 positions.
+    strides: (vertical, horizontal).
+    padding: 'SAME', 'VALID' or ((low, high), (low, high)), of -infinity.
+
+  Returns:
+    [B, H', W', C].
+  """
+  sizes = x.shape[1:3]
+  geometry = taps_lib.resolve_padding(padding, sizes, window, strides)
+  return _max_pool(x, geometry, sizes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _max_pool(x, geometry, sizes):
+  return _max_pool_fwd(x, geometry, sizes)[0]
+
+
+def _max_pool_fwd(x, geometry: Geometry, sizes):
+  del sizes
+  first, *others = taps_lib.slice_taps(x, geometry, -jnp.inf)
+  best, winner = first, jnp.zeros(first.shape, jnp.uint8)
+  for i, tap in enumerate(others, 1):
+    winner = jnp.where(tap > best, jnp.uint8(i), winner)
+    best = jnp.maximum(best, tap)
+  return best, winner
+
+
+def _max_pool_bwd(geometry, sizes, winner, dy):
+  def pick(i, winner, dy):
+    return jnp.where(winner == i, dy, jnp.zeros_like(dy))
+
+  return (taps_lib.add_taps(pick, [winner, dy], geometry, sizes),)
+
+
+_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
