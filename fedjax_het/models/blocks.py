@@ -164,7 +164,7 @@ class BlockModel:
 
     Args:
       variables: Variables holding at least the blocks of the span; leaves may
-        have been cut by `trim`.
+        have been cut by `trim`, for inputs of the model's own shapes.
       x: [B, ...], the input of block `start`.
       start: Position of the first block.
       stop: Position after the last block; None means to the end.
@@ -183,8 +183,7 @@ class BlockModel:
     stats = dict(variables.stats)
     for position in range(len(self.blocks))[start:stop]:
       name, module = self.blocks[position]
-      parts = self._parts.get(name, {})
-      tree = {'params': reach.pad(variables.params[name], parts)}
+      tree = {'params': reach.whole(variables.params[name])}
       if name in stats:
         tree['batch_stats'] = stats[name]
       rngs = (
@@ -221,23 +220,21 @@ class BlockModel:
     """Undoes `trim`.
 
     Args:
-      variables: Trimmed ones (whole leaves stay as they are).
-      whole: Where the rest is taken from.
+      variables: Trimmed ones, or whole ones, which stay as they are.
+      whole: Where the rest is taken from, with the same blocks.
 
     Returns:
       Whole variables.
     """
     params = {
-        name: reach.put_back(
-            tree, self._parts.get(name, {}), whole.params[name]
-        )
+        name: reach.put_back(tree, whole.params[name])
         for name, tree in variables.params.items()
     }
     return Variables(params, variables.stats)
 
   @functools.cached_property
   def _parts(self) -> dict[str, dict[str, reach.Part]]:
-    inputs = ((self.input_shape), *self.shapes)
+    inputs = (self.input_shape, *self.shapes)
     found = {
         name: reach.used_parts(module, (1, *shape))
         for (name, module), shape in zip(self.blocks, inputs)

@@ -11,12 +11,14 @@ _D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'rows')
 _WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped')
 # Slices larger than this do not fit into a CPU's cache.
 LARGE_BYTES = 8 << 20
-# 'cropped' pays from this share of padding and this many features of a slice:
-# its products are smaller, which costs thin layers more than it saves.
+# 'cropped' pays from this share of padding, this many features of all slices,
+# and as many multiplications a tap: its products are smaller, which costs thin
+# layers and small batches more than it saves.
 # The gradient of the kernel turns operands around and wants more padding.
 _SOME_PADDING = 0.15
 _MUCH_PADDING = 0.25
 _WIDE = 512
+_LARGE_PRODUCT = 1 << 21
 # With as many channels in and out, or less, 'pairs' beats 'native'.
 _THIN = 16
 
@@ -108,8 +110,9 @@ def choose_lowering(
   size = math.prod(patches_shape) * itemsize
   unit = tuple(strides) == (1, 1)
   if size <= LARGE_BYTES or itemsize < 4 or min(patches_shape[1:3]) < 8:
-    wide = patches_shape[3] >= _WIDE
-    if not (unit and wide and padding_share >= _SOME_PADDING):
+    pixels, wide = math.prod(patches_shape[:3]), patches_shape[3] >= _WIDE
+    large = channels is None or pixels * math.prod(channels) >= _LARGE_PRODUCT
+    if not (unit and wide and large and padding_share >= _SOME_PADDING):
       return as_lowering('gemm')
     much = padding_share >= _MUCH_PADDING
     return Lowering('cropped', 'cropped', 'cropped' if much else 'gemm')

@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -78,49 +79,61 @@ def _hull(uses, shape) -> Part | None:
   return Part(begin, sizes, tuple(shape))
 
 
+@flax.struct.dataclass
+class Trimmed:
+  """A block's parameters, some leaves cut down to the box that is used.
+
+  Attributes:
+    params: The tree, with smaller leaves.
+    parts: ((path of a leaf, its box), ...), not a part of the pytree.
+  """
+
+  params: Any
+  parts: tuple[tuple[str, Part], ...] = flax.struct.field(pytree_node=False)
+
+
 def cut(params: Any, parts: dict[str, Part]) -> Any:
-  """The used boxes of a block's parameters."""
+  """The used boxes of a block's parameters; the tree itself without any."""
 
   def one(leaf, part):
     end = tuple(map(sum, zip(part.begin, part.sizes)))
     return jax.lax.slice(leaf, part.begin, end)
 
-  return _map(one, params, parts)
+  if not parts:
+    return params
+  return Trimmed(_map(one, params, parts), tuple(sorted(parts.items())))
 
 
-def pad(params: Any, parts: dict[str, Part]) -> Any:
-  """Puts zeros around boxes that were cut out; whole leaves stay as they are.
+def whole(params: Any) -> Any:
+  """Puts zeros around the boxes of `Trimmed` parameters.
 
-  A slice of the box can be taken from the result without computing it.
+  A slice of a box can be taken from the result without computing it.
   """
 
   def one(leaf, part):
-    if leaf.shape == part.whole:
-      return leaf
     config = [
         (first, full - first - size, 0)
         for first, size, full in zip(*part, strict=True)
     ]
     return jax.lax.pad(leaf, jnp.zeros((), leaf.dtype), config)
 
-  return _map(one, params, parts)
+  if not isinstance(params, Trimmed):
+    return params
+  return _map(one, params.params, dict(params.parts))
 
 
-def put_back(params: Any, parts: dict[str, Part], whole: Any) -> Any:
-  """Boxes that were cut out, in the leaves they came from."""
+def put_back(params: Any, old: Any) -> Any:
+  """Puts the boxes of `Trimmed` parameters into those they came from."""
 
   def one(leaf, part, old):
-    if leaf.shape == part.whole:
-      return leaf
     return jax.lax.dynamic_update_slice(old, leaf, part.begin)
 
-  return _map(one, params, parts, whole)
+  if not isinstance(params, Trimmed):
+    return params
+  return _map(one, params.params, dict(params.parts), old)
 
 
 def _map(fn, params, parts, *others):
-  if not parts:
-    return params
-
   def one(path, leaf, *rest):
     part = parts.get(jax.tree_util.keystr(path))
     return leaf if part is None else fn(leaf, part, *rest)

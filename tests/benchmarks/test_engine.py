@@ -73,7 +73,7 @@ def test_the_stages_are_those_of_the_algorithm():
   assert numbers[0] == 1 and numbers == sorted(numbers) and numbers[-1] > 4
 
 
-_COMPILES_LONG = ('fedin', 'fedepth', 'fedhe')
+_COMPILES_LONG = ('fedin', 'fedepth', 'fedhe', 'simulation')
 CASES = [
     pytest.param(
         f'{name}/{workload.quick[0]}',

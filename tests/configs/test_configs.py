@@ -269,12 +269,12 @@ def test_unknown_variants_are_refused_with_the_list():
     load('fedin').get_config('shards,iid')
 
 
-# Whose programs take longest to compile; other tests run them, too.
-HEAVY = ('fedmd', 'fd', 'fedgkt', 'fedasync')
+# One of each family is run with the suite, the others with the slow tests.
+LIGHT = ('fedin', 'fedepth', 'private')
 
 
 @pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name
+    name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow)
     for name in METHODS
 ])
 def test_quick_runs_end_to_end(name, tmp_path):

@@ -63,8 +63,8 @@ def assert_close(got, want):
 @pytest.mark.parametrize(
     'name,num_devices',
     [
-        ('private', 4),
         ('fedavg', 2),
+        pytest.param('private', 4, marks=pytest.mark.slow),
         pytest.param('private', 1, marks=pytest.mark.slow),
         pytest.param('private', 2, marks=pytest.mark.slow),
         pytest.param('fedavg', 4, marks=pytest.mark.slow),

@@ -25,7 +25,11 @@ def run(make_round, init, num_rounds=4, cohort_size=4, **options):
   return jax.device_get(state), reports
 
 
-@pytest.mark.parametrize('backend', ['map', 'loop', 'vmap'])
+@pytest.mark.parametrize('backend', [
+    'map',
+    pytest.param('loop', marks=pytest.mark.slow),
+    pytest.param('vmap', marks=pytest.mark.slow),
+])
 def test_equals_states_on_the_device(backend):
   """Four of six clients a round: every two cohorts share some."""
   want = run(rounds.make_round, rounds.init_state, backend=backend)

@@ -90,6 +90,7 @@ def without_times(cells):
   ]
 
 
+@pytest.mark.slow
 def test_every_cell_runs_once(table, finished, monkeypatch):
   out, cells, lines = finished
   assert [(c['row'], c['seed']) for c in cells] == [
@@ -118,6 +119,7 @@ def test_every_cell_runs_once(table, finished, monkeypatch):
   assert json.loads(path.read_text()) == json.loads(stored)
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_each_cell_runs_once(
     table, finished, tmp_path, monkeypatch
 ):
@@ -177,6 +179,7 @@ def test_a_workdir_in_use_is_passed_over(table, tmp_path):
   ]
 
 
+@pytest.mark.slow
 def test_cells_of_other_processes_are_left_to_them(table, tmp_path, fake):
   lines = []
   with contextlib.ExitStack() as others:
@@ -273,6 +276,7 @@ def test_progress_is_shown_for_each_run(table, tmp_path, fake):
   assert rows == [('train', 1), ('train', 2)]
 
 
+@pytest.mark.slow
 def test_seeds_rule_training_partition_and_sampling(finished):
   _, cells, _ = finished
   for cell in cells:
@@ -286,6 +290,7 @@ def test_seeds_rule_training_partition_and_sampling(finished):
   assert cells[0]['accuracy'] != cells[2]['accuracy']
 
 
+@pytest.mark.slow
 def test_a_cell_says_where_it_comes_from(finished):
   out, cells, _ = finished
   for cell in cells:
@@ -332,6 +337,7 @@ def test_a_table_with_columns_has_a_cell_for_each(tmp_path, fake):
   assert sweep_table.read_cells(table, tmp_path) == cells
 
 
+@pytest.mark.slow
 def test_all_seeds_that_are_there_are_read(table, finished):
   out, cells, _ = finished
   part = table._replace(seeds=(0,))
@@ -339,6 +345,7 @@ def test_all_seeds_that_are_there_are_read(table, finished):
   assert found == [cells[0], cells[2], cells[1], cells[3]]
 
 
+@pytest.mark.slow
 def test_a_result_of_another_config_is_refused(table, finished):
   out, _, _ = finished
   rows = {'Private': table.rows['Private'].copy_and_resolve_references()}
@@ -347,6 +354,7 @@ def test_a_result_of_another_config_is_refused(table, finished):
     sweep_table.read_cells(table._replace(rows=rows), out / 'results')
 
 
+@pytest.mark.slow
 def test_results_that_are_not_there(table, finished, tmp_path):
   out, cells, _ = finished
   with pytest.raises(FileNotFoundError, match='There is no result under '):

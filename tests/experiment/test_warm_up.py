@@ -17,6 +17,7 @@ def whole(tmp_path_factory):
   return experiment.run(config(), tmp_path_factory.mktemp('runs') / 'whole')
 
 
+@pytest.mark.slow
 def test_the_warm_up_is_a_row_of_its_own(whole):
   order = [(row['round'], row['split']) for row in whole.rows]
   assert order == [

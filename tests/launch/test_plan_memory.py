@@ -82,6 +82,7 @@ def test_a_model_of_dense_layers_with_what_xla_plans():
   assert 0 < arguments and 0 < total <= arguments + outputs + temporary + 0.02
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
   def command(*args):
     return subprocess.run(

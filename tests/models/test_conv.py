@@ -379,14 +379,18 @@ def test_share_of_padding(size, share):
 
 
 def test_wide_layers_on_small_maps_are_cropped():
-  def chosen(size, channels, share):
+  def chosen(size, channels, share, batch=32):
     return choose_lowering(
-      (16, size, size, 9 * channels), platform='cpu', padding_share=share
+      (batch, size, size, 9 * channels),
+      platform='cpu',
+      channels=(channels, channels),
+      padding_share=share,
     )
 
   assert set(chosen(2, 256, 20 / 36)) == {'cropped'}
   assert chosen(8, 64, 92 / 576) == ('cropped', 'cropped', 'gemm')
-  assert set(chosen(2, 16, 20 / 36)) == {'gemm'}
+  assert set(chosen(2, 64, 20 / 36)) == {'gemm'}
+  assert set(chosen(2, 16, 20 / 36, batch=4096)) == {'gemm'}
   assert set(chosen(8, 64, 0.0)) == {'gemm'}
 
 

@@ -59,8 +59,8 @@ def small_maps(depth=1) -> BlockModel:
 def test_the_used_box_of_every_kernel():
   model = small_maps()
   trimmed = model.trim(model.init(jax.random.key(0))).params
-  assert trimmed['stem']['Conv_0']['kernel'].shape == (2, 2, 1, 4)
-  assert trimmed['mid0']['Conv_0']['kernel'].shape == (1, 1, 4, 4)
+  assert trimmed['stem'].params['Conv_0']['kernel'].shape == (2, 2, 1, 4)
+  assert trimmed['mid0'].params['Conv_0']['kernel'].shape == (1, 1, 4, 4)
   assert trimmed['head']['Dense_0']['kernel'].shape == (4, NUM_CLASSES)
 
 
