@@ -43,6 +43,7 @@ _STYLE = {
     'ytick.color': _GREY,
     'ytick.labelcolor': 'black',
 }
+_CURVES_A_PANEL = 10
 
 
 def draw_partition(labels, parts, path, group_of=None, *, title=None):
@@ -92,6 +93,8 @@ def draw_curves(
 ):
   """Draws one curve per label, with a band where there are several runs.
 
+  More than ten curves are dealt to panels, one below the other.
+
   Args:
     series: {label: (rounds, values)}. Rounds are [R]; values are [R], or
       [S, R] for S runs, drawn as their mean and a band of one standard
@@ -117,19 +120,30 @@ def draw_curves(
     raise ValueError('There is no curve to draw: series is empty.')
   curves = {label: _as_curve(label, *pair) for label, pair in series.items()}
   with matplotlib.rc_context(_STYLE):
-    figure = matplotlib.figure.Figure(figsize=(7.2, 4.2), layout='constrained')
-    axes = figure.add_subplot()
-    for i, (label, (rounds, values)) in enumerate(curves.items()):
-      _draw_curve(axes, i, label, rounds, values)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.grid(True)
-    axes.margins(x=0.02)
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    if percent:
-      axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    labels = list(curves)
+    panels = [
+        labels[i : i + _CURVES_A_PANEL]
+        for i in range(0, len(labels), _CURVES_A_PANEL)
+    ]
+    figure = matplotlib.figure.Figure(
+        figsize=(7.2, 4.2 * len(panels)), layout='constrained'
+    )
+    rows = figure.subplots(len(panels), sharex=True, sharey=True, squeeze=False)
+    for axes, names in zip(rows[:, 0], panels, strict=True):
+      for i, label in enumerate(names):
+        _draw_curve(axes, i, label, *curves[label])
+      axes.set(ylabel=ylabel)
+      axes.grid(True)
+      axes.margins(x=0.02)
+      axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+      if percent:
+        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+      if len(panels) > 1:
+        axes.legend(loc='upper left', bbox_to_anchor=(1, 1), handlelength=2.8)
+    axes.set(xlabel=xlabel)
     if title is not None:
-      axes.set_title(title, loc='left')
-    if len(curves) > 1:
+      rows[0, 0].set_title(title, loc='left')
+    if len(panels) == 1 < len(curves):
       figure.legend(loc='outside right upper', handlelength=2.8)
     return _save(figure, path)
 

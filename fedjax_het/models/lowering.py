@@ -13,14 +13,13 @@ _WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped')
 LARGE_BYTES = 8 << 20
 # 'cropped' pays from this share of padding, this many features of all slices,
 # and as many multiplications a tap: its products are smaller, which costs thin
-# layers and small batches more than it saves.
-# The gradient of the kernel turns operands around and wants more padding.
-_SOME_PADDING = 0.15
-_MUCH_PADDING = 0.25
+# layers, small batches, and several threads more than it saves.
+_MUCH_PADDING = 0.5
 _WIDE = 512
 _LARGE_PRODUCT = 1 << 21
-# With as many channels in and out, or less, 'pairs' beats 'native'.
-_THIN = 16
+# Forward passes with as many channels in and out, or less, take 'pairs': those
+# of the stem. With more, 'pairs' is faster on one thread, but not on two.
+_THIN = (4, 16)
 
 
 class Lowering(NamedTuple):
@@ -86,10 +85,10 @@ def choose_lowering(
   """The lowering that `conv` takes when none is forced.
 
   On CPU these are matrix products: cropped ones in wide layers that would
-  multiply much padding, 1.1 times faster on 8x8, 1.3 on 4x4 and 1.9 on 2x2
-  maps; but for float32 convolutions with large maps and many slices, whose
-  native forward pass and gradient of the input are some 1.3 times faster, with
-  at most 16 channels in pairs of columns once more.
+  multiply padding most of the time, as on 2x2 maps, where they are 1.3 times
+  faster on two threads and 1.9 on one; but for float32 convolutions with large
+  maps and many slices, whose native forward pass and gradient of the input are
+  some 1.3 times faster, and the stem's forward pass twice in pairs of columns.
   Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
   native passes throughout, which is not measured.
 
@@ -112,11 +111,9 @@ def choose_lowering(
   if size <= LARGE_BYTES or itemsize < 4 or min(patches_shape[1:3]) < 8:
     pixels, wide = math.prod(patches_shape[:3]), patches_shape[3] >= _WIDE
     large = channels is None or pixels * math.prod(channels) >= _LARGE_PRODUCT
-    if not (unit and wide and large and padding_share >= _SOME_PADDING):
-      return as_lowering('gemm')
-    much = padding_share >= _MUCH_PADDING
-    return Lowering('cropped', 'cropped', 'cropped' if much else 'gemm')
+    much = unit and wide and large and padding_share >= _MUCH_PADDING
+    return as_lowering('cropped' if much else 'gemm')
   if unit:
-    way = 'pairs' if channels and max(channels) <= _THIN else 'native'
-    return Lowering(way, way, 'rows')
+    thin = channels and all(n <= most for n, most in zip(channels, _THIN))
+    return Lowering('pairs' if thin else 'native', 'native', 'rows')
   return Lowering('native', 'gemm', 'slices')

@@ -116,15 +116,25 @@ def test_a_curve_of_several_runs_is_mean_and_deviation(tmp_path, figures):
 
 
 def test_curves_differ_in_more_than_colour(tmp_path, figures):
-  series = {f'method {i}': ([1, 2], [0, i]) for i in range(20)}
+  series = {f'method {i}': ([1, 2], [0, i]) for i in range(10)}
   pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy')
   lines = figures[0].axes[0].lines
   looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
-  assert len(looks) == 20
+  assert len(looks) == 10
   assert all(
       (a.get_linestyle(), a.get_marker()) != (b.get_linestyle(), b.get_marker())
       for a, b in itertools.pairwise(lines)
   )
+
+
+def test_many_curves_are_dealt_to_panels(tmp_path, figures):
+  series = {f'method {i}': ([1, 2], [0, i]) for i in range(24)}
+  pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy', 'Title')
+  panels = figures[0].axes
+  assert [len(axes.lines) for axes in panels] == [10, 10, 4]
+  named = [t.get_text() for a in panels for t in a.get_legend().get_texts()]
+  assert named == list(series) and not figures[0].legends
+  assert [axes.get_xlabel() for axes in panels] == ['', '', 'Round']
 
 
 def test_bars_stand_at_their_names_with_means_over_runs(tmp_path, figures):

@@ -388,19 +388,19 @@ def test_wide_layers_on_small_maps_are_cropped():
     )
 
   assert set(chosen(2, 256, 20 / 36)) == {'cropped'}
-  assert chosen(8, 64, 92 / 576) == ('cropped', 'cropped', 'gemm')
+  assert set(chosen(8, 64, 92 / 576)) == {'gemm'}
   assert set(chosen(2, 64, 20 / 36)) == {'gemm'}
   assert set(chosen(2, 16, 20 / 36, batch=4096)) == {'gemm'}
   assert set(chosen(8, 64, 0.0)) == {'gemm'}
 
 
-def test_thin_layers_on_large_maps_take_columns_in_pairs():
+def test_the_stem_on_large_maps_takes_columns_in_pairs():
   def chosen(channels, batch=32, strides=(1, 1)):
     patches = (batch, 32, 32, 9 * channels[0])
     return choose_lowering(patches, strides, platform='cpu', channels=channels)
 
-  assert chosen((16, 16)) == ('pairs', 'pairs', 'rows')
-  assert chosen((16, 32)) == ('native', 'native', 'rows')
+  assert chosen((3, 16), batch=128) == ('pairs', 'native', 'rows')
+  assert chosen((16, 16)) == ('native', 'native', 'rows')
   assert chosen((16, 16), strides=(2, 2)) == ('native', 'gemm', 'slices')
   assert set(chosen((16, 16), batch=8)) == {'gemm'}
 
