@@ -120,30 +120,27 @@ def draw_curves(
     raise ValueError('There is no curve to draw: series is empty.')
   curves = {label: _as_curve(label, *pair) for label, pair in series.items()}
   with matplotlib.rc_context(_STYLE):
-    labels = list(curves)
-    panels = [
-        labels[i : i + _CURVES_A_PANEL]
-        for i in range(0, len(labels), _CURVES_A_PANEL)
-    ]
+    num_panels = -(-len(curves) // _CURVES_A_PANEL)
     figure = matplotlib.figure.Figure(
-        figsize=(7.2, 4.2 * len(panels)), layout='constrained'
+        figsize=(7.2, 4.2 * num_panels), layout='constrained'
     )
-    rows = figure.subplots(len(panels), sharex=True, sharey=True, squeeze=False)
-    for axes, names in zip(rows[:, 0], panels, strict=True):
-      for i, label in enumerate(names):
-        _draw_curve(axes, i, label, *curves[label])
+    rows = figure.subplots(num_panels, sharex=True, sharey=True, squeeze=False)
+    for i, (label, curve) in enumerate(curves.items()):
+      panel, place = divmod(i, _CURVES_A_PANEL)
+      _draw_curve(rows[panel, 0], place, label, *curve)
+    for axes in rows[:, 0]:
       axes.set(ylabel=ylabel)
       axes.grid(True)
       axes.margins(x=0.02)
       axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
       if percent:
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-      if len(panels) > 1:
+      if num_panels > 1:
         axes.legend(loc='upper left', bbox_to_anchor=(1, 1), handlelength=2.8)
     axes.set(xlabel=xlabel)
     if title is not None:
       rows[0, 0].set_title(title, loc='left')
-    if len(panels) == 1 < len(curves):
+    if num_panels == 1 < len(curves):
       figure.legend(loc='outside right upper', handlelength=2.8)
     return _save(figure, path)
 

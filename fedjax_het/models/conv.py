@@ -196,14 +196,9 @@ def _forward(x, w, geometry, way, precision):
   if way in ('native', 'pairs'):
     return _native(x, w, geometry, way, precision)
   if way == 'cropped':
-    windows = taps_lib.tap_windows(geometry, x.shape[1:3])
-    kernels = w.reshape((len(windows), *w.shape[2:]))
-    parts = [
-        (outs, _dot(x[:, *ins], kernel, (3,), (0,), precision))
-        for (outs, ins), kernel in zip(windows, kernels, strict=True)
-    ]
-    sizes = geometry.out_sizes(x.shape[1:3])
-    return taps_lib.add_windows(parts, sizes).astype(x.dtype)
+    sizes = x.shape[1:3]
+    outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
+    return _cropped(x, w, ins, outs, 0, geometry.out_sizes(sizes), precision)
   patches = _patches(x, geometry, way)
   kernels = w.reshape((len(patches), -1, w.shape[3]))
   y = sum(
@@ -221,13 +216,8 @@ def _d_input(dy, w, sizes, geometry, way, precision):
   # turning it around would move more bytes than the rest where maps are small.
   num_in = w.shape[2]
   if way == 'cropped' and geometry.strides == (1, 1):
-    windows = taps_lib.tap_windows(geometry, sizes)
-    kernels = w.reshape((len(windows), *w.shape[2:]))
-    parts = [
-        (ins, _dot(dy[:, *outs], kernel, (3,), (1,), precision))
-        for (outs, ins), kernel in zip(windows, kernels, strict=True)
-    ]
-    return taps_lib.add_windows(parts, sizes).astype(dy.dtype)
+    outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
+    return _cropped(dy, w, outs, ins, 1, sizes, precision)
   if way == 'gemm':
     arrays = [_dot(dy, w.reshape((-1, w.shape[3])), (3,), (1,), precision)]
 
@@ -241,6 +231,16 @@ def _d_input(dy, w, sizes, geometry, way, precision):
       return _dot(dy, kernels[i], (3,), (1,), precision)
 
   return taps_lib.add_taps(pick, arrays, geometry, sizes).astype(dy.dtype)
+
+
+def _cropped(a, w, sources, targets, axis, sizes, precision):
+  """Each tap's part of `a` by its kernel's `axis`, added where it belongs."""
+  kernels = w.reshape((len(sources), *w.shape[2:]))
+  parts = [
+      (target, _dot(a[:, *source], kernel, (3,), (axis,), precision))
+      for source, target, kernel in zip(sources, targets, kernels, strict=True)
+  ]
+  return taps_lib.add_windows(parts, sizes).astype(a.dtype)
 
 
 def _native(x, w, geometry, way, precision, dilation=(1, 1)):

@@ -127,7 +127,14 @@ def test_gradients_are_those_of_the_whole_and_zero_elsewhere():
     ('fedin', dict(rule='sequential')),
   ],
 )
-def test_training_without_them_is_the_same(name, options):
+def test_training_without_them_is_the_same(name, options, monkeypatch):
+  trimmed, trim = [], BlockModel.trim
+
+  def counted(model, variables):
+    trimmed.append(model.name)
+    return trim(model, variables)
+
+  monkeypatch.setattr(BlockModel, 'trim', counted)
   ids = np.arange(2)
   federation = Federation(
     tuple(Group(f'd{d}', small_maps(d), 2 * (d - 1) + ids) for d in (1, 2)),
@@ -148,7 +155,10 @@ def test_training_without_them_is_the_same(name, options):
       state, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
     return state
 
-  got, want = map(models_after_two_rounds, (True, False))
+  want = models_after_two_rounds(False)
+  assert not trimmed
+  got = models_after_two_rounds(True)
+  assert set(trimmed) == {'small1', 'small2'}
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
     (got.server, got.clients),
