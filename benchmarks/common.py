@@ -91,6 +91,7 @@ def make_federation(
 
 def interleave(
     programs: Mapping[str, tuple[Callable[[], object], int]],
+    pause: float = 0.3,
 ) -> dict[str, float]:
   """Least seconds of each program, their repetitions taken in turn.
 
@@ -99,6 +100,7 @@ def interleave(
 
   Args:
     programs: {name: (call that returns when its work is done, repetitions)}.
+    pause: Seconds before each call.
 
   Returns:
     {name: seconds}.
@@ -107,7 +109,7 @@ def interleave(
   for turn in range(max(times for _, times in programs.values())):
     for name, (call, times) in programs.items():
       if turn < times:
-        time.sleep(0.3)  # Lets the threads of the one before fall asleep.
+        time.sleep(pause)  # Lets the threads of the one before fall asleep.
         start = time.perf_counter()
         call()
         best[name] = min(best[name], time.perf_counter() - start)

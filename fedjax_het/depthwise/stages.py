@@ -230,8 +230,26 @@ def _apply(model, variables, x, positions, mask, key):
   return x, stats
 
 
+class Cached(NamedTuple):
+  """What frozen blocks make of all of a client's examples.
+
+  Attributes:
+    rows: [R, ...] in the order in which they were computed; a multiple of the
+      batch size, what is more than the client's examples is of no use.
+    place: [M] int32, the row of each position in the client's table.
+  """
+
+  rows: jax.Array
+  place: jax.Array
+
+  def at(self, position: jax.Array) -> jax.Array:
+    """[B, ...] of the examples at [B] positions."""
+    row = self.place[position]
+    return self.rows.at[row].get(mode='promise_in_bounds')
+
+
 def stage_loss(
-    stage: Stage, frozen: Variables, inputs: jax.Array | None = None
+    stage: Stage, frozen: Variables, inputs: Cached | None = None
 ) -> Callable[..., Any]:
   """The loss of a stage, as `fit` takes it.
 
@@ -241,8 +259,8 @@ def stage_loss(
   Args:
     stage: The stage.
     frozen: Variables with at least the frozen blocks.
-    inputs: [M, ...] z_{j-1} of the client's examples, which is then gathered
-      instead of computed; None computes it.
+    inputs: z_{j-1} of the client's examples, which is then gathered instead of
+      computed; None computes it.
 
   Returns:
     `(variables of the trained blocks, batch, key) -> (loss, (stats, {}))`.
@@ -254,7 +272,7 @@ def stage_loss(
           stage.model, frozen, batch.x, stage.frozen, batch.mask, key
       )
     else:
-      z = inputs[batch.position]
+      z = inputs.at(batch.position)
     z, stats = _apply(
         stage.model,
         variables,
@@ -282,14 +300,15 @@ def stage_inputs(
     data: ClientData,
     key: jax.Array,
     batch_size: int,
-    before: tuple[tuple[int, ...], jax.Array] | None = None,
-) -> jax.Array:
+    before: tuple[tuple[int, ...], Cached] | None = None,
+) -> Cached:
   """z_{j-1} of all of a client's examples, each computed once.
 
   In random batches and in training mode, as `stage_loss` would. Where norms
   use batch statistics (or data are augmented, or blocks drop out) an example
-  then keeps one draw of its batch for the whole stage, instead of a fresh one
-  every epoch; with other norms nothing changes.
+  then keeps one draw of its batch for the whole stage, and for those that go
+  on from it, instead of a fresh one every epoch; with other norms nothing
+  changes.
 
   Args:
     stage: The stage.
@@ -301,24 +320,37 @@ def stage_inputs(
       from.
 
   Returns:
-    [M, ...] by position in the client's table; zeros for its padding.
+    [R, ...] rows, and where those of each position stand.
   """
   done, start = ((), None) if before is None else before
   positions = [i for i in stage.frozen if i not in done]
   shape = stage.model.shapes[stage.frozen[-1]]
   length = data.index.shape[0]
   order_key, key = jax.random.split(key)
-  order = shuffled_positions(order_key, data)
+  if start is None:
+    order = shuffled_positions(order_key, data)
+    place = jnp.argsort(order).astype(jnp.int32)
+  else:
+    order, place = None, start.place
 
-  def body(i, inputs):
-    place = i * batch_size + jnp.arange(batch_size)
-    mask = place < data.size
-    at = order[jnp.minimum(place, length - 1)]
+  def body(i, rows):
+    begin = i * batch_size
+    row = begin + jnp.arange(batch_size)
+    mask = row < data.size
     augment_key, block_key = jax.random.split(jax.random.fold_in(key, i))
-    z = data.batch(at, mask, augment_key).x if start is None else start[at]
+    if start is None:
+      at = order[jnp.minimum(row, length - 1)]
+      z = data.batch(at, mask, augment_key).x
+    else:
+      z = jax.lax.dynamic_slice_in_dim(start.rows, begin, batch_size)
     z, _ = _apply(stage.model, variables, z, positions, mask, block_key)
-    return inputs.at[jnp.where(mask, at, length)].set(z, mode='drop')
+    return jax.lax.dynamic_update_slice_in_dim(rows, z, begin, 0)
 
-  return jax.lax.fori_loop(
-      0, -(-data.size // batch_size), body, jnp.zeros((length, *shape))
+  num_rows = -(-length // batch_size) * batch_size
+  rows = jax.lax.fori_loop(
+      0,
+      -(-data.size // batch_size),
+      body,
+      jnp.zeros((num_rows, *shape)),
   )
+  return Cached(rows, place)

@@ -1,0 +1,303 @@
+"""Every way to compute each pass of every convolution of a net, timed.
+
+  python -m benchmarks.lowerings [--models=resnet18,...] [--quick]
+    [--output=FILE]
+
+The ways are those of `fedjax_het.models.conv`; the passes are the forward pass
+and the gradients of the input and of the kernel. A pass is timed in a loop, as
+local training runs it, on all threads, the ways in turn, and the least time of
+each counts. Layers of one shape are timed once. One row a layer and pass, the
+way that `choose_lowering` takes in bold, and its speed; operations with padding
+are not counted. Then one row a net, all layers summed: what is chosen, the
+fastest of every row (what a choice measured on this machine could reach), one
+way throughout, what the operations would take at the speed of large products,
+and a whole local step, in which norms, pooling and the optimiser come on top. A
+way that takes another's place in some geometry is left out there. Let the
+machine be idle.
+"""
+
+import argparse
+import functools
+import math
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from benchmarks import common, flops, programs
+from fedjax_het.algorithms import fedavg
+from fedjax_het.models import BlockModel, create
+from fedjax_het.models import taps as taps_lib
+from fedjax_het.models.conv import conv
+from fedjax_het.models.lowering import Lowering, choose_lowering
+
+INPUT_SHAPE = (32, 32, 3)
+# Nets with batch size and optimiser: those of FedIN, FeDepth, FedHe and of the
+# CIFAR-10 benchmark of simulators.
+NETS = {
+    'resnet18': (16, optax.adam),
+    'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
+    'fedhe_cnn9': (50, optax.adam),
+    'dropout_cnn': (10, optax.sgd),
+}
+STEPS = 8
+WAYS = {
+    'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
+    'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
+    'd_weight': ('native', 'slices', 'gemm', 'cropped', 'rows'),
+}
+# A timed call lasts this long or, of slow ways, one pass.
+CALL_SECONDS = 0.05
+
+
+class Layer(NamedTuple):
+  """A convolution: images [H, W, I], kernel [h, w, I, O]."""
+
+  images: tuple[int, int, int]
+  kernel: tuple[int, int, int, int]
+  strides: tuple[int, int]
+  padding: object
+
+  def __str__(self):
+    size, stride = self.images[0], self.strides[0]
+    height, width, num_in, num_out = self.kernel
+    text = f'{size}x{self.images[1]}, {height}x{width}, {num_in} to {num_out}'
+    return text + (f', stride {stride}' if stride > 1 else '')
+
+
+def layers_of(model: BlockModel) -> dict[Layer, int]:
+  """The convolutions of a forward pass, with how often each shape occurs."""
+  found: dict[Layer, int] = {}
+
+  def record(call, args, kwargs, context):
+    module = context.module
+    if isinstance(module, nn.Conv) and context.method_name == '__call__':
+      images = args[0].shape[1:]
+      strides = module.strides or 1
+      strides = (strides,) * 2 if isinstance(strides, int) else tuple(strides)
+      kernel = (*module.kernel_size, images[2], module.features)
+      padding = module.padding
+      if not isinstance(padding, (str, int)):
+        padding = tuple(map(tuple, padding))
+      layer = Layer(images, kernel, strides, padding)
+      found[layer] = found.get(layer, 0) + 1
+    return call(*args, **kwargs)
+
+  x = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
+  variables = model.abstract_variables  # Traces the model, too.
+  with nn.intercept_methods(record):
+    jax.eval_shape(model.apply, variables, x)
+  return found
+
+
+def chosen_lowering(layer: Layer, batch_size: int) -> Lowering:
+  """What `conv` takes for a layer when nothing is forced."""
+  sizes = layer.images[:2]
+  geometry = taps_lib.resolve_padding(
+      layer.padding, sizes, layer.kernel[:2], layer.strides
+  )
+  _, geometry = taps_lib.busy_taps(geometry, sizes)
+  num_features = math.prod(geometry.kernel) * layer.images[2]
+  return choose_lowering(
+      (batch_size, *geometry.out_sizes(sizes), num_features),
+      layer.strides,
+      channels=layer.kernel[2:],
+      padding_share=taps_lib.padding_share(geometry, sizes),
+  )
+
+
+def pass_of(layer: Layer, kind: str, way: str):
+  """A function of (x, w, dy) that computes one pass in one way."""
+  ways = Lowering('gemm', 'gemm', 'gemm')._replace(**{kind: way})
+
+  def forward(x, w):
+    return conv(x, w, layer.strides, layer.padding, lowering=ways)
+
+  if kind == 'forward':
+    return lambda x, w, dy: forward(x, w)
+  if kind == 'd_input':
+    return lambda x, w, dy: jax.vjp(lambda x: forward(x, w), x)[1](dy)[0]
+  return lambda x, w, dy: jax.vjp(lambda w: forward(x, w), w)[1](dy)[0]
+
+
+def looped(fn, operands):
+  """Compiles `call(times)`, which runs `fn` that many times, and runs it."""
+
+  @jax.jit
+  def run(times, operands):
+    def body(_, carry):
+      operands, _ = carry
+      # No iteration starts before the last one's result is there, so that
+      # nothing is computed once for all of them.
+      return lax.optimization_barrier((operands, fn(*operands)))
+
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, *operands))
+    return lax.fori_loop(0, times, body, (operands, zeros))[1]
+
+  def call(times):
+    jax.block_until_ready(run(times, operands))
+
+  call(1)
+  return call
+
+
+def measure(
+    layer: Layer, batch_size: int, repetitions: int
+) -> tuple[dict[str, dict[str, float]], int]:
+  """Times each way of each pass of a layer.
+
+  Args:
+    layer: The layer.
+    batch_size: Images at once.
+    repetitions: Of each way.
+
+  Returns:
+    {pass: {way: milliseconds}}, and the operations of a pass, of which all
+    three have as many.
+  """
+  keys = jax.random.split(jax.random.key(0), 3)
+  x = jax.random.normal(keys[0], (batch_size, *layer.images))
+  w = jax.random.normal(keys[1], layer.kernel)
+  y = jax.eval_shape(pass_of(layer, 'forward', 'gemm'), x, w, None)
+  operands = x, w, jax.random.normal(keys[2], y.shape)
+  found = {}
+  for kind, ways in WAYS.items():
+    calls, times = {}, {}
+    for way in ways:
+      # With strides these two are other ways by another name.
+      if layer.strides != (1, 1) and way in ('pairs', 'rows'):
+        continue
+      call = looped(pass_of(layer, kind, way), operands)
+      once = common.interleave({way: (lambda call=call: call(1), 1)})[way]
+      times[way] = max(1, math.ceil(CALL_SECONDS / once))
+      calls[way] = (lambda call=call, n=times[way]: call(n)), repetitions
+    seconds = common.interleave(calls, pause=0.02)
+    found[kind] = {way: 1e3 * s / times[way] for way, s in seconds.items()}
+  forward = pass_of(layer, 'forward', 'native')
+  return found, flops.product_flops(forward, *operands)
+
+
+def local_step(name: str, repetitions: int) -> tuple[float, float]:
+  """Milliseconds of a local step, and operations of large products a second."""
+  batch_size, optimizer = NETS[name]
+  federation, data = common.make_federation(
+      create(name, INPUT_SHAPE, 10),
+      1,
+      batch_size * STEPS,
+      common.local_training(optimizer, batch_size=batch_size),
+  )
+  task = programs.Round(fedavg(federation), federation, data, 1)
+  train = programs.library(task, 'map', batch_size * STEPS)
+  train.call()
+  multiply, num = programs.matrix_product()
+  seconds = common.interleave(
+      {'train': (train.call, repetitions), 'product': (multiply, repetitions)}
+  )
+  return 1e3 * seconds['train'] / STEPS, num / seconds['product']
+
+
+def summary(rows, step: float, peak: float) -> dict[str, float]:
+  """Milliseconds of all layers of a net.
+
+  Args:
+    rows: Of the net, as `measure_net` returns them.
+    step: Milliseconds of a local step.
+    peak: Operations of large products a second.
+
+  Returns:
+    The columns of the second table.
+  """
+
+  def total(pick):
+    return sum(row['count'] * row['milliseconds'][pick(row)] for row in rows)
+
+  sums = {
+      'chosen': total(lambda row: row['chosen']),
+      'fastest': total(
+          lambda row: min(row['milliseconds'], key=row['milliseconds'].get)
+      ),
+  }
+  for way in ('native', 'gemm', 'slices'):
+    sums[f'{way} alone'] = total(lambda row, way=way: way)
+  operations = sum(row['count'] * row['operations'] for row in rows)
+  sums['at the peak'] = 1e3 * operations / peak
+  sums['local step'] = step
+  return sums
+
+
+def measure_net(name: str, repetitions: int) -> list[dict[str, object]]:
+  """One row a layer and pass of a net of `NETS`."""
+  batch_size, rows = NETS[name][0], []
+  for layer, count in layers_of(create(name, INPUT_SHAPE, 10)).items():
+    chosen = chosen_lowering(layer, batch_size)._asdict()
+    found, operations = measure(layer, batch_size, repetitions)
+    for kind, milliseconds in found.items():
+      way = chosen[kind] if chosen[kind] in milliseconds else 'native'
+      rows.append({
+          'net': name,
+          'layer': str(layer),
+          'count': count,
+          'pass': kind,
+          'chosen': way,
+          'milliseconds': milliseconds,
+          'operations': operations,
+      })
+    print(f'{name}, {layer}: done', flush=True)
+  return rows
+
+
+def report(rows) -> str:
+  """The table of passes."""
+  ways = tuple(dict.fromkeys(way for some in WAYS.values() for way in some))
+
+  def cell(row, way):
+    milliseconds = row['milliseconds'].get(way)
+    if milliseconds is None:
+      return ''
+    text = f'{milliseconds:.3g}'
+    return f'**{text}**' if way == row['chosen'] else text
+
+  return common.markdown(
+      ['net', 'layer', 'times', 'pass', *(f'{w}, ms' for w in ways), 'GFLOP/s'],
+      [
+          [row['net'], row['layer'], row['count'], row['pass']]
+          + [cell(row, way) for way in ways]
+          + [row['operations'] / row['milliseconds'][row['chosen']] / 1e6]
+          for row in rows
+      ],
+  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
+  parser.add_argument('--quick', action='store_true', help='one small net')
+  parser.add_argument('--output', help='JSON file to write')
+  args = parser.parse_args()
+  names = args.models.split(',') if args.models else list(NETS)
+  if args.quick and not args.models:
+    names = ['dropout_cnn']
+  for name in names:
+    if name not in NETS:
+      parser.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
+  repetitions = 2 if args.quick else 4
+  rows, sums = [], {}
+  for name in names:
+    found = measure_net(name, repetitions)
+    sums[name] = summary(found, *local_step(name, repetitions))
+    rows += found
+  print(report(rows) + '\n')
+  header = ['all layers, ms', *next(iter(sums.values()))]
+  print(common.markdown(header, [[n, *s.values()] for n, s in sums.items()]))
+  suffix = '_quick' if args.quick else ''
+  common.write(
+      args.output or common.RESULTS / f'lowerings{suffix}.json',
+      {'rows': rows, 'milliseconds': sums},
+  )
+
+
+if __name__ == '__main__':
+  main()
