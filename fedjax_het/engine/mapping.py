@@ -5,7 +5,7 @@ agree up to the rounding of sums. How clients are mapped is a choice made
 outside the algorithm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -124,7 +124,7 @@ def map_clients(
   if backend in ('map', 'vmap'):
     return _device_loop(fn, chunk)
   mesh = client_mesh() if mesh is None else mesh
-  return _across_devices(_device_loop(fn, chunk), backend, mesh, load)
+  return _dealt(_device_loop(fn, chunk), backend, mesh, load)
 
 
 def _zeros(shapes, leading=()):
@@ -230,45 +230,93 @@ def _where(keep, new, old):
   return jnp.where(keep, new, jnp.asarray(old, new.dtype))
 
 
-def _across_devices(inner, backend, mesh, load):
-  """Deals the clients to the devices, each of which runs its own."""
+def map_groups(
+    fns: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]],
+    chunk: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[Any, Any, Any], dict[str, tuple[Any, Any]]]:
+  """`map_clients` with 'shard_map' over several groups whose clients are dealt.
+
+  No device waits for another before it has done its clients of all groups, so
+  that groups too small to fill the devices run side by side.
+
+  Args:
+    fns: {group: function of one client}, as for `map_clients`.
+    chunk: As for `map_clients`.
+    mesh: As for `map_clients`.
+
+  Returns:
+    `mapped(shared, args, num) -> {group: (summed, kept)}`, with {group: args}
+    and {group: [D] clients of each device}.
+  """
+  mesh = client_mesh() if mesh is None else mesh
+  inners = {name: _device_loop(fn, chunk) for name, fn in fns.items()}
+  return _across_devices(inners, 'shard_map', mesh)
+
+
+def _across_devices(inners, backend, mesh):
+  """Each device runs its clients of all groups, then all add up."""
   num_devices = mesh.devices.size
   by_device = jax.P('client')
 
   def local(shared, args, num):
-    summed, kept = inner(shared, args, jnp.reshape(num, ()))
-    return jax.lax.psum(summed, 'client'), kept
+    results = {
+        name: inner(shared, args[name], jnp.reshape(num[name], ()))
+        for name, inner in inners.items()
+    }
+    # All sums after all training: a sum waits for the slowest device.
+    results = jax.lax.optimization_barrier(results)
+    summed = jax.lax.psum({n: r[0] for n, r in results.items()}, 'client')
+    return summed, {name: kept for name, (_, kept) in results.items()}
+
+  def together(summed, kept):
+    return {name: (summed[name], kept[name]) for name in inners}
 
   if backend == 'shard_map':
-    run = jax.shard_map(
+    sharded = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=(jax.P(), by_device, by_device),
         out_specs=(jax.P(), by_device),
         check_vma=False,
     )
-  else:
-    pmapped = jax.pmap(
-        local,
-        axis_name='client',
-        in_axes=(None, 0, 0),
-        out_axes=(None, 0),
-        devices=list(mesh.devices.flat),
+    return lambda shared, args, num: together(*sharded(shared, args, num))
+
+  pmapped = jax.pmap(
+      local,
+      axis_name='client',
+      in_axes=(None, 0, 0),
+      out_axes=(None, 0),
+      devices=list(mesh.devices.flat),
+  )
+  # After a round the state lies on the whole mesh, and what follows from it
+  # too; `pmap` wants each device's share in its place.
+  share = jax.sharding.NamedSharding(mesh, by_device)
+
+  def run(shared, args, num):
+    def cut(a):
+      size = len(a) // num_devices
+      return a.reshape(num_devices, size, *a.shape[1:])
+
+    args, num = jax.device_put(jax.tree.map(cut, (args, num)), share)
+    summed, kept = pmapped(shared, args, num)
+    return together(
+        summed,
+        jax.tree.map(
+            lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), kept
+        ),
     )
-    # After a round the state lies on the whole mesh, and what follows from it
-    # too; `pmap` wants each device's share in its place.
-    share = jax.sharding.NamedSharding(mesh, by_device)
 
-    def run(shared, args, num):
-      def cut(a):
-        size = len(a) // num_devices
-        return a.reshape(num_devices, size, *a.shape[1:])
+  return run
 
-      args, num = jax.device_put(jax.tree.map(cut, (args, num)), share)
-      summed, kept = pmapped(shared, args, num)
-      return summed, jax.tree.map(
-          lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), kept
-      )
+
+def _dealt(inner, backend, mesh, load):
+  """Deals one group's clients, unless they come dealt already."""
+  num_devices = mesh.devices.size
+  across = _across_devices({'all': inner}, backend, mesh)
+
+  def run(shared, args, num):
+    return across(shared, {'all': args}, {'all': num})['all']
 
   dealt = jax.jit(deal, static_argnums=2)
 

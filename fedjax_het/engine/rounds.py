@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import mapping, placement
-from fedjax_het.engine.balance import Deal, deal
+from fedjax_het.engine.balance import deal_groups, step_weights
 from fedjax_het.engine.cohort import fetch, make_plan, store
 from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.traffic import Traffic, num_bytes
@@ -132,9 +132,9 @@ def make_cohort_round(
     _, data, _, _ = shared
     return visit_steps(federation.local, data.sizes[args[0]])
 
-  def make_mapped(group):
-    visit = make_visit(algorithm, group)
+  visits = {g.name: make_visit(algorithm, g) for g in federation.groups}
 
+  def make_mapped(visit):
     def of_row(shared, arg):
       clients, shared = shared
       client_id, row = arg
@@ -149,24 +149,35 @@ def make_cohort_round(
         load=load,
     )
 
-    def call(shared, share, clients, who: Deal | None):
+    def call(shared, share, clients):
       if tables:
         return mapped(
             (clients, shared), (share.client_id, share.row), share.num_valid
         )
-      if who is None:
-        return mapped(shared, (share.client_id, clients), share.num_valid)
-      ids = share.client_id[who.slot]
-      summed, (updated, *rest) = mapped(shared, (ids, clients), who.num)
-      # The server's step is the same on all devices, and cut on none.
-      rest = jax.lax.with_sharding_constraint(
-          who.collect(tuple(rest)), placement.everywhere(mesh)
-      )
-      return summed, (updated, *rest)
+      return mapped(shared, (share.client_id, clients), share.num_valid)
 
     return call
 
-  calls = {group.name: make_mapped(group) for group in federation.groups}
+  calls = {name: make_mapped(visit) for name, visit in visits.items()}
+
+  def run_dealt(shared, shares, clients, deals):
+    """All groups at once, each device its own clients."""
+    args = {
+        name: (shares[name].client_id[who.slot], clients[name])
+        for name, who in deals.items()
+    }
+    num = {name: who.num for name, who in deals.items()}
+    mapped = mapping.map_groups(visits, chunk, mesh)(shared, args, num)
+    # The server's step is the same on all devices, and cut on none.
+    everywhere = placement.everywhere(mesh)
+
+    def collect(who, rest):
+      return jax.lax.with_sharding_constraint(who.collect(rest), everywhere)
+
+    return {
+        name: (summed, (updated, *collect(deals[name], tuple(rest))))
+        for name, (summed, (updated, *rest)) in mapped.items()
+    }
 
   @jax.jit
   def finish(start, shares, results, key):
@@ -191,12 +202,13 @@ def make_cohort_round(
   def run(start, shares, clients, data, key, deals=None):
     round_num, server = start
     shared = server, data, key, round_num
-    results = {
-        name: call(
-            shared, shares[name], clients[name], deals and deals[name]
-        )
-        for name, call in calls.items()
-    }
+    if deals:
+      results = run_dealt(shared, shares, clients, deals)
+    else:
+      results = {
+          name: call(shared, shares[name], clients[name])
+          for name, call in calls.items()
+      }
     return finish(start, shares, results, key)
 
   return run
@@ -277,14 +289,19 @@ def _make_sharded_round(algorithm, federation, cohort_size, chunk, mesh):
   run_cohort = make_cohort_round(
       algorithm, federation, backend='shard_map', chunk=chunk, mesh=mesh
   )
+  weights = step_weights(federation)
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
     shares = plan(state.round_num, sampling_key)
-    deals, rows, clients = {}, {}, {}
-    for name, share in shares.items():
-      steps = visit_steps(federation.local, data.sizes[share.client_id])
-      who = deal(steps, share.num_valid, mesh.devices.size)
-      deals[name], rows[name] = who, share.row[who.slot]
+    # In full on each device: one that had to ask others for its clients of a
+    # group would wait until these have done theirs of the one before.
+    deals = jax.lax.with_sharding_constraint(
+        deal_groups(federation, weights, shares, data, mesh.devices.size),
+        placement.everywhere(mesh),
+    )
+    rows, clients = {}, {}
+    for name, who in deals.items():
+      rows[name] = shares[name].row[who.slot]
       clients[name] = placement.take_rows(
           mesh, state.clients[name], rows[name], who.num
       )

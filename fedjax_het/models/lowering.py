@@ -20,6 +20,8 @@ _LARGE_PRODUCT = 1 << 21
 # Forward passes with as many channels in and out, or less, take 'pairs': those
 # of the stem. With more, 'pairs' is faster on one thread, but not on two.
 _THIN = (4, 16)
+# With strides, forward passes of fewer channels in than this are native.
+_MANY = 64
 
 
 class Lowering(NamedTuple):
@@ -88,7 +90,8 @@ def choose_lowering(
   multiply padding most of the time, as on 2x2 maps, where they are 1.3 times
   faster on two threads and 1.9 on one; but for float32 convolutions with large
   maps and many slices, whose native forward pass and gradient of the input are
-  some 1.3 times faster, and the stem's forward pass twice in pairs of columns.
+  some 1.3 times faster (with strides: the forward pass of thin layers alone),
+  and the stem's forward pass twice in pairs of columns.
   Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
   native passes throughout, which is not measured.
 
@@ -116,4 +119,5 @@ def choose_lowering(
   if unit:
     thin = channels and all(n <= most for n, most in zip(channels, _THIN))
     return Lowering('pairs' if thin else 'native', 'native', 'rows')
-  return Lowering('native', 'gemm', 'slices')
+  thin = channels is not None and channels[0] < _MANY
+  return Lowering('native' if thin else 'gemm', 'gemm', 'gemm')

@@ -28,10 +28,15 @@ def test_products_are_counted_once_for_each_pixel_of_the_image():
       np.zeros((7, 5, 3, 3), np.float32),
   )
   assert count == 2 * 2 * 5 * 7  # Eight of nine taps lie in the padding.
-  # Along an axis of 5 with padding 1: stride 1 has 2 + 3 + 3 + 3 + 2 pairs,
-  # stride 2 has 2 + 3 + 2.
-  assert flops._pairs(5, 3, 5, 1, 1) == 13
-  assert flops._pairs(5, 3, 3, 2, 1) == 7
+  for stride, pairs in ((1, 2 + 3 + 3 + 3 + 2), (2, 2 + 3 + 2)):
+    count = flops.product_flops(
+        lambda x, w, stride=stride: jax.lax.conv_general_dilated(
+            x, w, (stride, 1), ((1, 1), (0, 0))
+        ),
+        np.zeros((1, 1, 5, 1), np.float32),
+        np.zeros((1, 1, 3, 1), np.float32),
+    )
+    assert count == 2 * pairs
 
 
 def test_products_in_a_scan_count_for_every_step():

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine.balance import deal
+from fedjax_het.engine.balance import deal, deal_groups, step_weights
+from fedjax_het.engine.cohort import make_plan
+from tests.tiny import tiny_data, tiny_federation
 
 
 def by_hand(loads, num_devices, capacity):
@@ -77,3 +79,26 @@ def test_keeps_grahams_bound(seed):
 def test_a_full_device_gets_no_more():
   # Memory before balance: three places each.
   assert dealt(np.array([100, 1, 1, 1, 1, 1]), 6, 2) == [[0, 4, 5], [1, 2, 3]]
+
+
+def test_a_second_group_goes_on_from_the_first():
+  first = deal(jnp.array([5.0]), 1, 2)
+  second = deal(jnp.array([3.0, 1.0]), 2, 2, first.total)
+  np.testing.assert_array_equal(first.num, [1, 0])
+  # One place a device: the longer one to the device that is free.
+  np.testing.assert_array_equal(second.slot, [1, 0])
+  np.testing.assert_array_equal(second.total, [6.0, 3.0])
+
+
+def test_small_groups_share_the_devices():
+  """Groups of one client each, the dearest models first, on two devices."""
+  federation = tiny_federation((1, 2, 3), norm=False)
+  counts = step_weights(federation)
+  names = [group.name for group in federation.groups]
+  assert list(counts) == names[::-1] and max(counts.values()) == 1.0
+  data = tiny_data((8,) * federation.num_clients)
+  shares = make_plan(federation, federation.num_clients)(0, jax.random.key(0))
+  deals = deal_groups(federation, counts, shares, data, 2)
+  assert list(deals) == names
+  total = np.asarray(deals[names[0]].total)
+  assert total.max() <= 4 / 3 * total.mean()

@@ -401,7 +401,8 @@ def test_the_stem_on_large_maps_takes_columns_in_pairs():
 
   assert chosen((3, 16), batch=128) == ('pairs', 'native', 'rows')
   assert chosen((16, 16)) == ('native', 'native', 'rows')
-  assert chosen((16, 16), strides=(2, 2)) == ('native', 'gemm', 'slices')
+  assert chosen((16, 16), strides=(2, 2)) == ('native', 'gemm', 'gemm')
+  assert chosen((128, 256), strides=(2, 2)) == ('gemm',) * 3
   assert set(chosen((16, 16), batch=8)) == {'gemm'}
 
 
