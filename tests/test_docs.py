@@ -226,12 +226,14 @@ def _commands():
   for path in (README, *DOCS):
     for line in shell_lines(path):
       if 'launch.train --config' in line:
-        yield pytest.param(line, id=f'{path.stem}: {line[25:]}')
+        _, _, flags = line.partition('launch.train ')
+        yield pytest.param(line, id=f'{path.stem}: {flags}')
 
 
 @pytest.mark.parametrize('line', _commands())
 def test_every_command_names_a_config_that_is_accepted(line, fedmedian):
-  flags = dict(arg.split('=', 1) for arg in shlex.split(line)[3:])
+  _, command = line.split('python -m launch.train ')  # Settings come before.
+  flags = dict(arg.split('=', 1) for arg in shlex.split(command))
   path, _, variants = flags.pop('--config').partition(':')
   if path == 'configs/fedmedian.py':
     get_config = execute(examples(README)['config'])['get_config']

@@ -198,6 +198,7 @@ def test_cells_of_other_processes_are_left_to_them(table, tmp_path, fake):
   ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_gave_up_is_run_in_the_end(
     table, tmp_path, fake
 ):
@@ -208,6 +209,7 @@ def test_a_cell_that_another_process_gave_up_is_run_in_the_end(
   assert fake.finished == [*NAMES[1:], 'private-0'] and len(cells) == 4
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_does_not_end_the_sweep(table, tmp_path, fake):
   def fail(name, round_num):
     if name == 'private-0' and round_num == 2:
@@ -254,6 +256,7 @@ def test_a_workdir_of_another_config_still_ends_the_sweep(table, tmp_path):
     sweep.run_cells(table, tmp_path / 'results', tmp_path / 'runs')
 
 
+@pytest.mark.slow
 def test_progress_is_shown_for_each_run(table, tmp_path, fake):
   class Progress:
     def __init__(self, num_rounds):
@@ -304,6 +307,7 @@ def test_a_cell_says_where_it_comes_from(finished):
   assert str(out) not in stored.read_text()
 
 
+@pytest.mark.slow
 def test_a_table_with_columns_has_a_cell_for_each(tmp_path, fake):
   table = sweep_table.Table(
       title='Two splits',

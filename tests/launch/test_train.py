@@ -117,6 +117,7 @@ def test_a_config_that_does_not_fit_ends_before_training(tmp_path):
   assert not (tmp_path / 'w').exists()
 
 
+@pytest.mark.slow
 def test_runs_from_anywhere_and_ends_with_a_table(tmp_path):
   done = launch(QUICK, cwd=tmp_path)
   assert done.returncode == 0, done.stderr
