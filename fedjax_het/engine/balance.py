@@ -92,6 +92,12 @@ def step_weights(federation: Federation) -> dict[str, float]:
 
   By the products of a forward pass; all the same where a model has a loop of
   unknown length.
+
+  Args:
+    federation: The groups and their models.
+
+  Returns:
+    Numbers from 0 to 1, without a unit.
   """
   try:
     costs = {g.name: float(forward_flops(g.model)) for g in federation.groups}

@@ -108,9 +108,7 @@ def map_clients(
     `mapped(shared, args, num_valid) -> (summed, kept)`: leaves of `args` are
     [K, ...], of which the first `num_valid` (int, maybe traced) are real.
     `summed` is added over those only, and `kept` is [K, ...] with zeros for
-    the others. The backends of several devices also take clients that are
-    dealt: `num_valid` is then [D], and K / D clients after another are a
-    device's, of which its first `num_valid` are real.
+    the others.
 
   Raises:
     ValueError: If the backend is unknown or the chunk is not positive.
@@ -246,8 +244,10 @@ def map_groups(
     mesh: As for `map_clients`.
 
   Returns:
-    `mapped(shared, args, num) -> {group: (summed, kept)}`, with {group: args}
-    and {group: [D] clients of each device}.
+    `mapped(shared, args, num) -> {group: (summed, kept)}`: leaves of args
+    {group: args} are [D * C, ...], C places a device, of which the first
+    `num` {group: [D] int32} of each device are real clients; `kept` lies so,
+    too.
   """
   mesh = client_mesh() if mesh is None else mesh
   inners = {name: _device_loop(fn, chunk) for name, fn in fns.items()}
@@ -311,24 +311,17 @@ def _across_devices(inners, backend, mesh):
 
 
 def _dealt(inner, backend, mesh, load):
-  """Deals one group's clients, unless they come dealt already."""
+  """Deals one group's clients to the devices, and runs them."""
   num_devices = mesh.devices.size
-  across = _across_devices({'all': inner}, backend, mesh)
-
-  def run(shared, args, num):
-    return across(shared, {'all': args}, {'all': num})['all']
-
+  run = _across_devices({'all': inner}, backend, mesh)
   dealt = jax.jit(deal, static_argnums=2)
 
   def mapped(shared, args, num_valid):
-    if jnp.ndim(num_valid) == 1:
-      return run(shared, args, num_valid)
     slots = jax.tree.leaves(args)[0].shape[0]
     loads = jnp.ones(slots) if load is None else load(shared, args)
     who = dealt(loads, num_valid, num_devices)
-    summed, kept = run(
-        shared, jax.tree.map(lambda a: a[who.slot], args), who.num
-    )
+    args = jax.tree.map(lambda a: a[who.slot], args)
+    summed, kept = run(shared, {'all': args}, {'all': who.num})['all']
     return summed, who.collect(kept)
 
   return mapped
