@@ -266,7 +266,7 @@ def test_numbers_outside_of_all_slices_keep_their_value():
 
 
 def test_dynamic_rates_of_one_level_are_fixed_rates():
-  federation = one_group()
+  federation = one_group(local=tiny_local(optax.sgd, 0.1))
   _, got, reports = run(
       heterofl(federation, rates='a:1 b:1/2', odds=(0.0, 1.0)), federation
   )

