@@ -61,7 +61,7 @@ def main() -> None:
   parser.add_argument('--epochs', type=int, default=1, help='local epochs')
   parser.add_argument('--output', help='JSON file to write')
   args = parser.parse_args()
-  batch_size, steps, repetitions = (32, 2, 2) if args.quick else (128, 4, 4)
+  batch_size, steps, repetitions = (32, 2, 2) if args.quick else (128, 4, 8)
   local = common.local_training(sgd, batch_size=batch_size)
   federation, data = common.make_federation(
       create('preresnet20', SHAPE, 10, norm='batch_only'),

@@ -53,7 +53,9 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   models = {}
   for name in config.groups:
     model, _, options = group_spec(config, name)
-    net = create(model, shape, source.num_classes, **options)
+    net = create(
+        model, shape, source.num_classes, products=config.products, **options
+    )
     models.setdefault(net, []).append(name)
   options = config.algorithm
   heads, slack = options.get('heads', 'shared'), options.get('slack', 0.05)

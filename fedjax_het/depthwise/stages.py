@@ -14,6 +14,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -145,12 +146,8 @@ def _with_head(model, end):
     if isinstance(module, NormPool):
       module = module.clone(use_relu=False)
     blocks.append(Block(f'{unit}/{name}', module))
-  return BlockModel(
-      f'{model.name}/{unit}',
-      tuple(blocks),
-      model.input_shape,
-      model.num_classes,
-      (1, end),
+  return dataclasses.replace(
+      model, name=f'{model.name}/{unit}', blocks=tuple(blocks), cut=(1, end)
   )
 
 

@@ -122,7 +122,13 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   for name, (model, _, options) in groups.items():
     shape = dataset.train_images.shape[1:]
     with _naming(f'groups.{name}'):
-      net = create(model, shape, dataset.num_classes, **options)
+      net = create(
+          model,
+          shape,
+          dataset.num_classes,
+          products=config.products,
+          **options,
+      )
     members = np.flatnonzero(group_of == name).astype(np.int32)
     made.append(Group(name, net, members))
   federation = Federation(

@@ -17,6 +17,7 @@ from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import BACKENDS, TRACEABLE, resolve_backend
 from fedjax_het.experiment import options as opt
 from fedjax_het.models import MODELS
+from fedjax_het.models.products import PRODUCTS
 from fedjax_het.names import check_name, did_you_mean
 
 
@@ -114,6 +115,9 @@ FIELDS = dict(
     target_accuracy=Field(None, float | None, above=0),
     checkpoint_every=Field(5, int, low=1),
     keep_checkpoints=Field(3, int, low=2),
+    # Type of the operands of the models' products; their sums, the weights and
+    # all else are float32.
+    products=Field('float32', str, choices=PRODUCTS),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and

@@ -7,14 +7,17 @@ a vector (a global mean, flattening, the class token), so that s_out is [B, D].
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import inspect
 
 from fedjax_het.models.blocks import Block, BlockModel, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
+from fedjax_het.models.layers import check_choice
 from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
+from fedjax_het.models.products import PRODUCTS
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
 from fedjax_het.models.vit import vit
@@ -65,13 +68,17 @@ def model_options(name: str) -> dict[str, object]:
   }
 
 
-def create(name: str, input_shape, num_classes: int, **options) -> BlockModel:
+def create(
+    name: str, input_shape, num_classes: int, *, products='float32', **options
+) -> BlockModel:
   """Builds a model by name.
 
   Args:
     name: A key of `MODELS`.
     input_shape: (height, width, channels) of one example.
     num_classes: C.
+    products: 'bfloat16' rounds the operands of matrix products, whose sums and
+      all else stay float32; see `models.products`.
     **options: What `model_options(name)` lists, such as `width` or `norm`.
 
   Returns:
@@ -98,7 +105,9 @@ def create(name: str, input_shape, num_classes: int, **options) -> BlockModel:
     raise ValueError(
         f'num_classes must be a positive integer, got {num_classes!r}.'
     )
-  return MODELS[name](shape, num_classes, **options)
+  check_choice('products', products, PRODUCTS)
+  model = MODELS[name](shape, num_classes, **options)
+  return dataclasses.replace(model, products=products)
 
 
 __all__ = [

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.models import reach
+from fedjax_het.models.products import narrow_products
 
 
 class Variables(NamedTuple):
@@ -74,6 +75,7 @@ class BlockModel:
       FedIN's e | in | c. The intermediate span is never empty.
     pretrained: {block name: parameters} that `init` takes instead of drawing
       them; None for none.
+    products: Type of the operands of its products, see `models.products`.
   """
 
   name: str
@@ -84,6 +86,7 @@ class BlockModel:
   pretrained: Mapping[str, Any] | None = dataclasses.field(
       default=None, compare=False, repr=False
   )
+  products: str = 'float32'
 
   def __post_init__(self):
     names = self.block_names
@@ -180,6 +183,10 @@ class BlockModel:
       The output of the span and `variables.stats` with the span's running
       statistics updated (unchanged when not `train`).
     """
+    with narrow_products(self.products):
+      return self._apply(variables, x, start, stop, train, mask, key)
+
+  def _apply(self, variables, x, start, stop, train, mask, key):
     stats = dict(variables.stats)
     for position in range(len(self.blocks))[start:stop]:
       name, module = self.blocks[position]

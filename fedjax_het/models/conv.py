@@ -48,6 +48,7 @@ from fedjax_het.models.lowering import (
   choose_lowering,
   forced_lowering,
 )
+from fedjax_het.models.products import dot, operand_dtype
 from fedjax_het.models.taps import Geometry
 
 _DIMS = ('NHWC', 'HWIO', 'NHWC')
@@ -91,8 +92,8 @@ def conv(
     lowering: Overrides `conv_lowering` and `choose_lowering`.
 
   Returns:
-    [B, H', W', O] of the dtype of the operands. Below 32 bits, 'slices' and
-    'gemm' accumulate in float32; 'native' does what the backend does.
+    [B, H', W', O] of the dtype of the operands. Sums are float32 at least; the
+    products' operands are rounded first in a context of `narrow_products`.
 
   Raises:
     ValueError: If the shapes do not fit or the lowering is unknown.
@@ -138,50 +139,48 @@ def conv(
   )
   busy, geometry = taps_lib.busy_taps(geometry, sizes)
   num_features = math.prod(geometry.kernel) * lhs.shape[3]
+  operands = operand_dtype(lhs.dtype)
   lowering = (
       lowering
       or forced_lowering()
       or choose_lowering(
           (lhs.shape[0], *geometry.out_sizes(sizes), num_features),
           geometry.strides,
-          lhs.dtype,
+          operands,
           channels=rhs.shape[2:],
           padding_share=taps_lib.padding_share(geometry, sizes),
       )
   )
-  return _conv(lhs, rhs[busy], geometry, as_lowering(lowering), precision)
+  lowering = as_lowering(lowering)
+  return _conv(lhs, rhs[busy], geometry, lowering, precision, operands)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _conv(x, w, geometry, lowering, precision):
-  return _forward(x, w, geometry, lowering.forward, precision)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _conv(x, w, geometry, lowering, precision, operands):
+  return _conv_fwd(x, w, geometry, lowering, precision, operands)[0]
 
 
-def _conv_fwd(x, w, geometry, lowering, precision):
-  return _forward(x, w, geometry, lowering.forward, precision), (x, w)
+def _conv_fwd(x, w, geometry, lowering, precision, operands):
+  dtype = x.dtype
+  x, w = x.astype(operands), w.astype(operands)
+  y = _forward(x, w, geometry, lowering.forward, precision)
+  return y.astype(dtype), (x, w)
 
 
-def _conv_bwd(geometry, lowering, precision, residuals, dy):
+def _conv_bwd(geometry, lowering, precision, operands, residuals, dy):
   x, w = residuals
-  sizes = x.shape[1:3]
-  return (
-      _d_input(dy, w, sizes, geometry, lowering.d_input, precision),
-      _d_weight(x, dy, geometry, lowering.d_weight, precision),
-  )
+  sizes, dtype, dy = x.shape[1:3], dy.dtype, dy.astype(operands)
+  d_x = _d_input(dy, w, sizes, geometry, lowering.d_input, precision)
+  d_w = _d_weight(x, dy, geometry, lowering.d_weight, precision)
+  return d_x.astype(dtype), d_w.astype(dtype)
 
 
 _conv.defvjp(_conv_fwd, _conv_bwd)
 
 
-def _dot(a, b, a_axes, b_axes, precision):
-  """Contracts axes of `a` with axes of `b`, in float32 or wider."""
-  return lax.dot_general(
-      a,
-      b,
-      ((a_axes, b_axes), ((), ())),
-      precision=precision,
-      preferred_element_type=jnp.promote_types(a.dtype, jnp.float32),
-  )
+def _sums(x):
+  """What products of `x` are added up in."""
+  return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _patches(x, geometry, way, after=None):
@@ -201,11 +200,10 @@ def _forward(x, w, geometry, way, precision):
     return _cropped(x, w, ins, outs, 0, geometry.out_sizes(sizes), precision)
   patches = _patches(x, geometry, way)
   kernels = w.reshape((len(patches), -1, w.shape[3]))
-  y = sum(
-      _dot(patch, kernel, (3,), (0,), precision)
+  return sum(
+      dot(patch, kernel, (3,), (0,), precision)
       for patch, kernel in zip(patches, kernels, strict=True)
   )
-  return y.astype(x.dtype)
 
 
 def _d_input(dy, w, sizes, geometry, way, precision):
@@ -219,7 +217,7 @@ def _d_input(dy, w, sizes, geometry, way, precision):
     outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
     return _cropped(dy, w, outs, ins, 1, sizes, precision)
   if way == 'gemm':
-    arrays = [_dot(dy, w.reshape((-1, w.shape[3])), (3,), (1,), precision)]
+    arrays = [dot(dy, w.reshape((-1, w.shape[3])), (3,), (1,), precision)]
 
     def pick(i, grads):
       return grads[..., i * num_in : (i + 1) * num_in]
@@ -228,19 +226,19 @@ def _d_input(dy, w, sizes, geometry, way, precision):
     arrays, kernels = [dy], w.reshape((-1, num_in, w.shape[3]))
 
     def pick(i, dy):
-      return _dot(dy, kernels[i], (3,), (1,), precision)
+      return dot(dy, kernels[i], (3,), (1,), precision)
 
-  return taps_lib.add_taps(pick, arrays, geometry, sizes).astype(dy.dtype)
+  return taps_lib.add_taps(pick, arrays, geometry, sizes)
 
 
 def _cropped(a, w, sources, targets, axis, sizes, precision):
   """Each tap's part of `a` by its kernel's `axis`, added where it belongs."""
   kernels = w.reshape((len(sources), *w.shape[2:]))
   parts = [
-      (target, _dot(a[:, *source], kernel, (3,), (axis,), precision))
+      (target, dot(a[:, *source], kernel, (3,), (axis,), precision))
       for source, target, kernel in zip(sources, targets, kernels, strict=True)
   ]
-  return taps_lib.add_windows(parts, sizes).astype(a.dtype)
+  return taps_lib.add_windows(parts, sizes)
 
 
 def _native(x, w, geometry, way, precision, dilation=(1, 1)):
@@ -258,6 +256,7 @@ def _native(x, w, geometry, way, precision, dilation=(1, 1)):
         lhs_dilation=dilation,
         dimension_numbers=_DIMS,
         precision=precision,
+        preferred_element_type=_sums(x),
     )
   x = taps_lib.pad_images(x, ((0, 0), cols), 0)
   x = x.reshape((*x.shape[:2], wide // 2, 2 * num_in))
@@ -272,6 +271,7 @@ def _native(x, w, geometry, way, precision, dilation=(1, 1)):
       (rows, (0, 0)),
       dimension_numbers=_DIMS,
       precision=precision,
+      preferred_element_type=_sums(x),
   )
   return y.reshape((*y.shape[:2], 2 * y.shape[2], num_out))
 
@@ -301,24 +301,25 @@ def _d_weight(x, dy, geometry, way, precision):
         rhs_dilation=geometry.strides,
         dimension_numbers=('CHWN', 'IHWO', 'HWNC'),
         precision=precision,
+        preferred_element_type=_sums(x),
     )
     # Rows of the padded image that no output reaches would add taps.
     return out[: geometry.kernel[0], : geometry.kernel[1]]
   shape = (*geometry.kernel, x.shape[3], dy.shape[3])
   if way == 'cropped':
     dw = jnp.stack([
-        _dot(x[:, *ins], dy[:, *outs], (0, 1, 2), (0, 1, 2), precision)
+        dot(x[:, *ins], dy[:, *outs], (0, 1, 2), (0, 1, 2), precision)
         for outs, ins in taps_lib.tap_windows(geometry, x.shape[1:3])
     ])
-    return dw.reshape(shape).astype(x.dtype)
+    return dw.reshape(shape)
   num_features = math.prod(geometry.kernel) * x.shape[3]
   num_bytes = math.prod(dy.shape[:3]) * num_features * x.dtype.itemsize
   after = None if num_bytes <= LARGE_BYTES else dy[0, 0, 0, 0]
   dw = jnp.stack([
-      _dot(patch, dy, (0, 1, 2), (0, 1, 2), precision)
+      dot(patch, dy, (0, 1, 2), (0, 1, 2), precision)
       for patch in _patches(x, geometry, way, after)
   ])
-  return dw.reshape(shape).astype(x.dtype)
+  return dw.reshape(shape)
 
 
 def _d_weight_by_rows(x, dy, geometry, precision):
@@ -338,10 +339,10 @@ def _d_weight_by_rows(x, dy, geometry, precision):
     rows, grads = taps_lib.row_taps(images, grads, geometry)
     # The gradients are turned around once, not the rows of every tap.
     grads = lax.optimization_barrier(grads.T)
-    return jnp.stack([_dot(grads, r, (1,), (0,), precision) for r in rows])
+    return jnp.stack([dot(grads, r, (1,), (0,), precision) for r in rows])
 
   total = part(0)
   if size < batch:
     total = lax.fori_loop(1, batch // size, lambda i, t: t + part(i), total)
   dw = total.reshape((*geometry.kernel, dy.shape[3], x.shape[3]))
-  return dw.swapaxes(2, 3).astype(x.dtype)
+  return dw.swapaxes(2, 3)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.models.conv import conv
+from fedjax_het.models.products import matmul
 
 
 def _draw(sample, key, shape, dtype):
@@ -176,7 +177,8 @@ class Linear(nn.Module):
     del train, mask
     uniform = uniform_fan_in(x.shape[-1])
     shape = (x.shape[-1], self.features)
-    y = x @ self.param('kernel', self.kernel_init or uniform, shape)
+    kernel = self.param('kernel', self.kernel_init or uniform, shape)
+    y = matmul(x, kernel)
     if self.use_bias:
       bias_init = nn.initializers.zeros if self.kernel_init else uniform
       y += self.param('bias', bias_init, (self.features,))[None]

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.pretrained import load_vit
+from fedjax_het.models.products import dot_general
 
 _INIT = layers.truncated_normal(0.02)
 # Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
@@ -27,7 +28,9 @@ HEAD_DIM = 64  # Features of a head, in every size.
 
 
 def _dense(features, name):
-  return nn.Dense(features, kernel_init=_INIT, name=name)
+  return nn.Dense(
+      features, kernel_init=_INIT, name=name, dot_general=dot_general
+  )
 
 
 def _layer_norm(name):

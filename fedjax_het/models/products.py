@@ -1,0 +1,102 @@
+"""Matrix products whose operands may be narrower than what they are part of.
+
+With bfloat16 operands the hardware multiplies two to many times as fast as
+with float32 ones. Weights, optimiser, norms, losses and all that travels stay
+float32, and so do the sums of products: a product (of a layer, and of its two
+gradients) reads its operands rounded to eight bits, and nothing else changes.
+`conv` and the dense layers of all models take part; the products of attention,
+which have no weights, do not.
+"""
+
+import contextlib
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+PRODUCTS = ('float32', 'bfloat16')
+
+_operands = jax.make_user_context(default_value=None)
+
+
+def narrow_products(products: str) -> contextlib.AbstractContextManager:
+  """A context in which the products of models are traced.
+
+  It belongs to the thread that enters it and is part of the key of `jax.jit`'s
+  cache.
+
+  Args:
+    products: 'float32' leaves operands as they are, 'bfloat16' rounds those of
+      32 bits.
+
+  Returns:
+    A context manager.
+  """
+  return _operands(None if products == 'float32' else products)
+
+
+def operand_dtype(dtype) -> jnp.dtype:
+  """What operands of this dtype are rounded to; without a context, nothing."""
+  dtype = jnp.dtype(dtype)
+  if _operands.value is None or dtype != jnp.float32:
+    return dtype
+  return jnp.dtype(_operands.value)
+
+
+def dot(a, b, a_axes, b_axes, precision=None) -> jax.Array:
+  """Contracts axes of `a` with axes of `b`, in float32 or wider."""
+  return lax.dot_general(
+      a,
+      b,
+      ((a_axes, b_axes), ((), ())),
+      precision=precision,
+      preferred_element_type=jnp.promote_types(a.dtype, jnp.float32),
+  )
+
+
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """[..., D] and [D, F], both of one dtype, to [..., F]."""
+  operands = operand_dtype(x.dtype)
+  return x @ kernel if operands == x.dtype else _narrow(x, kernel, operands)
+
+
+def dot_general(x, kernel, dimension_numbers, precision=None, **kwargs):
+  """`matmul` for `nn.Dense(dot_general=...)`, whose axes it takes for granted.
+
+  Args:
+    x: [..., D].
+    kernel: [D, F].
+    dimension_numbers: (((last axis,), (0,)), ((), ())).
+    precision: None.
+    **kwargs: Of `lax.dot_general`, of no meaning here.
+
+  Returns:
+    [..., F].
+  """
+  del precision, kwargs
+  assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ()))
+  return matmul(x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _narrow(x, kernel, operands):
+  return _narrow_fwd(x, kernel, operands)[0]
+
+
+def _narrow_fwd(x, kernel, operands):
+  dtype = x.dtype
+  x, kernel = x.astype(operands), kernel.astype(operands)
+  return dot(x, kernel, (x.ndim - 1,), (0,)).astype(dtype), (x, kernel)
+
+
+def _narrow_bwd(operands, residuals, dy):
+  x, kernel = residuals
+  dtype, dy = dy.dtype, dy.astype(operands)
+  examples = tuple(range(x.ndim - 1))
+  d_x = dot(dy, kernel, (dy.ndim - 1,), (1,))
+  d_kernel = dot(x, dy, examples, examples)
+  return d_x.astype(dtype), d_kernel.astype(dtype)
+
+
+_narrow.defvjp(_narrow_fwd, _narrow_bwd)

@@ -1,0 +1,107 @@
+"""Products of operands rounded to bfloat16, in layers and whole models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.engine.local import cross_entropy
+from fedjax_het.models import create
+from fedjax_het.models.conv import conv
+from fedjax_het.models.products import matmul, narrow_products
+
+
+def draw(shape, seed):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), 'float32')
+
+
+def rounded(x):
+  """To eight bits, as the definition of bfloat16 says: nearest, ties even."""
+  bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+  bits = bits + 0x7FFF + ((bits >> 16) & 1)
+  return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def value_and_gradients(fn, x, w, dy, products):
+  with narrow_products(products):
+    y, vjp = jax.vjp(fn, x, w)
+    return y, *vjp(dy)
+
+
+def test_a_matrix_product_and_its_gradients_round_operands_alone():
+  x, w, dy = draw((2, 3, 40), 0), draw((40, 7), 1), draw((2, 3, 7), 2)
+  y, d_x, d_w = value_and_gradients(jax.jit(matmul), x, w, dy, 'bfloat16')
+  x, w, dy = map(rounded, (x, w, dy))
+  for got, want in (
+      (y, x @ w),
+      (d_x, dy @ w.T),
+      (d_w, np.einsum('abi,abj->ij', x, dy)),
+  ):
+    assert got.dtype == jnp.float32
+    # Products of two such numbers are exact in float32; sums are not.
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'way', ['native', 'slices', 'gemm', 'cropped', ('pairs', 'pairs', 'rows')]
+)
+@pytest.mark.parametrize('stride', [1, 2])
+def test_every_way_of_a_convolution_rounds_operands_alone(way, stride):
+  x, w = draw((2, 8, 8, 3), 0), draw((3, 3, 3, 5), 1)
+  dy = draw((2, 8 // stride, 8 // stride, 5), 2)
+
+  def run(x, w, lowering=way):
+    padding = ((1, 1), (1, 1))
+    return conv(x, w, (stride, stride), padding, lowering=lowering)
+
+  got = value_and_gradients(jax.jit(run), x, w, dy, 'bfloat16')
+  exact = map(jnp.asarray, map(rounded, (x, w, dy)))
+  want = value_and_gradients(
+      lambda x, w: run(x, w, 'gemm'), *exact, 'float32'
+  )
+  for a, b in zip(got, want):
+    assert a.dtype == jnp.float32
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+  plain = value_and_gradients(run, x, w, dy, 'float32')
+  assert all(np.any(np.abs(a - b) > 1e-4) for a, b in zip(got, plain))
+
+
+@pytest.mark.parametrize(
+    'name,options',
+    [
+        ('mlp', {}),
+        ('mini_resnet6', dict(norm='group', width=0.25)),
+        ('mini_vit4', {}),
+    ],
+)
+def test_a_model_keeps_float32_and_is_near_to_itself(name, options):
+  plain, narrow = (
+      create(name, (8, 8, 1), 10, products=p, **options)
+      for p in ('float32', 'bfloat16')
+  )
+  variables = plain.init(jax.random.key(0))
+  x, labels = draw((16, 8, 8, 1), 3), jnp.arange(16) % 10
+
+  def gradient(model):
+    @jax.jit
+    def run(params):
+      logits, _ = model.apply(variables._replace(params=params), x, train=True)
+      return cross_entropy(logits, labels)
+
+    return jax.value_and_grad(run)(variables.params)
+
+  (loss, grads), (want_loss, want) = gradient(narrow), gradient(plain)
+  assert loss.dtype == jnp.float32 and loss != want_loss
+  np.testing.assert_allclose(loss, want_loss, rtol=0.02)
+  flat, want_flat = (
+      jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+      for tree in (grads, want)
+  )
+  assert flat.dtype == jnp.float32
+  error = jnp.linalg.norm(flat - want_flat) / jnp.linalg.norm(want_flat)
+  assert 0 < error < 0.1
+
+
+def test_an_unknown_type_is_refused():
+  with pytest.raises(ValueError, match='products'):
+    create('mlp', (8, 8, 1), 10, products='float8')
