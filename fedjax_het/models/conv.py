@@ -92,8 +92,9 @@ def conv(
     lowering: Overrides `conv_lowering` and `choose_lowering`.
 
   Returns:
-    [B, H', W', O] of the dtype of the operands. Sums are float32 at least; the
-    products' operands are rounded first in a context of `narrow_products`.
+    [B, H', W', O] of the dtype of the operands. Sums are float32 at least. In
+    a context of `narrow_products` operands are rounded first, but on a CPU only
+    those of layers whose passes are matrix products.
 
   Raises:
     ValueError: If the shapes do not fit or the lowering is unknown.
@@ -139,19 +140,20 @@ def conv(
   )
   busy, geometry = taps_lib.busy_taps(geometry, sizes)
   num_features = math.prod(geometry.kernel) * lhs.shape[3]
-  operands = operand_dtype(lhs.dtype)
-  lowering = (
+  lowering = as_lowering(
       lowering
       or forced_lowering()
       or choose_lowering(
           (lhs.shape[0], *geometry.out_sizes(sizes), num_features),
           geometry.strides,
-          operands,
+          lhs.dtype,
           channels=rhs.shape[2:],
           padding_share=taps_lib.padding_share(geometry, sizes),
       )
   )
-  lowering = as_lowering(lowering)
+  operands = operand_dtype(lhs.dtype)
+  if jax.default_backend() == 'cpu' and not lowering.is_products:
+    operands = lhs.dtype  # XLA's own convolutions would widen them again.
   return _conv(lhs, rhs[busy], geometry, lowering, precision, operands)
 
 

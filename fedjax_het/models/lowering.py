@@ -31,6 +31,11 @@ class Lowering(NamedTuple):
   d_input: str
   d_weight: str
 
+  @property
+  def is_products(self) -> bool:
+    """Whether all passes are matrix products of patches."""
+    return all(way in ('slices', 'gemm', 'cropped') for way in self)
+
 
 _forced = jax.make_user_context(default_value=None)
 
