@@ -269,14 +269,7 @@ def test_unknown_variants_are_refused_with_the_list():
     load('fedin').get_config('shards,iid')
 
 
-# One of each family is run with the suite, the others with the slow tests.
-LIGHT = ('fedin', 'fedepth', 'private')
-
-
-@pytest.mark.parametrize('name', [
-    name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow)
-    for name in METHODS
-])
+@pytest.mark.parametrize('name', METHODS)
 def test_quick_runs_end_to_end(name, tmp_path):
   config = load(name).get_config('quick')
   config.compilation_cache = False
