@@ -1,7 +1,7 @@
 """FedHe: one client of each of the ten CNNs takes three minibatches of 50.
 
 The references leave out the sums of logits by class. Clients keep their
-optimisers, but in the stacked and the naive form; the latter takes several
+optimisers, but in the stacked and the naive form; the latter takes
 more than ten minutes at full size and is left out there.
 """
 
