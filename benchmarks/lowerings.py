@@ -16,8 +16,6 @@ way that takes another's place in some geometry is left out there. Let the
 machine be idle.
 """
 
-import argparse
-import functools
 import math
 from typing import NamedTuple
 
@@ -25,25 +23,13 @@ import flax.linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
-import optax
 
-from benchmarks import common, flops, programs
-from fedjax_het.algorithms import fedavg
+from benchmarks import common, flops, nets, programs
 from fedjax_het.models import BlockModel, create
 from fedjax_het.models import taps as taps_lib
 from fedjax_het.models.conv import conv
 from fedjax_het.models.lowering import Lowering, choose_lowering
 
-INPUT_SHAPE = (32, 32, 3)
-# Nets with batch size and optimiser: those of FedIN, FeDepth, FedHe and of the
-# CIFAR-10 benchmark of simulators.
-NETS = {
-    'resnet18': (16, optax.adam),
-    'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
-    'fedhe_cnn9': (50, optax.adam),
-    'dropout_cnn': (10, optax.sgd),
-}
-STEPS = 8
 WAYS = {
     'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
     'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
@@ -182,21 +168,13 @@ def measure(
 
 def local_step(name: str, repetitions: int) -> tuple[float, float]:
   """Milliseconds of a local step, and operations of large products a second."""
-  batch_size, optimizer = NETS[name]
-  federation, data = common.make_federation(
-      create(name, INPUT_SHAPE, 10),
-      1,
-      batch_size * STEPS,
-      common.local_training(optimizer, batch_size=batch_size),
-  )
-  task = programs.Round(fedavg(federation), federation, data, 1)
-  train = programs.library(task, 'map', batch_size * STEPS)
+  train = nets.local_epoch(name)
   train.call()
   multiply, num = programs.matrix_product()
   seconds = common.interleave(
       {'train': (train.call, repetitions), 'product': (multiply, repetitions)}
   )
-  return 1e3 * seconds['train'] / STEPS, num / seconds['product']
+  return 1e3 * seconds['train'] / nets.STEPS, num / seconds['product']
 
 
 def summary(rows, step: float, peak: float) -> dict[str, float]:
@@ -229,9 +207,9 @@ def summary(rows, step: float, peak: float) -> dict[str, float]:
 
 
 def measure_net(name: str, repetitions: int) -> list[dict[str, object]]:
-  """One row a layer and pass of a net of `NETS`."""
-  batch_size, rows = NETS[name][0], []
-  for layer, count in layers_of(create(name, INPUT_SHAPE, 10)).items():
+  """One row a layer and pass of a net of `nets.NETS`."""
+  batch_size, rows = nets.NETS[name][0], []
+  for layer, count in layers_of(create(name, nets.INPUT_SHAPE, 10)).items():
     chosen = chosen_lowering(layer, batch_size)._asdict()
     found, operations = measure(layer, batch_size, repetitions)
     for kind, milliseconds in found.items():
@@ -272,17 +250,7 @@ def report(rows) -> str:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
-  parser.add_argument('--quick', action='store_true', help='one small net')
-  parser.add_argument('--output', help='JSON file to write')
-  args = parser.parse_args()
-  names = args.models.split(',') if args.models else list(NETS)
-  if args.quick and not args.models:
-    names = ['dropout_cnn']
-  for name in names:
-    if name not in NETS:
-      parser.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
+  args, names = nets.parse_args(__doc__.splitlines()[0])
   repetitions = 2 if args.quick else 4
   rows, sums = [], {}
   for name in names:

@@ -38,7 +38,14 @@ def narrow_products(products: str) -> contextlib.AbstractContextManager:
 
 
 def operand_dtype(dtype) -> jnp.dtype:
-  """What operands of this dtype are rounded to; without a context, nothing."""
+  """The dtype that operands of `dtype` are rounded to.
+
+  Args:
+    dtype: Of the operands as they come.
+
+  Returns:
+    `dtype` itself outside of `narrow_products`, and where it is not float32.
+  """
   dtype = jnp.dtype(dtype)
   if _operands.value is None or dtype != jnp.float32:
     return dtype
@@ -46,7 +53,18 @@ def operand_dtype(dtype) -> jnp.dtype:
 
 
 def dot(a, b, a_axes, b_axes, precision=None) -> jax.Array:
-  """Contracts axes of `a` with axes of `b`, in float32 or wider."""
+  """Contracts axes of two arrays, and sums in float32 or wider.
+
+  Args:
+    a: Of any shape, floating.
+    b: Of the same dtype.
+    a_axes: Of `a`, to be summed over.
+    b_axes: Of `b`, of the same lengths.
+    precision: As in `lax.dot_general`.
+
+  Returns:
+    The other axes of `a`, then those of `b`; float32, or `a`'s dtype if wider.
+  """
   return lax.dot_general(
       a,
       b,
@@ -57,13 +75,21 @@ def dot(a, b, a_axes, b_axes, precision=None) -> jax.Array:
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """[..., D] and [D, F], both of one dtype, to [..., F]."""
+  """A dense layer's product; its operands may be rounded.
+
+  Args:
+    x: [..., D], floating.
+    kernel: [D, F], of the same dtype.
+
+  Returns:
+    [..., F] of the same dtype.
+  """
   operands = operand_dtype(x.dtype)
   return x @ kernel if operands == x.dtype else _narrow(x, kernel, operands)
 
 
 def dot_general(x, kernel, dimension_numbers, precision=None, **kwargs):
-  """`matmul` for `nn.Dense(dot_general=...)`, whose axes it takes for granted.
+  """`matmul` as `nn.Dense(dot_general=...)` calls it.
 
   Args:
     x: [..., D].
@@ -74,9 +100,13 @@ def dot_general(x, kernel, dimension_numbers, precision=None, **kwargs):
 
   Returns:
     [..., F].
+
+  Raises:
+    ValueError: If other axes are to be summed over.
   """
   del precision, kwargs
-  assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ()))
+  if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
+    raise ValueError(f'Not the axes of a dense layer: {dimension_numbers}.')
   return matmul(x, kernel)
 
 

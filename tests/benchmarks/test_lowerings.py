@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import lowerings
+from benchmarks import lowerings, nets
 from fedjax_het.models import conv as conv_lib
 from fedjax_het.models import create
 
@@ -18,7 +18,7 @@ STRIDED = SMALL._replace(strides=(2, 2), padding=((1, 1), (1, 1)))
 
 @pytest.mark.parametrize('name', ['resnet10', 'preresnet20', 'fedhe_cnn9'])
 def test_every_convolution_of_a_net_is_found(name):
-  model = create(name, lowerings.INPUT_SHAPE, 10)
+  model = create(name, nets.INPUT_SHAPE, 10)
   params = jax.tree.leaves(model.abstract_variables.params)
   kernels = sorted(leaf.shape for leaf in params if leaf.ndim == 4)
   layers = lowerings.layers_of(model)
@@ -34,7 +34,7 @@ def test_chosen_is_what_conv_takes(monkeypatch):
     return taken[-1]
 
   monkeypatch.setattr(conv_lib, 'choose_lowering', recording)
-  model = create('resnet18', lowerings.INPUT_SHAPE, 10)
+  model = create('resnet18', nets.INPUT_SHAPE, 10)
   layers = lowerings.layers_of(model)
   taken.clear()
   for layer in layers:

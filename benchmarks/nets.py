@@ -1,0 +1,68 @@
+"""Nets whose local steps are taken apart, and what the commands share."""
+
+import argparse
+import functools
+
+import optax
+
+from benchmarks import common, programs
+from fedjax_het.algorithms import fedavg
+from fedjax_het.models import create
+
+INPUT_SHAPE = (32, 32, 3)
+# Nets with batch size and optimiser: those of FedIN, FeDepth, FedHe and of the
+# CIFAR-10 benchmark of simulators.
+NETS = {
+    'resnet18': (16, optax.adam),
+    'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
+    'fedhe_cnn9': (50, optax.adam),
+    'dropout_cnn': (10, optax.sgd),
+}
+STEPS = 8
+
+
+def local_epoch(
+    name: str, steps: int = STEPS, products: str = 'float32'
+) -> programs.Program:
+  """Local steps of one client of FedAvg.
+
+  Args:
+    name: A key of `NETS`.
+    steps: Minibatches that a call takes.
+    products: Type of the operands of products.
+
+  Returns:
+    The program.
+  """
+  batch_size, optimizer = NETS[name]
+  federation, data = common.make_federation(
+      create(name, INPUT_SHAPE, 10, products=products),
+      1,
+      batch_size * steps,
+      common.local_training(optimizer, batch_size=batch_size),
+  )
+  task = programs.Round(fedavg(federation), federation, data, 1)
+  return programs.library(task, 'map', batch_size * steps)
+
+
+def parse_args(description: str) -> tuple[argparse.Namespace, list[str]]:
+  """Arguments of a command that goes through `NETS`.
+
+  Args:
+    description: Its first line of help.
+
+  Returns:
+    The arguments (quick, output), and the names of the nets.
+  """
+  parser = argparse.ArgumentParser(description=description)
+  parser.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
+  parser.add_argument('--quick', action='store_true', help='one small net')
+  parser.add_argument('--output', help='JSON file to write')
+  args = parser.parse_args()
+  names = args.models.split(',') if args.models else list(NETS)
+  if args.quick and not args.models:
+    names = ['dropout_cnn']
+  for name in names:
+    if name not in NETS:
+      parser.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
+  return args, names
