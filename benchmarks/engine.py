@@ -15,13 +15,14 @@ is not timed (slow forms take few steps, and are repeated less):
 
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
-    Of several cases the first alone has all of them.
+    Of several cases the first alone has all of them. With ', oneDNN' they take
+    `config.convolutions='onednn'`; left out where there is none, and for nets
+    without convolutions.
   PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
     architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
     full-model epochs in the place of FeDepth's stages. Left out where PyTorch
     is not installed, or the library runs on something else than a CPU.
-  naive JAX: `vmap` of `scan` over native convolutions. FedHe's takes more
-    than ten minutes and is left out but in quick runs.
+  naive JAX: `vmap` of `scan` over native convolutions.
 
 The share of the peak is useful operations a second, three times the matrix
 products of a forward pass, over those of large float32 products that are timed
@@ -43,6 +44,7 @@ from benchmarks import common, engine_table, memory, programs
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import BACKENDS, Case, torch
 from fedjax_het.engine.mapping import resolve_backend
+from fedjax_het.models import onednn
 
 LETTERS = dict(zip('abcde', WORKLOADS, strict=True))
 NUM_DEVICES = 2
@@ -83,6 +85,23 @@ def _row(case: Case, program: programs.Program, seconds: float, peak: float):
   }
 
 
+def onednn_forms(case: Case, auto: str) -> list[str]:
+  """Names of the forms with oneDNN's convolutions.
+
+  Args:
+    case: The case.
+    auto: The backend that is chosen for it.
+
+  Returns:
+    The backends, one client at a time, with ', oneDNN'; none where a net has
+    no convolutions, or oneDNN cannot be called.
+  """
+  if onednn.why_not() or not case.convolutions:
+    return []
+  backends = dict.fromkeys((auto, *case.backends))
+  return [f'{b}, oneDNN' for b in backends if b != 'vmap']
+
+
 def measure(case: Case, repetitions: int) -> dict[str, object]:
   """Times all forms of a case that run in this process.
 
@@ -96,10 +115,13 @@ def measure(case: Case, repetitions: int) -> dict[str, object]:
   """
   auto, few = resolve_backend('auto'), min(repetitions, 2)
   forms, task = {}, case.task()
-  for backend in dict.fromkeys((auto, *case.backends)):
+  for name in dict.fromkeys((auto, *case.backends, *onednn_forms(case, auto))):
+    backend, _, library = name.partition(', ')
     if backend != 'shard_map':
-      program = programs.library(task, backend, case.num_images)
-      forms[backend] = program, repetitions if backend == auto else few
+      program = programs.library(
+          task, backend, case.num_images, library.lower() or 'xla'
+      )
+      forms[name] = program, repetitions if backend == auto else few
   for name, reference in case.references.items():
     if 'PyTorch' not in name or jax.default_backend() == 'cpu':
       program = reference.make(reference.steps)
@@ -130,21 +152,24 @@ def measure_alone(name: str, form: str, scale: str) -> dict[str, object]:
 
   Args:
     name: 'workload/case'.
-    form: 'shard_map' or the name of a reference.
+    form: 'shard_map', 'shard_map, oneDNN' or the name of a reference.
     scale: Of the case.
 
   Returns:
     A row without a share, or 'peak_megabytes' alone.
   """
-  if form == 'shard_map':
+  backend, _, library = form.partition(', ')
+  if backend == 'shard_map':
     jax.config.update('jax_num_cpu_devices', NUM_DEVICES)
   workload, _, case_name = name.partition('/')
   case = WORKLOADS[workload].make(case_name, scale)
-  if form != 'shard_map':
+  if backend != 'shard_map':
     before = memory.peak_bytes()
     case.references[form].make(2).call()
     return {'peak_megabytes': (memory.peak_bytes() - before) / memory.MEGABYTE}
-  program = programs.library(case.task(), form, case.num_images)
+  program = programs.library(
+      case.task(), backend, case.num_images, library.lower() or 'xla'
+  )
   program.call()
   seconds = common.interleave({form: (program.call, 2)})[form]
   return _row(case, program, seconds, float('inf'))
@@ -157,8 +182,10 @@ def add_measured_alone(result, name: str, scale: str, case: Case) -> None:
   def alone(form):
     return common.in_child('benchmarks.engine', name, form, scale)
 
-  if jax.default_backend() == 'cpu' and 'shard_map' in case.backends:
-    row = forms['shard_map'] = alone('shard_map')
+  names = (*case.backends, *onednn_forms(case, result['auto']))
+  on_cpu = jax.default_backend() == 'cpu'
+  for form in [n for n in names if on_cpu and 'shard_map' in n]:
+    row = forms[form] = alone(form)
     rate = row['flops_per_image'] * row['images_per_second'] / 1e9
     row['share_of_product_peak'] = rate / result['product_gflops_per_second']
   if scale == 'full':

@@ -25,15 +25,15 @@ from jax import lax
 import jax.numpy as jnp
 
 from benchmarks import common, flops, nets, programs
-from fedjax_het.models import BlockModel, create
+from fedjax_het.models import BlockModel, create, onednn
 from fedjax_het.models import taps as taps_lib
 from fedjax_het.models.conv import conv
 from fedjax_het.models.lowering import Lowering, choose_lowering
 
 WAYS = {
-    'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
-    'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped'),
-    'd_weight': ('native', 'slices', 'gemm', 'cropped', 'rows'),
+    'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
+    'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
+    'd_weight': ('native', 'slices', 'gemm', 'cropped', 'rows', 'onednn'),
 }
 # A timed call lasts this long or, of slow ways, one pass.
 CALL_SECONDS = 0.05
@@ -153,8 +153,12 @@ def measure(
   for kind, ways in WAYS.items():
     calls, times = {}, {}
     for way in ways:
-      # With strides these two are other ways by another name.
-      if layer.strides != (1, 1) and way in ('pairs', 'rows'):
+      # With strides these are other ways by another name.
+      if layer.strides != (1, 1) and (
+          way in ('pairs', 'rows') or (kind, way) == ('d_input', 'onednn')
+      ):
+        continue
+      if way == 'onednn' and onednn.why_not():
         continue
       call = looped(pass_of(layer, kind, way), operands)
       once = common.interleave({way: (lambda call=call: call(1), 1)})[way]

@@ -22,7 +22,10 @@ STEPS = 8
 
 
 def local_epoch(
-    name: str, steps: int = STEPS, products: str = 'float32'
+    name: str,
+    steps: int = STEPS,
+    products: str = 'float32',
+    convolutions: str = 'xla',
 ) -> programs.Program:
   """Local steps of one client of FedAvg.
 
@@ -30,13 +33,16 @@ def local_epoch(
     name: A key of `NETS`.
     steps: Minibatches that a call takes.
     products: Type of the operands of products.
+    convolutions: Whose the net calls.
 
   Returns:
     The program.
   """
   batch_size, optimizer = NETS[name]
   federation, data = common.make_federation(
-      create(name, INPUT_SHAPE, 10, products=products),
+      create(
+          name, INPUT_SHAPE, 10, products=products, convolutions=convolutions
+      ),
       1,
       batch_size * steps,
       common.local_training(optimizer, batch_size=batch_size),

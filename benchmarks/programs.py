@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
-from fedjax_het.models.lowering import conv_lowering
+from fedjax_het.models.lowering import conv_lowering, convolutions_by
 
 
 class Program(NamedTuple):
@@ -85,13 +85,16 @@ def _compile(jitted, *args):
   return compiled, seconds, total / 2**20
 
 
-def library(task: Round, backend: str, num_images: int) -> Program:
+def library(
+    task: Round, backend: str, num_images: int, convolutions: str = 'xla'
+) -> Program:
   """A whole round, with sending, collecting and averaging.
 
   Args:
     task: The round.
     backend: How its clients are mapped.
     num_images: Images that a round trains on.
+    convolutions: Whose its models call on a CPU.
 
   Returns:
     The program; it goes on from round to round, with new cohorts.
@@ -103,13 +106,15 @@ def library(task: Round, backend: str, num_images: int) -> Program:
   keys = jax.random.split(jax.random.key(0))
   state = init_state(algorithm, federation, keys[0])
   # Kept by JAX: the calls find what is compiled here.
-  _, seconds, megabytes = _compile(run_round, state, data, *keys)
+  with convolutions_by(convolutions):
+    _, seconds, megabytes = _compile(run_round, state, data, *keys)
   compilations = []
 
   def call():
     nonlocal state
     before = _compilations.number
-    state, _ = jax.block_until_ready(run_round(state, data, *keys))
+    with convolutions_by(convolutions):
+      state, _ = jax.block_until_ready(run_round(state, data, *keys))
     compilations.append(_compilations.number - before)
 
   return Program(call, num_images, seconds, megabytes, compilations)

@@ -54,7 +54,12 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   for name in config.groups:
     model, _, options = group_spec(config, name)
     net = create(
-        model, shape, source.num_classes, products=config.products, **options
+        model,
+        shape,
+        source.num_classes,
+        products=config.products,
+        convolutions=config.convolutions,
+        **options,
     )
     models.setdefault(net, []).append(name)
   options = config.algorithm

@@ -41,6 +41,7 @@ class Case(NamedTuple):
     flops: Useful operations an image: of the matrix products of training.
     references: {name: Reference}.
     backends: Those that are timed besides 'auto'; each is compiled.
+    convolutions: Whether its nets have any.
     cohorts: Two sizes of a cohort whose peak memory is compared, or none.
   """
 
@@ -49,6 +50,7 @@ class Case(NamedTuple):
   flops: float
   references: dict[str, Reference]
   backends: tuple[str, ...] = ()
+  convolutions: bool = True
   cohorts: tuple[int, ...] = ()
 
 
@@ -68,7 +70,7 @@ class Workload(NamedTuple):
 
 
 def references(
-    naive: Callable[[int], Program] | None,
+    naive: Callable[[int], Program],
     eager: Callable[[int], Program],
     stacked: Callable[[int], Program],
     steps: int,
@@ -78,7 +80,7 @@ def references(
   """The references that can be had: without PyTorch the naive form alone.
 
   Args:
-    naive: Plain JAX, which takes two steps; None where that takes too long.
+    naive: Plain JAX, which takes two steps.
     eager: PyTorch, one client after another.
     stacked: PyTorch over stacked nets; at most four steps.
     steps: Of the round, and so of the eager form.
@@ -88,9 +90,7 @@ def references(
   Returns:
     {name: Reference}.
   """
-  found = {}
-  if naive is not None:
-    found['naive JAX'] = Reference(naive, 2, slow=True, once=naive_once)
+  found = {'naive JAX': Reference(naive, 2, slow=True, once=naive_once)}
   if torch is None:
     return found
   return {

@@ -127,6 +127,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
           shape,
           dataset.num_classes,
           products=config.products,
+          convolutions=config.convolutions,
           **options,
       )
     members = np.flatnonzero(group_of == name).astype(np.int32)

@@ -16,7 +16,8 @@ from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import BACKENDS, TRACEABLE, resolve_backend
 from fedjax_het.experiment import options as opt
-from fedjax_het.models import MODELS
+from fedjax_het.models import MODELS, onednn
+from fedjax_het.models.lowering import CONVOLUTIONS
 from fedjax_het.models.products import PRODUCTS
 from fedjax_het.names import check_name, did_you_mean
 
@@ -118,6 +119,9 @@ FIELDS = dict(
     # Type of the operands of the models' products; their sums, the weights and
     # all else are float32.
     products=Field('float32', str, choices=PRODUCTS),
+    # Whose convolutions models call on a CPU. Programs with oneDNN's are not
+    # kept in the compilation cache.
+    convolutions=Field('xla', str, choices=CONVOLUTIONS),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and
@@ -297,6 +301,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       'partition.seed', config.partition.get('seed'), Field(0, int, low=0)
   )
   _check_groups(config)
+  if config.convolutions == 'onednn':
+    onednn.check()
   if config.target_accuracy is not None and config.target_accuracy > 1:
     raise ValueError(
         'target_accuracy must be a share of at most 1, got '

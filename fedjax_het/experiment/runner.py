@@ -32,6 +32,7 @@ from fedjax_het.experiment.workdir import (
   settle_config,
   write_atomically,
 )
+from fedjax_het.models.onednn import no_compilation_cache
 
 _log = logging.getLogger(__name__)
 
@@ -89,14 +90,16 @@ def run(
       `config.nonfinite` is 'raise'; the last checkpoint is from before that.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
-  experiment = processes.together(lambda: build(config))
-  config = experiment.config
-  processes.check_config(config)
-  processes.together(lambda: layout.check(experiment))
-  if config.compilation_cache and enable_compilation_cache() is None:
-    _log.warning('The cache folder cannot be written; programs are not kept.')
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
+    if config.get('convolutions') == 'onednn':
+      stack.enter_context(no_compilation_cache())
+    experiment = processes.together(lambda: build(config))
+    config = experiment.config
+    processes.check_config(config)
+    processes.together(lambda: layout.check(experiment))
+    _keep_programs(config)
+
     def claim():
       stack.enter_context(lock(folder))
       settle_config(folder, config)
@@ -136,6 +139,14 @@ def run(
     processes.on_first(lambda: write_report(folder) and None)
   summary = metrics.summarise(rows, config.target_accuracy)
   return Result(folder, rows, facts, summary, state, finished)
+
+
+def _keep_programs(config) -> None:
+  """Turns the compilation cache on, if the config wants it and it can be."""
+  if config.convolutions == 'onednn':
+    _log.info("Programs with oneDNN's convolutions are not kept on disk.")
+  elif config.compilation_cache and enable_compilation_cache() is None:
+    _log.warning('The cache folder cannot be written; programs are not kept.')
 
 
 def _read_facts(folder: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import dataclasses
 import functools
 import inspect
 
+from fedjax_het.models import onednn
 from fedjax_het.models.blocks import Block, BlockModel, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
 from fedjax_het.models.layers import check_choice
+from fedjax_het.models.lowering import CONVOLUTIONS
 from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.products import PRODUCTS
@@ -69,7 +71,13 @@ def model_options(name: str) -> dict[str, object]:
 
 
 def create(
-    name: str, input_shape, num_classes: int, *, products='float32', **options
+    name: str,
+    input_shape,
+    num_classes: int,
+    *,
+    products='float32',
+    convolutions='xla',
+    **options,
 ) -> BlockModel:
   """Builds a model by name.
 
@@ -79,6 +87,8 @@ def create(
     num_classes: C.
     products: 'bfloat16' rounds the operands of matrix products, whose sums and
       all else stay float32; see `models.products`.
+    convolutions: 'onednn' takes those of oneDNN, on a CPU, where they are
+      faster; see `models.onednn`, which says where that is possible.
     **options: What `model_options(name)` lists, such as `width` or `norm`.
 
   Returns:
@@ -86,7 +96,7 @@ def create(
 
   Raises:
     ValueError: For an unknown name, option or option value, or an impossible
-      input shape or number of classes.
+      input shape or number of classes, or where there is no oneDNN.
   """
   known = model_options(name)
   for option in options:
@@ -106,8 +116,13 @@ def create(
         f'num_classes must be a positive integer, got {num_classes!r}.'
     )
   check_choice('products', products, PRODUCTS)
+  check_choice('convolutions', convolutions, CONVOLUTIONS)
+  if convolutions == 'onednn':
+    onednn.check()
   model = MODELS[name](shape, num_classes, **options)
-  return dataclasses.replace(model, products=products)
+  return dataclasses.replace(
+      model, products=products, convolutions=convolutions
+  )
 
 
 __all__ = [

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.models import reach
+from fedjax_het.models.lowering import convolutions_by
 from fedjax_het.models.products import narrow_products
 
 
@@ -76,6 +77,7 @@ class BlockModel:
     pretrained: {block name: parameters} that `init` takes instead of drawing
       them; None for none.
     products: Type of the operands of its products, see `models.products`.
+    convolutions: Whose it calls on a CPU, see `models.lowering`.
   """
 
   name: str
@@ -87,6 +89,7 @@ class BlockModel:
       default=None, compare=False, repr=False
   )
   products: str = 'float32'
+  convolutions: str = 'xla'
 
   def __post_init__(self):
     names = self.block_names
@@ -183,7 +186,7 @@ class BlockModel:
       The output of the span and `variables.stats` with the span's running
       statistics updated (unchanged when not `train`).
     """
-    with narrow_products(self.products):
+    with narrow_products(self.products), convolutions_by(self.convolutions):
       return self._apply(variables, x, start, stop, train, mask, key)
 
   def _apply(self, variables, x, start, stop, train, mask, key):

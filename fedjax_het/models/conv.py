@@ -19,6 +19,9 @@ in one of these ways:
     from the padding: on a 2x2 map a 3x3 kernel has 16 of 36 left. Its gradient
     of the input is that of 'slices' with strides other than 1.
 
+  'onednn': a convolution of oneDNN (`onednn` says where there is one). Its
+    gradient of the input is that of 'gemm' with strides other than 1.
+
 and the gradient of the kernel in one more:
 
   'rows': one matrix product per tap on a run of pixels that is copied at once,
@@ -41,9 +44,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from fedjax_het.models import onednn
 from fedjax_het.models import taps as taps_lib
 from fedjax_het.models.lowering import (
   LARGE_BYTES,
+  Lowering,
   as_lowering,
   choose_lowering,
   forced_lowering,
@@ -54,6 +59,8 @@ from fedjax_het.models.taps import Geometry
 _DIMS = ('NHWC', 'HWIO', 'NHWC')
 # Images of which 'rows' takes as many at once as stay in a core's cache.
 _CACHED_BYTES = 256 << 10
+# Images whose kernel gradient 'onednn' takes at once.
+_PART_BYTES = 2 << 20
 
 
 def conv(
@@ -151,6 +158,8 @@ def conv(
           padding_share=taps_lib.padding_share(geometry, sizes),
       )
   )
+  if lhs.dtype != jnp.float32:
+    lowering = Lowering(*('gemm' if w == 'onednn' else w for w in lowering))
   operands = operand_dtype(lhs.dtype)
   if jax.default_backend() == 'cpu' and not lowering.is_products:
     operands = lhs.dtype  # XLA's own convolutions would widen them again.
@@ -196,6 +205,8 @@ def _forward(x, w, geometry, way, precision):
   """[B, H, W, I], [h, w, I, O] -> [B, H', W', O]."""
   if way in ('native', 'pairs'):
     return _native(x, w, geometry, way, precision)
+  if way == 'onednn':
+    return onednn.forward(x, w, geometry)
   if way == 'cropped':
     sizes = x.shape[1:3]
     outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
@@ -212,13 +223,15 @@ def _d_input(dy, w, sizes, geometry, way, precision):
   """Gradient of the input, [B, H, W, I]."""
   if way in ('native', 'pairs'):
     return _native_d_input(dy, w, sizes, geometry, way, precision)
+  if way == 'onednn' and geometry.strides == (1, 1):
+    return onednn.d_input(dy, w, sizes, geometry)
   # The kernel is contracted over its last axis, as it lies in memory:
   # turning it around would move more bytes than the rest where maps are small.
   num_in = w.shape[2]
   if way == 'cropped' and geometry.strides == (1, 1):
     outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
     return _cropped(dy, w, outs, ins, 1, sizes, precision)
-  if way == 'gemm':
+  if way in ('gemm', 'onednn'):
     arrays = [dot(dy, w.reshape((-1, w.shape[3])), (3,), (1,), precision)]
 
     def pick(i, grads):
@@ -250,11 +263,14 @@ def _native(x, w, geometry, way, precision, dilation=(1, 1)):
   wide = x.shape[2] + sum(cols)
   fits = wide >= width > 2 and (wide - width) % 2 and width % 2
   if way == 'native' or not fits or (*geometry.strides, *dilation) != (1,) * 4:
+    padding = geometry.padding
+    if dilation == (1, 1):
+      x, padding = taps_lib.crop_images(x, padding)
     return lax.conv_general_dilated(
         x,
         w,
         geometry.strides,
-        geometry.padding,
+        padding,
         lhs_dilation=dilation,
         dimension_numbers=_DIMS,
         precision=precision,
@@ -292,6 +308,10 @@ def _native_d_input(dy, w, sizes, geometry, way, precision):
 
 def _d_weight(x, dy, geometry, way, precision):
   """Gradient of the kernel, [h, w, I, O]."""
+  if way == 'onednn':
+    return _sum_of_parts(
+        lambda x, dy: onednn.d_weight(x, dy, geometry), x, dy, _PART_BYTES
+    )
   if way == 'rows' and geometry.strides == (1, 1):
     return _d_weight_by_rows(x, dy, geometry, precision)
   if way == 'native':
@@ -325,26 +345,32 @@ def _d_weight(x, dy, geometry, way, precision):
 
 
 def _d_weight_by_rows(x, dy, geometry, precision):
-  """The sum over parts of the batch, each small enough for the cache."""
+  """Of parts of the batch that stay in the cache while all taps are taken."""
+
+  def part(x, dy):
+    rows, grads = taps_lib.row_taps(x, dy, geometry)
+    # The gradients are turned around once, not the rows of every tap.
+    grads = lax.optimization_barrier(grads.T)
+    return jnp.stack([dot(grads, r, (1,), (0,), precision) for r in rows])
+
+  dw = _sum_of_parts(part, x, dy, _CACHED_BYTES)
+  dw = dw.reshape((*geometry.kernel, dy.shape[3], x.shape[3]))
+  return dw.swapaxes(2, 3)
+
+
+def _sum_of_parts(fn, x, dy, num_bytes):
+  """`fn(x, dy)`, a sum over examples, a part of the batch after the other."""
   batch = len(x)
   one = 4 * math.prod(x.shape[1:3]) * max(x.shape[3], dy.shape[3])
   # The largest divisor of the batch that fits; one image if none does.
   size = max(
       n for n in range(1, batch + 1)
-      if batch % n == 0 and (n == 1 or n * one <= _CACHED_BYTES)
+      if batch % n == 0 and (n == 1 or n * one <= num_bytes)
   )  # fmt: skip
+  if size == batch:
+    return fn(x, dy)
 
   def part(i):
-    images, grads = (
-        lax.dynamic_slice_in_dim(a, i * size, size) for a in (x, dy)
-    )
-    rows, grads = taps_lib.row_taps(images, grads, geometry)
-    # The gradients are turned around once, not the rows of every tap.
-    grads = lax.optimization_barrier(grads.T)
-    return jnp.stack([dot(grads, r, (1,), (0,), precision) for r in rows])
+    return fn(*(lax.dynamic_slice_in_dim(a, i * size, size) for a in (x, dy)))
 
-  total = part(0)
-  if size < batch:
-    total = lax.fori_loop(1, batch // size, lambda i, t: t + part(i), total)
-  dw = total.reshape((*geometry.kernel, dy.shape[3], x.shape[3]))
-  return dw.swapaxes(2, 3)
+  return lax.fori_loop(1, batch // size, lambda i, t: t + part(i), part(0))

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'rows')
-_WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped')
+# Whose convolutions 'native' layers may take on a CPU.
+CONVOLUTIONS = ('xla', 'onednn')
+_D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'onednn', 'rows')
+_WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn')
 # Slices larger than this do not fit into a CPU's cache.
 LARGE_BYTES = 8 << 20
 # 'cropped' pays from this share of padding, this many features of all slices,
@@ -80,6 +82,28 @@ def forced_lowering() -> Lowering | None:
   return _forced.value
 
 
+_convolutions = jax.make_user_context(default_value=None)
+
+
+def convolutions_by(library: str) -> contextlib.AbstractContextManager:
+  """A context in which layers may call another library's convolutions.
+
+  It belongs to the thread that enters it and is part of the key of `jax.jit`'s
+  cache.
+
+  Args:
+    library: One of `CONVOLUTIONS`. 'onednn' takes those of oneDNN where they
+      are faster than XLA's and than matrix products; 'xla' wishes nothing: it
+      leaves the wish of an outer context.
+
+  Returns:
+    A context manager.
+  """
+  if library == 'xla':
+    return contextlib.nullcontext()
+  return _convolutions(library)
+
+
 def choose_lowering(
     patches_shape: tuple[int, int, int, int],
     strides: tuple[int, int] = (1, 1),
@@ -88,6 +112,7 @@ def choose_lowering(
     *,
     channels: tuple[int, int] | None = None,
     padding_share: float = 0.0,
+    convolutions: str | None = None,
 ) -> Lowering:
   """The lowering that `conv` takes when none is forced.
 
@@ -107,15 +132,38 @@ def choose_lowering(
     platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
     channels: In and out; None for many.
     padding_share: How much of all slices is padding, 0 to 1.
+    convolutions: Whose may be taken; None means what `convolutions_by` says.
 
   Returns:
     A `Lowering`.
   """
   if (platform or jax.default_backend()) != 'cpu':
     return as_lowering('native')
+  chosen = _choose_for_xla(
+      patches_shape, tuple(strides) == (1, 1), dtype, channels, padding_share
+  )
+  convolutions = convolutions or _convolutions.value
+  if convolutions != 'onednn' or channels is None or dtype != jnp.float32:
+    return chosen
+  taps = patches_shape[3] // channels[0]
+  if taps == 1:
+    return chosen
+  smallest = min(patches_shape[1:3])
+  ways = {}
+  if smallest >= 4:
+    ways['forward'] = 'onednn'
+    if tuple(strides) == (1, 1):
+      ways['d_input'] = 'onednn'
+  many = channels[0] >= _THIN[1] or math.prod(patches_shape) * 4 > LARGE_BYTES
+  if smallest >= 2 and many:
+    ways['d_weight'] = 'onednn'
+  return chosen._replace(**ways)
+
+
+def _choose_for_xla(patches_shape, unit, dtype, channels, padding_share):
+  """`choose_lowering` on a CPU, where oneDNN is not asked for."""
   itemsize = jnp.dtype(dtype).itemsize
   size = math.prod(patches_shape) * itemsize
-  unit = tuple(strides) == (1, 1)
   if size <= LARGE_BYTES or itemsize < 4 or min(patches_shape[1:3]) < 8:
     pixels, wide = math.prod(patches_shape[:3]), patches_shape[3] >= _WIDE
     large = channels is None or pixels * math.prod(channels) >= _LARGE_PRODUCT

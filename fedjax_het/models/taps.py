@@ -222,6 +222,25 @@ def pad_images(x, padding, value):
   return lax.pad(x, jnp.asarray(value, x.dtype), config)
 
 
+def crop_images(x, padding):
+  """Takes negative padding off the images.
+
+  XLA's convolution on a CPU reads what is not there where one side of an axis
+  is cropped and the other one padded.
+
+  Args:
+    x: [B, *sizes, C].
+    padding: (low, high) for each of the sizes.
+
+  Returns:
+    The images, and the padding without its negative numbers.
+  """
+  crops = [(min(low, 0), min(high, 0), 0) for low, high in padding]
+  if any(map(any, crops)):
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *crops, (0, 0, 0)])
+  return x, tuple((max(low, 0), max(high, 0)) for low, high in padding)
+
+
 def _shifts(x, geometry, axis, spare=0):
   """The taps of one row (axis 1) or column (axis 0) of the kernel."""
   kernel, stride = geometry.kernel[axis], geometry.strides[axis]

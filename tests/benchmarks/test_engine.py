@@ -11,7 +11,7 @@ import pytest
 from benchmarks import common, engine, engine_table, flops, programs
 from benchmarks.workloads import WORKLOADS, fedepth
 from fedjax_het.depthwise import head_start, make_stages
-from fedjax_het.models import create
+from fedjax_het.models import create, onednn
 
 RGB = (32, 32, 3)
 
@@ -88,6 +88,13 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def not_stored():
+  with onednn.no_compilation_cache():
+    yield
+
+
+@pytest.mark.usefixtures('not_stored')
 @pytest.mark.parametrize('name', CASES)
 def test_every_form_runs_and_compiles_once(name, monkeypatch):
   small = functools.partial(programs.matrix_product, 64)
@@ -96,10 +103,13 @@ def test_every_form_runs_and_compiles_once(name, monkeypatch):
   result = engine.measure(WORKLOADS[workload].make(case, 'tiny'), 2)
   forms = result['forms']
   assert {'map', 'naive JAX'} <= set(forms)
+  assert ('map, oneDNN' in forms) == (
+      not onednn.why_not() and not name.startswith('many')
+  )
   assert ('PyTorch vmap' in forms) == (engine.torch is not None)
   for form, row in forms.items():
     assert row['images_per_second'] > 0 and row['share_of_product_peak'] > 0
-    if form in ('map', 'vmap'):
+    if form in ('map', 'vmap', 'map, oneDNN'):
       assert row['compilations_after_round_2'] == 0
       assert row['images_per_call'] == result['images_per_round']
     assert (row['compile_seconds'] is None) == ('PyTorch' in form)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import lowerings, nets
 from fedjax_het.models import conv as conv_lib
-from fedjax_het.models import create
+from fedjax_het.models import create, onednn
 
 SMALL = lowerings.Layer((5, 5, 2), (3, 3, 2, 4), (1, 1), 'SAME')
 STRIDED = SMALL._replace(strides=(2, 2), padding=((1, 1), (1, 1)))
@@ -49,6 +49,13 @@ def test_chosen_is_what_conv_takes(monkeypatch):
   assert len(set(taken)) > 1
 
 
+@pytest.fixture
+def not_stored():
+  with onednn.no_compilation_cache():
+    yield
+
+
+@pytest.mark.usefixtures('not_stored')
 @pytest.mark.parametrize('layer', [SMALL, STRIDED], ids=['1', '2'])
 @pytest.mark.parametrize('kind', lowerings.WAYS)
 def test_a_pass_is_the_one_that_it_is_called(kind, layer):
