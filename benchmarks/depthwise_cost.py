@@ -19,10 +19,11 @@ import dataclasses
 import jax
 import optax
 
-from benchmarks import common
+from benchmarks import common, flops
+from benchmarks.workloads.fedepth import stages_of
 from fedjax_het.algorithms import fedavg, fedepth
 from fedjax_het.engine.rounds import init_state, make_round
-from fedjax_het.models import create
+from fedjax_het.models import BlockModel, create
 
 NUM_CLIENTS = 2
 SHAPE = (32, 32, 3)
@@ -33,6 +34,18 @@ FORMS = {
     'FeDepth, 1/6': ('1/6', False),
     'FeDepth, 1/6, cached': ('1/6', True),
 }
+
+
+def operations(model: BlockModel, batch_size: int) -> dict[str, float]:
+  """Operations of an epoch of each form, as multiples of FedAvg's."""
+  whole, found = flops.training_flops(model), {'FedAvg': 1.0}
+  for label, (budget, cached) in FORMS.items():
+    stages = stages_of(model, budget, batch_size)
+    count = flops.cached_flops(stages) if cached else sum(
+        map(flops.stage_flops, stages)
+    )  # fmt: skip
+    found[label] = count / whole
+  return found
 
 
 def sgd(learning_rate):
@@ -82,18 +95,21 @@ def main() -> None:
     calls[label], megabytes[label] = (call, repetitions), temporary / 2**20
     print(f'{label}: compiled', flush=True)
   seconds = common.interleave(calls)
+  counted = operations(group.model, batch_size)
   ratios = {label: s / seconds['FedAvg'] for label, s in seconds.items()}
   rows = [
       [
           label,
           seconds[label],
           ratios[label],
+          counted[label] if args.epochs == 1 else '-',
           megabytes[label],
           megabytes['FedAvg'] / megabytes[label],
       ]
       for label in makers
   ]
-  header = ['round', 'seconds', 'of FedAvg', 'temporaries, MB', 'less by']
+  header = ['round', 'seconds', 'of FedAvg', 'operations, of FedAvg',
+            'temporaries, MB', 'less by']  # fmt: skip
   print(common.markdown(header, rows))
   suffix = '_quick' if args.quick else ''
   if args.epochs > 1:
@@ -103,6 +119,7 @@ def main() -> None:
       {
           'seconds': seconds,
           'times_fedavg': ratios,
+          'operations_times_fedavg_one_epoch': counted,
           'temporary_megabytes': megabytes,
           'batch_size': batch_size,
           'steps_an_epoch': steps,

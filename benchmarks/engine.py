@@ -22,7 +22,8 @@ is not timed (slow forms take few steps, and are repeated less):
     architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
     full-model epochs in the place of FeDepth's stages. Left out where PyTorch
     is not installed, or the library runs on something else than a CPU.
-  naive JAX: `vmap` of `scan` over native convolutions.
+  naive JAX: `vmap` of `scan` over native convolutions. FedHe's takes more
+    than ten minutes and is left out but in quick runs.
 
 The share of the peak is useful operations a second, three times the matrix
 products of a forward pass, over those of large float32 products that are timed

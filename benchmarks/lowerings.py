@@ -8,12 +8,12 @@ and the gradients of the input and of the kernel. A pass is timed in a loop, as
 local training runs it, on all threads, the ways in turn, and the least time of
 each counts. Layers of one shape are timed once. One row a layer and pass, the
 way that `choose_lowering` takes in bold, and its speed; operations with padding
-are not counted. Then one row a net, all layers summed: what is chosen, the
-fastest of every row (what a choice measured on this machine could reach), one
-way throughout, what the operations would take at the speed of large products,
-and a whole local step, in which norms, pooling and the optimiser come on top. A
-way that takes another's place in some geometry is left out there. Let the
-machine be idle.
+are not counted. Then one row a net, all layers summed: what is chosen, what is
+with `convolutions='onednn'`, the fastest of every row (what a choice measured
+on this machine could reach), one way throughout, what the operations would take
+at the speed of large products, and a whole local step, in which norms, pooling
+and the optimiser come on top, with both choices. A way that takes another's
+place in some geometry is left out there. Let the machine be idle.
 """
 
 import math
@@ -28,7 +28,11 @@ from benchmarks import common, flops, nets, programs
 from fedjax_het.models import BlockModel, create, onednn
 from fedjax_het.models import taps as taps_lib
 from fedjax_het.models.conv import conv
-from fedjax_het.models.lowering import Lowering, choose_lowering
+from fedjax_het.models.lowering import (
+  CONVOLUTIONS,
+  Lowering,
+  choose_lowering,
+)
 
 WAYS = {
     'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
@@ -79,7 +83,9 @@ def layers_of(model: BlockModel) -> dict[Layer, int]:
   return found
 
 
-def chosen_lowering(layer: Layer, batch_size: int) -> Lowering:
+def chosen_lowering(
+    layer: Layer, batch_size: int, convolutions: str = 'xla'
+) -> Lowering:
   """What `conv` takes for a layer when nothing is forced."""
   sizes = layer.images[:2]
   geometry = taps_lib.resolve_padding(
@@ -92,6 +98,7 @@ def chosen_lowering(layer: Layer, batch_size: int) -> Lowering:
       layer.strides,
       channels=layer.kernel[2:],
       padding_share=taps_lib.padding_share(geometry, sizes),
+      convolutions=convolutions,
   )
 
 
@@ -170,23 +177,29 @@ def measure(
   return found, flops.product_flops(forward, *operands)
 
 
-def local_step(name: str, repetitions: int) -> tuple[float, float]:
-  """Milliseconds of a local step, and operations of large products a second."""
-  train = nets.local_epoch(name)
-  train.call()
+def libraries() -> tuple[str, ...]:
+  """Those of `CONVOLUTIONS` that can be called here."""
+  return CONVOLUTIONS[:1] if onednn.why_not() else CONVOLUTIONS
+
+
+def local_steps(name: str, repetitions: int) -> tuple[dict[str, float], float]:
+  """Milliseconds of a local step by library, and the peak."""
+  steps = {c: nets.local_epoch(name, convolutions=c) for c in libraries()}
+  for step in steps.values():
+    step.call()
   multiply, num = programs.matrix_product()
-  seconds = common.interleave(
-      {'train': (train.call, repetitions), 'product': (multiply, repetitions)}
-  )
-  return 1e3 * seconds['train'] / nets.STEPS, num / seconds['product']
+  calls = {c: (step.call, repetitions) for c, step in steps.items()}
+  seconds = common.interleave({'product': (multiply, repetitions), **calls})
+  peak = num / seconds.pop('product')
+  return {c: 1e3 * s / nets.STEPS for c, s in seconds.items()}, peak
 
 
-def summary(rows, step: float, peak: float) -> dict[str, float]:
+def summary(rows, steps: dict[str, float], peak: float) -> dict[str, float]:
   """Milliseconds of all layers of a net.
 
   Args:
     rows: Of the net, as `measure_net` returns them.
-    step: Milliseconds of a local step.
+    steps: Milliseconds of a local step by library.
     peak: Operations of large products a second.
 
   Returns:
@@ -198,6 +211,7 @@ def summary(rows, step: float, peak: float) -> dict[str, float]:
 
   sums = {
       'chosen': total(lambda row: row['chosen']),
+      'chosen, oneDNN': total(lambda row: row['chosen_onednn']),
       'fastest': total(
           lambda row: min(row['milliseconds'], key=row['milliseconds'].get)
       ),
@@ -206,8 +220,8 @@ def summary(rows, step: float, peak: float) -> dict[str, float]:
     sums[f'{way} alone'] = total(lambda row, way=way: way)
   operations = sum(row['count'] * row['operations'] for row in rows)
   sums['at the peak'] = 1e3 * operations / peak
-  sums['local step'] = step
-  return sums
+  names = {'xla': 'local step', 'onednn': 'local step, oneDNN'}
+  return sums | {names[c]: step for c, step in steps.items()}
 
 
 def measure_net(name: str, repetitions: int) -> list[dict[str, object]]:
@@ -215,15 +229,20 @@ def measure_net(name: str, repetitions: int) -> list[dict[str, object]]:
   batch_size, rows = nets.NETS[name][0], []
   for layer, count in layers_of(create(name, nets.INPUT_SHAPE, 10)).items():
     chosen = chosen_lowering(layer, batch_size)._asdict()
+    own = chosen_lowering(layer, batch_size, libraries()[-1])._asdict()
     found, operations = measure(layer, batch_size, repetitions)
     for kind, milliseconds in found.items():
-      way = chosen[kind] if chosen[kind] in milliseconds else 'native'
+      way, other = (
+          ways[kind] if ways[kind] in milliseconds else 'native'
+          for ways in (chosen, own)
+      )
       rows.append({
           'net': name,
           'layer': str(layer),
           'count': count,
           'pass': kind,
           'chosen': way,
+          'chosen_onednn': other,
           'milliseconds': milliseconds,
           'operations': operations,
       })
@@ -259,7 +278,7 @@ def main() -> None:
   rows, sums = [], {}
   for name in names:
     found = measure_net(name, repetitions)
-    sums[name] = summary(found, *local_step(name, repetitions))
+    sums[name] = summary(found, *local_steps(name, repetitions))
     rows += found
   print(report(rows) + '\n')
   header = ['all layers, ms', *next(iter(sums.values()))]

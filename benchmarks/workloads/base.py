@@ -70,7 +70,7 @@ class Workload(NamedTuple):
 
 
 def references(
-    naive: Callable[[int], Program],
+    naive: Callable[[int], Program] | None,
     eager: Callable[[int], Program],
     stacked: Callable[[int], Program],
     steps: int,
@@ -80,7 +80,7 @@ def references(
   """The references that can be had: without PyTorch the naive form alone.
 
   Args:
-    naive: Plain JAX, which takes two steps.
+    naive: Plain JAX, which takes two steps; None where that takes too long.
     eager: PyTorch, one client after another.
     stacked: PyTorch over stacked nets; at most four steps.
     steps: Of the round, and so of the eager form.
@@ -90,7 +90,9 @@ def references(
   Returns:
     {name: Reference}.
   """
-  found = {'naive JAX': Reference(naive, 2, slow=True, once=naive_once)}
+  found = {}
+  if naive is not None:
+    found['naive JAX'] = Reference(naive, 2, slow=True, once=naive_once)
   if torch is None:
     return found
   return {

@@ -96,17 +96,21 @@ def test_a_loop_runs_as_often_as_it_is_told():
 
 def test_summary_weighs_layers_by_their_number():
   rows = [
-      {'count': 2, 'chosen': 'gemm', 'operations': 3000,
+      {'count': 2, 'chosen': 'gemm', 'chosen_onednn': 'native',
+       'operations': 3000,
        'milliseconds': {'native': 1.0, 'gemm': 3.0, 'slices': 4.0}},
-      {'count': 1, 'chosen': 'native', 'operations': 4000,
+      {'count': 1, 'chosen': 'native', 'chosen_onednn': 'gemm',
+       'operations': 4000,
        'milliseconds': {'native': 5.0, 'gemm': 6.0, 'slices': 2.0}},
   ]  # fmt: skip
-  assert lowerings.summary(rows, step=20.0, peak=2e6) == {
+  assert lowerings.summary(rows, {'xla': 20.0, 'onednn': 9.0}, peak=2e6) == {
       'chosen': 11.0,
+      'chosen, oneDNN': 8.0,
       'fastest': 4.0,
       'native alone': 7.0,
       'gemm alone': 12.0,
       'slices alone': 10.0,
       'at the peak': 5.0,
       'local step': 20.0,
+      'local step, oneDNN': 9.0,
   }
