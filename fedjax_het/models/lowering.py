@@ -24,6 +24,8 @@ _LARGE_PRODUCT = 1 << 21
 _THIN = (4, 16)
 # With strides, forward passes of fewer channels in than this are native.
 _MANY = 64
+# oneDNN's gradient of the kernel pays from this many channels in.
+_MANY_IN = 16
 
 
 class Lowering(NamedTuple):
@@ -125,6 +127,11 @@ def choose_lowering(
   Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
   native passes throughout, which is not measured.
 
+  Where oneDNN may be taken, float32 kernels of several taps take it for the
+  forward pass and, with strides of 1, the gradient of the input on maps from
+  4x4, and for the gradient of the kernel from 2x2, unless few channels come in
+  and slices are small (`python -m benchmarks.lowerings`).
+
   Args:
     patches_shape: (B, H', W', h * w * I), all slices side by side.
     strides: (vertical, horizontal).
@@ -145,17 +152,15 @@ def choose_lowering(
   convolutions = convolutions or _convolutions.value
   if convolutions != 'onednn' or channels is None or dtype != jnp.float32:
     return chosen
-  taps = patches_shape[3] // channels[0]
-  if taps == 1:
+  if patches_shape[3] == channels[0]:  # A single tap.
     return chosen
-  smallest = min(patches_shape[1:3])
-  ways = {}
-  if smallest >= 4:
+  size, ways = min(patches_shape[1:3]), {}
+  if size >= 4:
     ways['forward'] = 'onednn'
     if tuple(strides) == (1, 1):
       ways['d_input'] = 'onednn'
-  many = channels[0] >= _THIN[1] or math.prod(patches_shape) * 4 > LARGE_BYTES
-  if smallest >= 2 and many:
+  large = math.prod(patches_shape) * 4 > LARGE_BYTES
+  if size >= 2 and (channels[0] >= _MANY_IN or large):
     ways['d_weight'] = 'onednn'
   return chosen._replace(**ways)
 

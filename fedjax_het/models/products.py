@@ -6,7 +6,8 @@ float32, and so do the sums of products: a product (of a layer, and of its two
 gradients) reads its operands rounded to eight bits, and nothing else changes.
 `conv` and the dense layers of all models take part; the products of attention,
 which have no weights, do not, nor do, on a CPU, those layers of large maps that
-`choose_lowering` leaves to XLA's convolutions, which know no bfloat16 there.
+`choose_lowering` leaves to XLA's convolutions, which know no bfloat16 there, or
+to oneDNN's.
 """
 
 import contextlib
