@@ -16,8 +16,8 @@ is not timed (slow forms take few steps, and are repeated less):
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
     Of several cases the first alone has all of them. With ', oneDNN' they take
-    `config.convolutions='onednn'`; left out where there is none, and for nets
-    without convolutions.
+    `config.convolutions='onednn'`; left out where there is none, for nets
+    without convolutions, and in quick runs but for the simulators' net.
   PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
     architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
     full-model epochs in the place of FeDepth's stages. Left out where PyTorch
@@ -94,10 +94,10 @@ def onednn_forms(case: Case, auto: str) -> list[str]:
     auto: The backend that is chosen for it.
 
   Returns:
-    The backends, one client at a time, with ', oneDNN'; none where a net has
-    no convolutions, or oneDNN cannot be called.
+    The backends, one client at a time, with ', oneDNN'; none where the case
+    asks for none, or oneDNN cannot be called.
   """
-  if onednn.why_not() or not case.convolutions:
+  if onednn.why_not() or not case.onednn:
     return []
   backends = dict.fromkeys((auto, *case.backends))
   return [f'{b}, oneDNN' for b in backends if b != 'vmap']

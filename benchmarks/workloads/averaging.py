@@ -98,6 +98,6 @@ def many(name: str, scale: str) -> Case:
       memory.IMAGES // BATCH_SIZE,
       (min(number, 1000), min(number, 100), min(number, 100)),
       backends=BACKENDS[2:] if scale == 'quick' else BACKENDS,
-      convolutions=False,
+      onednn=False,
       cohorts=(10, number),
   )

@@ -41,7 +41,7 @@ class Case(NamedTuple):
     flops: Useful operations an image: of the matrix products of training.
     references: {name: Reference}.
     backends: Those that are timed besides 'auto'; each is compiled.
-    convolutions: Whether its nets have any.
+    onednn: Whether it is timed with oneDNN's convolutions, too.
     cohorts: Two sizes of a cohort whose peak memory is compared, or none.
   """
 
@@ -50,7 +50,7 @@ class Case(NamedTuple):
   flops: float
   references: dict[str, Reference]
   backends: tuple[str, ...] = ()
-  convolutions: bool = True
+  onednn: bool = True
   cohorts: tuple[int, ...] = ()
 
 

@@ -141,4 +141,5 @@ def case(name: str, scale: str) -> Case:
           **({} if budget == '1' else {'FedAvg': full_model}),
       ),
       backends=BACKENDS if (budget, scale) == ('1', 'full') else (),
+      onednn=scale != 'quick',
   )

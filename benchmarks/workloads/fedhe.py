@@ -110,4 +110,5 @@ def case(name: str, scale: str) -> Case:
           steps=NUM_STEPS,
       ),
       backends=() if scale == 'quick' else BACKENDS,
+      onednn=scale != 'quick',
   )

@@ -51,4 +51,5 @@ def case(name: str, scale: str) -> Case:
           steps=steps,
       ),
       backends=BACKENDS if (name, scale) == ('resnet10', 'full') else (),
+      onednn=scale != 'quick',
   )
