@@ -243,7 +243,7 @@ def main() -> None:
   parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   # Compile seconds are those of a first run.
-  jax.config.update('jax_enable_compilation_cache', False)
+  jax.config.update('jax_compilation_cache_dir', None)
   if args.child:
     print(json.dumps(measure_alone(*args.child)))
     return

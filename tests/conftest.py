@@ -53,6 +53,15 @@ def optimised():
   jax.config.update('jax_disable_most_optimizations', True)
 
 
+@pytest.fixture
+def not_stored():
+  """For programs with oneDNN's calls, which the cache cannot store."""
+  from fedjax_het.models.onednn import no_compilation_cache
+
+  with no_compilation_cache():
+    yield
+
+
 @pytest.fixture(scope='session')
 def real_data() -> pathlib.Path:
   """Folder with real raw data sets; skips where there is none."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Whose convolutions 'native' layers may take on a CPU.
+# Whose convolutions models may call on a CPU.
 CONVOLUTIONS = ('xla', 'onednn')
 _D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'onednn', 'rows')
 _WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn')
@@ -55,7 +55,7 @@ def as_lowering(lowering) -> Lowering:
   if len(out) != 3 or any(w not in ways for w, ways in zip(out, known)):
     raise ValueError(
         f'Unknown convolution lowering {lowering!r}; it must be one of '
-        f'{_D_WEIGHT_WAYS[:4]} or three ways (forward, d_input, d_weight).'
+        f'{_D_WEIGHT_WAYS[:5]} or three ways (forward, d_input, d_weight).'
     )
   return Lowering(*out)
 
@@ -69,9 +69,9 @@ def conv_lowering(lowering) -> contextlib.AbstractContextManager:
   clients with `vmap` on a CPU enters it with 'gemm'.
 
   Args:
-    lowering: One of 'native', 'slices', 'gemm', 'cropped', a triple of these
-      for (forward, d_input, d_weight) with 'pairs' and 'rows' where `conv` has
-      them, or None for `choose_lowering`.
+    lowering: One of 'native', 'slices', 'gemm', 'cropped', 'onednn', a triple
+      of these for (forward, d_input, d_weight) with 'pairs' and 'rows' where
+      `conv` has them, or None for `choose_lowering`.
 
   Returns:
     A context manager.

@@ -222,7 +222,9 @@ def pad_images(x, padding, value):
   return lax.pad(x, jnp.asarray(value, x.dtype), config)
 
 
-def crop_images(x, padding):
+def crop_images(
+    x: jax.Array, padding: Sequence[tuple[int, int]]
+) -> tuple[jax.Array, tuple[tuple[int, int], ...]]:
   """Takes negative padding off the images.
 
   XLA's convolution on a CPU reads what is not there where one side of an axis

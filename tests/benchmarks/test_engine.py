@@ -88,12 +88,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def not_stored():
-  with onednn.no_compilation_cache():
-    yield
-
-
 @pytest.mark.usefixtures('not_stored')
 @pytest.mark.parametrize('name', CASES)
 def test_every_form_runs_and_compiles_once(name, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import lowerings, nets
 from fedjax_het.models import conv as conv_lib
-from fedjax_het.models import create, onednn
+from fedjax_het.models import create
 
 SMALL = lowerings.Layer((5, 5, 2), (3, 3, 2, 4), (1, 1), 'SAME')
 STRIDED = SMALL._replace(strides=(2, 2), padding=((1, 1), (1, 1)))
@@ -47,12 +47,6 @@ def test_chosen_is_what_conv_takes(monkeypatch):
     )
   assert taken == [lowerings.chosen_lowering(layer, 16) for layer in layers]
   assert len(set(taken)) > 1
-
-
-@pytest.fixture
-def not_stored():
-  with onednn.no_compilation_cache():
-    yield
 
 
 @pytest.mark.usefixtures('not_stored')

@@ -20,6 +20,7 @@ from fedjax_het.models.lowering import (
   forced_lowering,
 )
 from fedjax_het.models.pooling import max_pool
+from tests.models.convolutions import assert_same, draw, value_and_gradients
 
 DIMS = ('NHWC', 'HWIO', 'NHWC')
 WAYS = ('native', 'slices', 'gemm', 'cropped')
@@ -32,27 +33,6 @@ def _reference(x, w, strides, padding):
   return lax.conv_general_dilated(
     x, w, strides, padding, dimension_numbers=DIMS
   )
-
-
-def _draw(shape, seed, dtype=np.float32):
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def _value_and_gradients(fn, x, w):
-
-  @jax.jit
-  def run(x, w):
-    y, vjp = jax.vjp(fn, x, w)
-    return y, *vjp(_draw(y.shape, 2, y.dtype))
-
-  return run(x, w)
-
-
-def _assert_same(got, want, tolerance=1e-4):
-  for a, b in zip(got, want, strict=True):
-    assert a.shape == b.shape and a.dtype == b.dtype
-    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 # A list of fixed shapes: padding of one axis, strides that do not divide the
@@ -81,14 +61,14 @@ CASES = [
 def test_value_and_gradients_are_those_of_lax(
   size, kernel, strides, padding, way
 ):
-  x, w = _draw((2, *size, 3), 0), _draw((*kernel, 3, 4), 1)
-  got = _value_and_gradients(
+  x, w = draw((2, *size, 3), 0), draw((*kernel, 3, 4), 1)
+  got = value_and_gradients(
     lambda x, w: conv(x, w, strides, padding, lowering=way), x, w
   )
-  want = _value_and_gradients(
+  want = value_and_gradients(
     lambda x, w: _reference(x, w, strides, padding), x, w
   )
-  _assert_same(got, want)
+  assert_same(got, want)
 
 
 @pytest.mark.parametrize('cached_images', [0, 1, 2.5, 9])
@@ -99,16 +79,16 @@ def test_rows_give_the_gradient_of_lax(
   size, kernel, strides, padding, cached_images, monkeypatch
 ):
   """However many of the six images are taken at once: 1, 1, 2 and all."""
-  x, w = _draw((6, *size, 3), 0), _draw((*kernel, 3, 4), 1)
+  x, w = draw((6, *size, 3), 0), draw((*kernel, 3, 4), 1)
   image = 4 * size[0] * size[1] * 4
   monkeypatch.setattr(conv_lib, '_CACHED_BYTES', int(cached_images * image))
-  got = _value_and_gradients(
+  got = value_and_gradients(
     lambda x, w: conv(x, w, strides, padding, lowering=ROWS), x, w
   )
-  want = _value_and_gradients(
+  want = value_and_gradients(
     lambda x, w: _reference(x, w, strides, padding), x, w
   )
-  _assert_same(got, want)
+  assert_same(got, want)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -126,14 +106,14 @@ def test_any_geometry(size, kernel, strides, padding, lowering):
     (low, max(high, k - n - low))
     for n, k, (low, high) in zip(size, kernel, padding, strict=True)
   )
-  x, w = _draw((1, *size, 2), 0), _draw((*kernel, 2, 1), 1)
-  got = _value_and_gradients(
+  x, w = draw((1, *size, 2), 0), draw((*kernel, 2, 1), 1)
+  got = value_and_gradients(
     lambda x, w: conv(x, w, strides, padding, lowering=lowering), x, w
   )
-  want = _value_and_gradients(
+  want = value_and_gradients(
     lambda x, w: _reference(x, w, strides, padding), x, w
   )
-  _assert_same(got, want)
+  assert_same(got, want)
 
 
 @pytest.mark.parametrize('way', WAYS)
@@ -141,13 +121,13 @@ def test_any_geometry(size, kernel, strides, padding, lowering):
   'dtype, unit', [('bfloat16', 2**-8), ('float16', 2**-11)]
 )
 def test_low_precision_rounds_once(way, dtype, unit):
-  x, w = _draw((2, 8, 8, 32), 0, dtype), _draw((3, 3, 32, 8), 1, dtype) / 16
-  got = _value_and_gradients(
+  x, w = draw((2, 8, 8, 32), 0, dtype), draw((3, 3, 32, 8), 1, dtype) / 16
+  got = value_and_gradients(
     lambda x, w: conv(x, w, (2, 2), 'SAME', lowering=way), x, w
   )
   wide = [jnp.asarray(a, jnp.float32) for a in (x, w)]
   y, vjp = jax.vjp(lambda x, w: _reference(x, w, (2, 2), 'SAME'), *wide)
-  want = y, *vjp(_draw(y.shape, 2, dtype).astype(jnp.float32))
+  want = y, *vjp(draw(y.shape, 2, dtype).astype(jnp.float32))
   for a, b in zip(got, want, strict=True):
     assert a.dtype == dtype
     a, b = np.asarray(a, np.float32), np.asarray(b)
@@ -158,23 +138,23 @@ def test_low_precision_rounds_once(way, dtype, unit):
 
 @pytest.mark.parametrize('way', [*WAYS, MIXED, ROWS, PAIRS])
 def test_under_vmap_over_images_and_kernels(way):
-  xs, ws = _draw((3, 2, 6, 6, 4), 0), _draw((3, 3, 3, 4, 5), 1)
+  xs, ws = draw((3, 2, 6, 6, 4), 0), draw((3, 3, 3, 4, 5), 1)
 
   def gradients(x, w):
-    return _value_and_gradients(
+    return value_and_gradients(
       lambda x, w: conv(x, w, (2, 2), 'SAME', lowering=way), x, w
     )
 
   want = [gradients(x, w) for x, w in zip(xs, ws, strict=True)]
   want = jax.tree.map(lambda *a: jnp.stack(a), *want)
-  _assert_same(jax.jit(jax.vmap(gradients))(xs, ws), want)
+  assert_same(jax.jit(jax.vmap(gradients))(xs, ws), want)
   shared = jax.vmap(gradients, in_axes=(0, None))(xs, ws[0])
-  _assert_same([a[0] for a in shared], [a[0] for a in want])
+  assert_same([a[0] for a in shared], [a[0] for a in want])
 
 
 @pytest.mark.parametrize('way', [*WAYS, ROWS, PAIRS])
 def test_descent_in_a_scan_follows_lax(way):
-  x, w = _draw((2, 6, 6, 3), 0), _draw((3, 3, 3, 3), 1) / 3
+  x, w = draw((2, 6, 6, 3), 0), draw((3, 3, 3, 3), 1) / 3
 
   def descend(conv_fn):
     def step(w, _):
@@ -187,12 +167,12 @@ def test_descent_in_a_scan_follows_lax(way):
 
   got = descend(lambda x, w: conv(x, w, (1, 1), 'SAME', lowering=way))
   want = descend(lambda x, w: _reference(x, w, (1, 1), 'SAME'))
-  _assert_same([got], [want])
+  assert_same([got], [want])
   assert np.abs(np.asarray(want - w)).max() > 1e-3
 
 
 def test_only_input_and_kernel_are_kept_for_the_backward_pass():
-  x, w = _draw((2, 8, 8, 4), 0), _draw((3, 3, 4, 4), 1)
+  x, w = draw((2, 8, 8, 4), 0), draw((3, 3, 4, 4), 1)
   _, vjp = jax.vjp(lambda x, w: conv(x, w, lowering='gemm'), x, w)
   kept = [leaf for leaf in jax.tree.leaves(vjp) if hasattr(leaf, 'shape')]
   assert sum(leaf.size for leaf in kept) <= x.size + w.size
@@ -228,9 +208,9 @@ def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
 )
 def test_everything_else_goes_to_lax(options):
   channels = 2 if 'feature_group_count' in options else 4
-  x, w = _draw((2, 8, 8, 4), 0), _draw((3, 3, channels, 4), 1)
+  x, w = draw((2, 8, 8, 4), 0), draw((3, 3, channels, 4), 1)
   if 'dimension_numbers' in options:
-    w = _draw((4, 3, 3, 4), 1)
+    w = draw((4, 3, 3, 4), 1)
   arguments = dict(window_strides=(1, 1), padding='SAME') | options
   got = conv(x, w, **arguments)
   want = lax.conv_general_dilated(
@@ -240,7 +220,7 @@ def test_everything_else_goes_to_lax(options):
 
 
 def test_wider_result_goes_to_lax():
-  x, w = _draw((2, 5, 5, 4), 0, 'bfloat16'), _draw((3, 3, 4, 2), 1, 'bfloat16')
+  x, w = draw((2, 5, 5, 4), 0, 'bfloat16'), draw((3, 3, 4, 2), 1, 'bfloat16')
   got = conv(x, w, padding='VALID', preferred_element_type=jnp.float32)
   assert got.dtype == jnp.float32
   want = _reference(*(a.astype(jnp.float32) for a in (x, w)), (1, 1), 'VALID')
@@ -248,18 +228,18 @@ def test_wider_result_goes_to_lax():
 
 
 def test_one_dimension_goes_to_lax():
-  x, layer = _draw((2, 8, 4), 0), {'features': 3, 'kernel_size': (3,)}
+  x, layer = draw((2, 8, 4), 0), {'features': 3, 'kernel_size': (3,)}
   want, variables = nn.Conv(**layer).init_with_output(jax.random.key(0), x)
   got = nn.Conv(**layer, conv_general_dilated=conv).apply(variables, x)
   np.testing.assert_array_equal(got, want)
 
 
 def test_flax_calls_it():
-  x = _draw((2, 8, 8, 3), 0)
+  x = draw((2, 8, 8, 3), 0)
   layer = dict(features=5, kernel_size=(3, 3), strides=(2, 2), padding=1)
   variables = nn.Conv(**layer).init(jax.random.key(0), x)
   ours = nn.Conv(**layer, conv_general_dilated=conv)
-  _assert_same(
+  assert_same(
     [ours.apply(variables, x)], [nn.Conv(**layer).apply(variables, x)]
   )
 
@@ -273,7 +253,7 @@ def _count(primitive, x, w):
 
 
 def test_forced_lowering_reaches_a_jitted_function_traced_before():
-  x, w = _draw((1, 4, 4, 4), 0), _draw((3, 3, 4, 4), 1)
+  x, w = draw((1, 4, 4, 4), 0), draw((3, 3, 4, 4), 1)
   jitted = jax.jit(conv)
 
   def count():
@@ -287,7 +267,7 @@ def test_forced_lowering_reaches_a_jitted_function_traced_before():
 
 
 def test_forced_lowering_is_read_at_trace_time_and_per_thread():
-  x, w = _draw((1, 4, 4, 4), 0), _draw((3, 3, 4, 4), 1)
+  x, w = draw((1, 4, 4, 4), 0), draw((3, 3, 4, 4), 1)
   seen = []
   with conv_lowering('native'):
     assert _count('conv_general_dilated[', x, w) == 3
@@ -351,14 +331,14 @@ def test_max_pool_and_its_gradient(size, window, strides, padding):
   )
   got, vjp = jax.vjp(lambda x: max_pool(x, window, strides, padding), x)
   np.testing.assert_array_equal(got, want)
-  dy = _draw(want.shape, 1)
-  _assert_same(vjp(dy), want_vjp(dy), 1e-6)
+  dy = draw(want.shape, 1)
+  assert_same(vjp(dy), want_vjp(dy), 1e-6)
   batched = jax.vmap(lambda x: max_pool(x, window, strides, padding))(x[None])
   np.testing.assert_array_equal(batched[0], want)
 
 
 def test_max_pool_of_a_map_of_one_pixel():
-  x = _draw((2, 1, 1, 3), 0)
+  x = draw((2, 1, 1, 3), 0)
   y, vjp = jax.vjp(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))), x)
   np.testing.assert_array_equal(y, x)
   np.testing.assert_array_equal(vjp(x)[0], x)
@@ -410,7 +390,7 @@ def test_the_stem_on_large_maps_takes_columns_in_pairs():
 @pytest.mark.parametrize('width', [6, 7])
 def test_pairs_are_one_convolution_of_half_as_wide_a_map(kernel, width):
   """Where the width is even; else the plain convolution."""
-  x, w = _draw((2, 5, width, 3), 0), _draw((*kernel, 3, 4), 1)
+  x, w = draw((2, 5, width, 3), 0), draw((*kernel, 3, 4), 1)
   jaxpr = jax.make_jaxpr(lambda x, w: conv(x, w, lowering=PAIRS))(x, w)
   (line,) = (
     line for line in str(jaxpr).split('\n') if 'conv_general_dilated[' in line

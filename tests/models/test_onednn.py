@@ -11,6 +11,9 @@ from fedjax_het.models import create, onednn
 from fedjax_het.models.conv import conv
 from fedjax_het.models.lowering import choose_lowering, convolutions_by
 from fedjax_het.models.onednn import no_compilation_cache
+from tests.models.convolutions import assert_same, draw, value_and_gradients
+
+pytestmark = pytest.mark.usefixtures('not_stored')
 
 # Programs with these calls cannot be stored in the tests' cache.
 needs_onednn = pytest.mark.skipif(
@@ -33,31 +36,6 @@ CASES = [
     ((6, 6), (3, 3), (1, 1), ((3, 3), (4, 0))),
     ((6, 6), (3, 3), (1, 1), ((-1, 2), (2, -1))),
 ]
-
-
-@pytest.fixture(autouse=True)
-def not_stored():
-  with no_compilation_cache():
-    yield
-
-
-def draw(shape, seed, dtype=np.float32):
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def value_and_gradients(fn, x, w):
-  @jax.jit
-  def run(x, w):
-    y, vjp = jax.vjp(fn, x, w)
-    return y, *vjp(draw(y.shape, 2, y.dtype))
-
-  return run(x, w)
-
-
-def assert_same(got, want, tolerance=1e-4):
-  for a, b in zip(got, want, strict=True):
-    assert a.shape == b.shape and a.dtype == b.dtype
-    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def calls(fn, *args):
@@ -83,13 +61,17 @@ def test_value_and_gradients_are_those_of_products(
 
 
 @needs_onednn
-@pytest.mark.parametrize('strides', [(1, 1), (2, 2)])
-def test_gradients_of_gradients(strides):
+@pytest.mark.parametrize(
+    'strides, padding',
+    [((1, 1), 'SAME'), ((2, 2), 'SAME'), ((1, 1), ((3, 3), (4, 0))),
+     ((1, 1), ((-1, 2), (2, -1)))],
+)  # fmt: skip
+def test_gradients_of_gradients(strides, padding):
   x, w = draw((4, 6, 6, 3), 0), draw((3, 3, 3, 5), 1)
 
   def run(lowering):
     def loss(x, w):
-      return jnp.sum(conv(x, w, strides, lowering=lowering) ** 3)
+      return jnp.sum(conv(x, w, strides, padding, lowering=lowering) ** 3)
 
     def steepness(x, w):
       return sum(jnp.sum(g**2) for g in jax.grad(loss, (0, 1))(x, w))
@@ -171,7 +153,7 @@ def test_a_model_made_with_it_calls_it_and_computes_the_same():
 
 
 @needs_onednn
-def test_nobody_gets_it_unasked(monkeypatch):
+def test_nobody_gets_it_unasked():
   x, w = draw((8, 32, 32, 16), 0), draw((3, 3, 16, 16), 1)
   assert not calls(conv, x, w)
   with convolutions_by('xla'):
@@ -232,11 +214,6 @@ def test_a_program_that_would_be_stored_is_refused(tmp_path):
   jax.config.update('jax_compilation_cache_dir', str(tmp_path))
   with pytest.raises(ValueError, match='cannot be stored'):
     conv(x, w, lowering='onednn')
-  jax.config.update('jax_enable_compilation_cache', False)
-  try:
-    conv(x, w, lowering='onednn')
-  finally:
-    jax.config.update('jax_enable_compilation_cache', True)
 
 
 def test_the_cache_is_off_and_on_again(tmp_path):
