@@ -15,15 +15,16 @@ is not timed (slow forms take few steps, and are repeated less):
 
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
-    Of several cases the first alone has all of them. With ', oneDNN' they take
-    `config.convolutions='onednn'`; left out where there is none, for nets
-    without convolutions, and in quick runs but for the simulators' net.
+    Of several cases the first alone has all of them, and quick runs have one.
+    With ', oneDNN' they take `config.convolutions='onednn'`; left out where
+    there is none, for nets without convolutions, and in quick runs but for the
+    simulators' net.
   PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
     architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
     full-model epochs in the place of FeDepth's stages. Left out where PyTorch
     is not installed, or the library runs on something else than a CPU.
   naive JAX: `vmap` of `scan` over native convolutions. FedHe's takes more
-    than ten minutes and is left out but in quick runs.
+    than ten minutes and is left out but in quick runs, FedIN's in these alone.
 
 The share of the peak is useful operations a second, three times the matrix
 products of a forward pass, over those of large float32 products that are timed
@@ -34,7 +35,9 @@ Let the machine be idle.
 """
 
 import argparse
+import concurrent.futures
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -103,13 +106,16 @@ def onednn_forms(case: Case, auto: str) -> list[str]:
   return [f'{b}, oneDNN' for b in backends if b != 'vmap']
 
 
-def measure(case: Case, repetitions: int) -> dict[str, object]:
+def measure(
+    case: Case, repetitions: int, pause: float = 0.3
+) -> dict[str, object]:
   """Times all forms of a case that run in this process.
 
   Args:
     case: The case.
     repetitions: Of the library's own choice of a backend and of eager PyTorch;
-      two at most of the others.
+      two at most of other backends, one less of slow references.
+    pause: Seconds before each call.
 
   Returns:
     'forms', the rows by name, and what they are measured with.
@@ -126,15 +132,16 @@ def measure(case: Case, repetitions: int) -> dict[str, object]:
   for name, reference in case.references.items():
     if 'PyTorch' not in name or jax.default_backend() == 'cpu':
       program = reference.make(reference.steps)
-      times = few if reference.slow else repetitions
+      times = min(few, repetitions - 1) if reference.slow else repetitions
       forms[name] = program, 1 if reference.once else times
-  for program, times in forms.values():
-    if times > 1:
+  for name, (program, _) in forms.items():
+    if name not in case.references or not case.references[name].once:
       program.call()
   multiply, flops = programs.matrix_product()
   calls = {name: (program.call, times) for name, (program, times)
            in forms.items()}  # fmt: skip
-  seconds = common.interleave({'product': (multiply, repetitions), **calls})
+  calls = {'product': (multiply, repetitions), **calls}
+  seconds = common.interleave(calls, pause)
   peak = flops / seconds['product']
   return {
       'forms': {
@@ -193,10 +200,11 @@ def add_measured_alone(result, name: str, scale: str, case: Case) -> None:
     for form in [form for form in forms if 'PyTorch' in form]:
       forms[form].update(alone(form))
   if case.cohorts:
-    small, large = (
-        memory.measure_alone('fedavg', cohort, case.cohorts[-1])
-        for cohort in case.cohorts
+    peak = functools.partial(
+        memory.measure_alone, 'fedavg', num_clients=case.cohorts[-1]
     )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      small, large = pool.map(peak, case.cohorts)
     result['cohort_megabytes'] = {
         str(cohort): found
         for cohort, found in zip(case.cohorts, (small, large), strict=True)
@@ -225,7 +233,7 @@ def run_case(
   case = WORKLOADS[workload].make(case_name, scale)
   if all_backends:
     case = case._replace(backends=BACKENDS)
-  result = measure(case, repetitions)
+  result = measure(case, repetitions, 0.1 if scale == 'quick' else 0.3)
   add_measured_alone(result, name, scale, case)
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   return result | dict(load_average_before=load, time=now)

@@ -24,7 +24,6 @@ two when its threads have to wait for a core.
 import argparse
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common, naive_fedin, programs
@@ -84,15 +83,15 @@ def naive_epoch(
       jax.eval_shape(init, jax.random.key(0)),
   )
   leading = (num_clients, num_steps, common.BATCH_SIZE)
-  images = jax.random.normal(jax.random.key(1), (*leading, *INPUT_SHAPE))
+  images = rng.normal(size=(*leading, *INPUT_SHAPE)).astype('f')
+  labels = np.zeros(leading, np.int32)
   pairs = tuple(
-      jnp.ones((num_clients, common.BATCH_SIZE, *shape))
+      np.ones((num_clients, common.BATCH_SIZE, *shape), np.float32)
       for shape in pair_shapes(depth, width)
   )
-  labels = jnp.zeros(leading, jnp.int32)
   return programs.naive(
       epoch,
-      (variables, images, labels, pairs),
+      jax.device_put((variables, images, labels, pairs)),
       num_clients * num_steps * common.BATCH_SIZE,
   )
 

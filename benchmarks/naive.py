@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_het.data.federated import Batch
@@ -85,10 +86,8 @@ def arguments(model: BlockModel, num_clients: int, num_steps: int, batch: int):
   """Start, images, labels and keys of several clients, to be vmapped over."""
   keys = jax.random.split(jax.random.key(0), num_clients)
   leading = (num_clients, num_steps, batch)
-  start = model.init(keys[0])
-  return (
-      jax.tree.map(lambda leaf: jnp.stack([leaf] * num_clients), start),
-      jax.random.normal(jax.random.key(1), (*leading, *model.input_shape)),
-      jnp.zeros(leading, jnp.int32),
-      keys,
-  )
+  start = jax.device_get(model.init(keys[0]))
+  start = jax.tree.map(lambda x: np.stack([x] * num_clients), start)
+  images = np.random.default_rng(0).normal(size=(*leading, *model.input_shape))
+  labels = np.zeros(leading, np.int32)
+  return *jax.device_put((start, images.astype(np.float32), labels)), keys

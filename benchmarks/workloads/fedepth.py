@@ -99,7 +99,7 @@ def naive_stages(
 
 def case(name: str, scale: str) -> Case:
   """One of `BUDGETS`; all backends are timed for the first alone."""
-  batch_size = 128 if scale == 'full' else 16
+  batch_size = 128 if scale == 'full' else 8
   model = create(
       'preresnet20',
       INPUT_SHAPE,

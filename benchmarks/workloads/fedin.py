@@ -29,7 +29,10 @@ def stacked_epoch(
 
 
 def case(name: str, scale: str) -> Case:
-  """One of `CASES`; all backends are timed for the smallest alone."""
+  """One of `CASES`; all backends are timed for the smallest alone.
+
+  The naive form is left out of quick runs, since it compiles for long.
+  """
   depth = int(name.removeprefix('resnet'))
   steps = dict(full=24, quick=4, tiny=2)[scale]
   width = dict(full=1.0, quick=1 / 4, tiny=1 / 32)[scale]
@@ -45,7 +48,7 @@ def case(name: str, scale: str) -> Case:
       NUM_CLIENTS * steps * common.BATCH_SIZE,
       flops.training_flops(model) + middle,
       references(
-          naive=form(fedin_epoch.naive_epoch),
+          naive=None if scale == 'quick' else form(fedin_epoch.naive_epoch),
           eager=form(fedin_epoch.torch_epoch),
           stacked=form(stacked_epoch),
           steps=steps,
