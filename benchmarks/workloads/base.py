@@ -75,16 +75,18 @@ def references(
     stacked: Callable[[int], Program],
     steps: int,
     naive_once: bool = False,
+    naive_steps: int = 2,
     **more: Callable[[int], Program],
 ) -> dict[str, Reference]:
   """The references that can be had: without PyTorch the naive form alone.
 
   Args:
-    naive: Plain JAX, which takes two steps; None where that takes too long.
+    naive: Plain JAX; None where that takes too long.
     eager: PyTorch, one client after another.
     stacked: PyTorch over stacked nets; at most four steps.
     steps: Of the round, and so of the eager form.
     naive_once: Whether the naive form is called once only.
+    naive_steps: Of a call of it.
     **more: Further eager forms.
 
   Returns:
@@ -92,7 +94,9 @@ def references(
   """
   found = {}
   if naive is not None:
-    found['naive JAX'] = Reference(naive, 2, slow=True, once=naive_once)
+    found['naive JAX'] = Reference(
+        naive, naive_steps, slow=True, once=naive_once
+    )
   if torch is None:
     return found
   return {

@@ -29,7 +29,7 @@ def stacked_epoch(
 
 
 def case(name: str, scale: str) -> Case:
-  """One of `CASES`; all backends are timed for the smallest alone.
+  """One of `CASES`; `vmap` is timed for the smallest alone.
 
   The naive form is left out of quick runs, since it compiles for long.
   """
@@ -41,6 +41,7 @@ def case(name: str, scale: str) -> Case:
   def form(make):
     return lambda steps: make(depth, NUM_CLIENTS, steps, width)
 
+  backends = BACKENDS if name == 'resnet10' else ('map', 'shard_map')
   # As many pairs as images take the intermediate layers, too.
   middle = 3 * flops.forward_flops(model, range(*model.cut))
   return Case(
@@ -53,6 +54,6 @@ def case(name: str, scale: str) -> Case:
           stacked=form(stacked_epoch),
           steps=steps,
       ),
-      backends=BACKENDS if (name, scale) == ('resnet10', 'full') else (),
+      backends=backends if scale == 'full' else (),
       onednn=scale != 'quick',
   )
