@@ -15,10 +15,10 @@ is not timed (slow forms take few steps, and are repeated less):
 
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
-    Of several cases the first alone has all of them, FedIN's others lack
-    `vmap`, and quick runs have one. With ', oneDNN' they take
-    `config.convolutions='onednn'`; left out where there is none, for nets
-    without convolutions, and in quick runs but for the simulators' net.
+    Of several cases the first alone has `vmap`, and quick runs have one form.
+    With ', oneDNN' they take `config.convolutions='onednn'`; left out where
+    there is none, for nets without convolutions, and in quick runs but for the
+    simulators' net.
   PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
     architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
     full-model epochs in the place of FeDepth's stages. Left out where PyTorch

@@ -14,6 +14,7 @@ except ImportError:
 
 # 'map' or 'vmap' is what 'auto' chooses.
 BACKENDS = ('map', 'vmap', 'shard_map')
+ONE_CLIENT_AT_A_TIME = ('map', 'shard_map')
 
 
 class Reference(NamedTuple):

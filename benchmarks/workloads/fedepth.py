@@ -10,7 +10,13 @@ import optax
 
 from benchmarks import common, flops, naive, programs
 from benchmarks.programs import Program
-from benchmarks.workloads.base import BACKENDS, Case, references, torch_sgd
+from benchmarks.workloads.base import (
+    BACKENDS,
+    ONE_CLIENT_AT_A_TIME,
+    Case,
+    references,
+    torch_sgd,
+)
 from fedjax_het.algorithms import fedepth
 from fedjax_het.depthwise import Stage, head_start, make_stages, pack
 from fedjax_het.depthwise.memory import budget_mb, paper_costs
@@ -98,7 +104,7 @@ def naive_stages(
 
 
 def case(name: str, scale: str) -> Case:
-  """One of `BUDGETS`; all backends are timed for the first alone."""
+  """One of `BUDGETS`; `vmap` is timed for the first alone."""
   batch_size = 128 if scale == 'full' else 8
   model = create(
       'preresnet20',
@@ -128,6 +134,7 @@ def case(name: str, scale: str) -> Case:
     program = eager(model, stages_of(model, '1', batch_size), batch_size, steps)
     return program._replace(flops=flops.training_flops(model))
 
+  backends = BACKENDS if budget == '1' else ONE_CLIENT_AT_A_TIME
   return Case(
       task,
       NUM_CLIENTS * NUM_STEPS * batch_size,
@@ -140,6 +147,6 @@ def case(name: str, scale: str) -> Case:
           naive_once=scale == 'full',
           **({} if budget == '1' else {'FedAvg': full_model}),
       ),
-      backends=BACKENDS if (budget, scale) == ('1', 'full') else (),
+      backends=backends if scale == 'full' else (),
       onednn=scale != 'quick',
   )

@@ -2,7 +2,12 @@
 
 from benchmarks import common, fedin_epoch, flops
 from benchmarks.programs import Program
-from benchmarks.workloads.base import BACKENDS, Case, references
+from benchmarks.workloads.base import (
+    BACKENDS,
+    ONE_CLIENT_AT_A_TIME,
+    Case,
+    references,
+)
 from fedjax_het.models.resnet import resnet
 
 NUM_CLIENTS = 2
@@ -41,7 +46,7 @@ def case(name: str, scale: str) -> Case:
   def form(make):
     return lambda steps: make(depth, NUM_CLIENTS, steps, width)
 
-  backends = BACKENDS if name == 'resnet10' else ('map', 'shard_map')
+  backends = BACKENDS if name == 'resnet10' else ONE_CLIENT_AT_A_TIME
   # As many pairs as images take the intermediate layers, too.
   middle = 3 * flops.forward_flops(model, range(*model.cut))
   return Case(
