@@ -15,7 +15,7 @@ is not timed (slow forms take few steps, and are repeated less):
 
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
-    Of several cases the first alone has `vmap`, and quick runs have one form.
+    Of several cases the first alone has `vmap`; quick runs have 'auto' alone.
     With ', oneDNN' they take `config.convolutions='onednn'`; left out where
     there is none, for nets without convolutions, and in quick runs but for the
     simulators' net.
@@ -250,7 +250,8 @@ def main() -> None:
   parser.add_argument('--output', help='JSON file to write or to add to')
   parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
-  # Compile seconds are those of a first run.
+  # Compile seconds are those of a first run, and programs with oneDNN's
+  # convolutions cannot be stored.
   jax.config.update('jax_compilation_cache_dir', None)
   if args.child:
     print(json.dumps(measure_alone(*args.child)))

@@ -274,6 +274,8 @@ def report(rows) -> str:
 
 def main() -> None:
   args, names = nets.parse_args(__doc__.splitlines()[0])
+  # Programs with oneDNN's convolutions cannot be stored.
+  jax.config.update('jax_compilation_cache_dir', None)
   repetitions = 2 if args.quick else 4
   rows, sums = [], {}
   for name in names:

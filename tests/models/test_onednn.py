@@ -13,9 +13,9 @@ from fedjax_het.models.lowering import choose_lowering, convolutions_by
 from fedjax_het.models.onednn import no_compilation_cache
 from tests.models.convolutions import assert_same, draw, value_and_gradients
 
+# Programs with these calls cannot be stored in the tests' cache.
 pytestmark = pytest.mark.usefixtures('not_stored')
 
-# Programs with these calls cannot be stored in the tests' cache.
 needs_onednn = pytest.mark.skipif(
     onednn.why_not() is not None, reason=str(onednn.why_not())
 )
