@@ -61,14 +61,16 @@ class PreactBlock(nn.Module):
     self.conv1 = _conv(num_in, num_out, 3, stride, bias=bias)
     self.norm2 = _norm(block.norm, num_out)
     self.conv2 = _conv(num_out, num_out, 3, bias=bias)
-    self.conv_shortcut = None
+    self.conv_shortcut, self.preact = None, block.preact
     if stride > 1 or num_in != num_out:
       self.conv_shortcut = _conv(num_in, num_out, 1, stride, bias=bias)
 
   def forward(self, x):
     u = functional.relu(self.norm1(x))
     y = self.conv2(functional.relu(self.norm2(self.conv1(u))))
-    return y + (x if self.conv_shortcut is None else self.conv_shortcut(u))
+    if self.conv_shortcut is not None:
+      return y + self.conv_shortcut(u)
+    return y + (u if self.preact else x)
 
 
 class NormPool(nn.Module):

@@ -87,6 +87,24 @@ def _v2(config):
   config.checkpoint_every = 10
 
 
+def fedepth_net(**options):
+  """Options of FeDepth's PreResNet-20, as its authors' code has them.
+
+  The paper names the net of He et al., whose shortcut is x where the shape
+  stays: `preact_shortcut=False`.
+  """
+  return dict(
+      dict(
+          width=1.0,
+          norm='batch_only',
+          init='torch',
+          preact_shortcut=True,
+          head_relu=True,
+      ),
+      **options,
+  )
+
+
 def _fedepth(config):
   """FeDepth: 100 clients in quarters by memory, PreResNet-20 for everybody.
 
@@ -98,7 +116,7 @@ def _fedepth(config):
       name: dict(model='preresnet20', clients=25)
       for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
   })
-  config.model = ml_collections.ConfigDict(dict(width=1.0, norm='batch_only'))
+  config.model = ml_collections.ConfigDict(fedepth_net())
   config.partition = ml_collections.ConfigDict(
       dict(
           name='dirichlet_balanced', seed=config.partition.seed, alpha=0.3

@@ -19,7 +19,7 @@ def _small(config):
       name: dict(model='preresnet20', clients=clients, num_blocks=2)
       for name, clients in (('x1_3', 4), ('x1_2', 3), ('x1', 3))
   })
-  config.model = ml_collections.ConfigDict(dict(width=0.5, norm='batch_only'))
+  config.model = ml_collections.ConfigDict(common.fedepth_net(width=0.5))
 
 
 def _scenario(**renamed):
@@ -77,6 +77,18 @@ def _set(**options):
   return apply
 
 
+def _own_heads(config):
+  """m-FeDepth."""
+  config.algorithm.heads = 'own'
+  if 'head_relu' in config.model:  # Dense nets and transformers have none.
+    config.model.head_relu = False
+
+
+def _paper_shortcut(config):
+  """Shortcuts of x, as in He et al.; the authors' code takes u."""
+  config.model.preact_shortcut = False
+
+
 VARIANTS = dict(
     # Budgets of the quarters; without one of these 1/6, 1/3, 1/2, 1 (Fair).
     lack=_scenario(x1_6='x1_8', x1_3='x1_6'),
@@ -85,8 +97,10 @@ VARIANTS = dict(
     vit=_fine_tuning('vit_t16'),
     vit_s=_fine_tuning('vit_s12'),
     vit_mini=_vit_mini,
-    # m-FeDepth.
-    own_heads=_set(heads='own'),
+    # m-FeDepth, no head of which has a ReLU in the authors' code.
+    own_heads=_own_heads,
+    # The shortcut of the net that the paper names.
+    paper_shortcut=_paper_shortcut,
     # Blocks that fit nowhere are left out of the forward pass, and who did not
     # train a block counts in its mean, as in the authors' code.
     bypass=_set(partial='bypass', dilute=True),

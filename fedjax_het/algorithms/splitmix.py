@@ -7,7 +7,10 @@ K channels of every layer. One round:
      in turn, so that first choices are balanced, the others at random.
   2. It trains each of them alone, on the same minibatches. Outputs of
      convolutions are multiplied by 1 / r in training only, and logits of labels
-     absent from the minibatch are set to 0.
+     absent from the minibatch are set to 0. Where a norm directly behind a
+     convolution would cancel the factor and others are added to its output, as
+     in the stem of PreResNet-20, the norm's output is multiplied: with batch
+     statistics training and test are then one function.
   3. Base b becomes the mean over its trainers, weighted by their examples;
      a base without trainers keeps its value.
 
@@ -56,8 +59,8 @@ from fedjax_het.engine.types import (
   Maybe,
   Uplink,
 )
-from fedjax_het.models.blocks import Variables
-from fedjax_het.models.intercept import scaled_conv_outputs
+from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.intercept import scaled_outputs
 
 
 class Server(NamedTuple):
@@ -153,7 +156,8 @@ def splitmix(
 
   Raises:
     ValueError: If an option is out of range, groups hold different models, a
-      budget affords no base, or a base has no channel.
+      budget affords no base, a base has no channel, or the factor of
+      `rescale` would reach the classifier.
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
@@ -166,6 +170,8 @@ def splitmix(
           'budgets', budgets, [group.name for group in groups]
       ).items()
   }
+  if rescale and num_bases > 1:
+    _check_scale(model)
   base = narrow(model, lambda k: k // num_bases)
   trained = without_running_stats(base)
   factor = num_bases if rescale else 1
@@ -208,7 +214,7 @@ def splitmix(
     owned = owned_labels(data, num_classes)
 
     def loss_fn(variables, batch, key):
-      with scaled_conv_outputs(factor):
+      with scaled_outputs(factor):
         logits, stats = trained.apply(
             variables, batch.x, train=True, mask=batch.mask, key=key
         )
@@ -288,3 +294,15 @@ def splitmix(
       },
       calibrate=calibrate if base.abstract_variables.stats else None,
   )
+
+
+def _check_scale(model: BlockModel) -> None:
+  """Refuses a net whose classifier sees the factor in training alone."""
+  for name, module in model.blocks:
+    if getattr(module, 'keeps_scale', False):
+      raise ValueError(
+          f'SplitMix with rescale: block {name!r} of {model.name!r} has no '
+          'norm, so its classifier would see other features in training than '
+          'in testing; use a final norm (model.final_norm=True) or '
+          'algorithm.rescale=False.'
+      )

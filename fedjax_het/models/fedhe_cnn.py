@@ -66,6 +66,7 @@ class Unit(nn.Module):
     pool: 'same' (stride 1), 'valid' (stride 2) or None.
     dropout: Probability of dropping a number in training.
     norm: Norm policy.
+    scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """
 
   features: int
@@ -75,6 +76,7 @@ class Unit(nn.Module):
   pool: str | None
   dropout: float
   norm: str
+  scheme: str = 'lecun'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -84,9 +86,10 @@ class Unit(nn.Module):
         self.kernel,
         'conv',
         stride=self.stride,
+        inputs=x.shape[3],
+        init=self.scheme,
         padding=self.padding,
         use_bias=True,
-        kernel_init=layers.lecun_normal,
     )(x)
     norm = norm_layer(self.norm, 'norm', momentum=0.99, epsilon=1e-3)
     x = jax.nn.relu(norm(x, train, mask))
@@ -102,6 +105,7 @@ def fedhe_cnn(
     dropout: float | None = None,
     width: float = 1.0,
     norm: str = 'batch',
+    init: str = 'lecun',
 ) -> BlockModel:
   """Model 0 to 9 of FedHe.
 
@@ -114,16 +118,19 @@ def fedhe_cnn(
       is 0.
     width: Multiplies the filters, rounded down, at least 1.
     norm: Norm policy.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of FedMD's code.
 
   Returns:
     A `BlockModel`: `unit1`, `unit2`, (`unit3`,) `flatten`, `head`.
 
   Raises:
-    ValueError: For an unknown variant or norm, a dropout outside [0, 1), a
-      width that is not positive, or images that are too small.
+    ValueError: For an unknown variant, norm or init, a dropout outside
+      [0, 1), a width that is not positive, or images that are too small.
   """
   layers.check_choice('variant', variant, range(len(VARIANTS)))
   check_policy(norm)
+  layers.check_init(init)
   filters, rate = VARIANTS[variant]
   rate = rate if dropout is None else dropout
   if not 0 <= rate < 1:
@@ -141,10 +148,10 @@ def fedhe_cnn(
   blocks = []
   for features, shape in zip(filters, shapes, strict=True):
     features = layers.scale_channels(features, width)
-    unit = Unit(features, *shape, rate, norm)
+    unit = Unit(features, *shape, rate, norm, init)
     blocks.append(Block(f'unit{len(blocks) + 1}', unit))
   head = layers.Linear(
-      num_classes, use_bias=False, kernel_init=layers.lecun_normal
+      num_classes, use_bias=False, kernel_init=layers.INITS[init].head
   )
   blocks += [Block('flatten', layers.Flatten()), Block('head', head)]
   cut = (1, len(blocks) - 1)

@@ -41,6 +41,7 @@ class PointwiseBlock(nn.Module):
     repeats: How often the block is applied, with the same parameters.
     use_bias: Whether the convolutions have a bias.
     norm: Norm policy.
+    scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
   inner: int
@@ -50,28 +51,32 @@ class PointwiseBlock(nn.Module):
   repeats: int = 1
   use_bias: bool = True
   norm: str = 'batch'
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, H / stride, W / stride, features], rounded up."""
 
-    def unit(features, kernel, stride, suffix):
+    def unit(inputs, features, kernel, stride, suffix):
       conv = layers.conv_layer(
           features,
           kernel,
           'conv' + suffix,
+          inputs=inputs,
+          init=self.scheme,
           stride=stride,
           use_bias=self.use_bias or self.norm == 'none',
       )
       norm = norm_layer(self.norm, 'norm' + suffix)
       return lambda y: norm(conv(y), train, mask)
 
-    unit1 = unit(self.inner, 1, self.stride, '1')
-    unit2 = unit(self.features, 3, 1, '2')
+    channels = x.shape[3]
+    unit1 = unit(channels, self.inner, 1, self.stride, '1')
+    unit2 = unit(self.inner, self.features, 3, 1, '2')
     for _ in range(self.repeats):
       y = unit2(jax.nn.relu(unit1(x)))
       if self.down:
-        x = unit(self.features, 1, self.stride, '_shortcut')(x)
+        x = unit(channels, self.features, 1, self.stride, '_shortcut')(x)
       x = jax.nn.relu(x + y)
     return x
 
@@ -85,6 +90,7 @@ def fedin_v1(
     conv_bias: bool = True,
     width: float = 1.0,
     norm: str = 'batch',
+    init: str = 'torch',
 ) -> BlockModel:
   """Model A, B, C, D or E of FedIN's conference version.
 
@@ -100,12 +106,14 @@ def fedin_v1(
     conv_bias: Whether convolutions have a bias, as in the authors' code.
     width: Multiplies all channels, rounded down, at least 1.
     norm: Norm policy.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of the authors' related code.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown variant or norm, or a width that is not
+    ValueError: For an unknown variant, norm or init, or a width that is not
       positive.
 
   References:
@@ -114,7 +122,8 @@ def fedin_v1(
   """
   layers.check_choice('variant', variant, NUM_IDENTITY)
   check_policy(norm)
-  common = dict(use_bias=conv_bias, norm=norm)
+  layers.check_init(init)
+  common = dict(use_bias=conv_bias, norm=norm, scheme=init)
   stem = Stem(layers.scale_channels(64, width), 3, pool=True, **common)
   blocks = [Block('stem', stem)]
   for stage, number in enumerate(NUM_IDENTITY[variant], 2):
@@ -134,7 +143,10 @@ def fedin_v1(
     ]
   blocks += [
       Block('pool', layers.GlobalPool()),
-      Block('head', layers.Linear(num_classes)),
+      Block(
+          'head',
+          layers.Linear(num_classes, kernel_init=layers.INITS[init].head),
+      ),
   ]
   cut = (1, len(blocks) - 1)
   name = f'fedin_{variant}'

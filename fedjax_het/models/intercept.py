@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_het.models.layers import Scaler
 from fedjax_het.models.norm import (
   BatchNorm,
   GroupNorm,
@@ -39,8 +40,11 @@ def scaled_norm_inputs(factor: float) -> AbstractContextManager:
   return nn.intercept_methods(scale)
 
 
-def scaled_conv_outputs(factor: float) -> AbstractContextManager:
-  """Multiplies the output of every convolution, with its bias.
+def scaled_outputs(factor: float) -> AbstractContextManager:
+  """Multiplies the output of every convolution and of every `Scaler`.
+
+  A convolution's bias is multiplied with it. `Scaler` stands where a norm that
+  cancels the factor of its convolution is followed by a sum with others.
 
   Args:
     factor: SplitMix takes 1 / r; 1 changes nothing.
@@ -53,7 +57,8 @@ def scaled_conv_outputs(factor: float) -> AbstractContextManager:
 
   def scale(call, args, kwargs, context):
     out = call(*args, **kwargs)
-    return factor * out if isinstance(context.module, nn.Conv) else out
+    scaled = isinstance(context.module, nn.Conv | Scaler)
+    return factor * out if scaled else out
 
   return nn.intercept_methods(scale)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import math
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -59,6 +60,57 @@ def uniform_fan_in(fan_in: int) -> Callable[..., jax.Array]:
   return init
 
 
+def torch_uniform(key, shape, dtype=jnp.float32):
+  """Uniform on +-1 / sqrt(fan-in), PyTorch's default for kernels."""
+  return uniform_fan_in(math.prod(shape[:-1]))(key, shape, dtype)
+
+
+def glorot_uniform(key, shape, dtype=jnp.float32):
+  """Uniform of variance 2 / (fan-in + fan-out), Keras' default."""
+  fan_in, fan_out = (math.prod(shape) // n for n in (shape[-1], shape[-2]))
+  return uniform_fan_in((fan_in + fan_out) / 6)(key, shape, dtype)
+
+
+def _zeros(fan_in: int) -> Callable[..., jax.Array]:
+  del fan_in
+  return nn.initializers.zeros
+
+
+class Init(NamedTuple):
+  """How a net's numbers are drawn; norms start at 1 and 0.
+
+  Attributes:
+    kernel: Initialiser of the kernels of hidden layers, shape [..., I, O].
+    bias: Maps a hidden layer's fan-in to the initialiser of its bias.
+    head: Initialiser of the classifier's kernel, whose bias starts at zero;
+      None for PyTorch's default, with its bias.
+  """
+
+  kernel: Callable[..., jax.Array]
+  bias: Callable[[int], Callable[..., jax.Array]] = _zeros
+  head: Callable[..., jax.Array] | None = None
+
+
+# The choices of `init`, an option of every model family.
+INITS = {
+    # PyTorch's default: kernels and biases uniform on +-1 / sqrt(fan-in).
+    'torch': Init(torch_uniform, uniform_fan_in),
+    # torchvision's ResNets: He normal by fan-out, the classifier as 'torch'.
+    'he_fan_out': Init(he_fan_out),
+    'he_fan_in': Init(he_fan_in),
+    # Keras: `lecun_normal` and its default, `glorot_uniform`, in all layers.
+    'lecun': Init(lecun_normal, head=lecun_normal),
+    'glorot': Init(glorot_uniform, head=glorot_uniform),
+    # Vision transformers: a normal of deviation 0.02, cut at two of them.
+    'truncated': Init(truncated_normal(0.02), head=truncated_normal(0.02)),
+}
+
+
+def check_init(init: str) -> None:
+  """Raises ValueError for an `init` that is not in `INITS`."""
+  check_choice('init', init, INITS)
+
+
 def scale_channels(channels: int, width: float) -> int:
   """The floor of `channels * width`, at least 1.
 
@@ -93,11 +145,11 @@ def conv_layer(
     kernel: int,
     name: str,
     *,
+    inputs: int,
+    init: str,
     stride: int = 1,
     padding: int | None = None,
     use_bias: bool = False,
-    kernel_init=he_fan_out,
-    bias_init=nn.initializers.zeros,
 ) -> nn.Conv:
   """A square convolution with padding counted as in PyTorch.
 
@@ -105,25 +157,26 @@ def conv_layer(
     features: Output channels.
     kernel: Height and width of the kernel.
     name: Of the submodule.
+    inputs: Input channels, for the fan-in of the bias.
+    init: How kernel and bias are drawn, a key of `INITS`.
     stride: In both directions.
     padding: Zeros added on each side; None means kernel // 2. Note that
       'SAME' would pad less before than after where the stride is 2.
     use_bias: Whether there is a bias.
-    kernel_init: Initialiser of the kernel.
-    bias_init: Initialiser of the bias.
 
   Returns:
     A linen module, [B, H, W, I] -> [B, H', W', O].
   """
   pad = kernel // 2 if padding is None else padding
+  scheme = INITS[init]
   return nn.Conv(
       features,
       (kernel, kernel),
       strides=(stride, stride),
       padding=((pad, pad), (pad, pad)),
       use_bias=use_bias,
-      kernel_init=kernel_init,
-      bias_init=bias_init,
+      kernel_init=scheme.kernel,
+      bias_init=scheme.bias(kernel**2 * inputs),
       conv_general_dilated=conv,
       name=name,
   )
@@ -157,6 +210,19 @@ class SubsampleAndPad(nn.Module):
     return subsample_and_pad(x, self.features, self.stride)
 
 
+class Scaler(nn.Module):
+  """The identity; marks where a method may scale what a block puts out.
+
+  A norm directly behind a convolution cancels a factor on its output. Where
+  that norm's output is added to that of other convolutions, the factor must
+  stand behind the norm instead, see `intercept.scaled_outputs`.
+  """
+
+  def __call__(self, x):
+    """Returns `x`."""
+    return x
+
+
 class Linear(nn.Module):
   """Linear layer [B, D] -> [B, features], initialised as PyTorch does.
 
@@ -183,6 +249,13 @@ class Linear(nn.Module):
       bias_init = nn.initializers.zeros if self.kernel_init else uniform
       y += self.param('bias', bias_init, (self.features,))[None]
     return y
+
+
+def hidden_linear(features: int, name: str, init: str) -> Linear:
+  """A hidden `Linear` layer, drawn by a key of `INITS`."""
+  # `Linear` itself draws kernel and bias as 'torch' does.
+  kernel_init = None if init == 'torch' else INITS[init].kernel
+  return Linear(features, kernel_init=kernel_init, name=name)
 
 
 class GlobalPool(nn.Module):

@@ -16,14 +16,13 @@ class Layer(nn.Module):
 
   features: int
   norm: str = 'none'
+  scheme: str = 'he_fan_in'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, ...] -> [B, features]."""
     x = x.reshape((x.shape[0], -1))
-    x = layers.Linear(
-        self.features, kernel_init=layers.he_fan_in, name='linear'
-    )(x)
+    x = layers.hidden_linear(self.features, 'linear', self.scheme)(x)
     return jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
 
 
@@ -34,6 +33,7 @@ def mlp(
     depth: int = 2,
     hidden: int = 64,
     norm: str = 'none',
+    init: str = 'he_fan_in',
 ) -> BlockModel:
   """`depth` hidden layers of `hidden` ReLU units and a linear head.
 
@@ -43,21 +43,24 @@ def mlp(
     depth: Hidden layers, at least 2: `stem`, `layer1`, `layer2`, ...
     hidden: Units in each.
     norm: Norm policy.
+    init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
 
   Returns:
     A `BlockModel`; a net of less depth holds a subset of its leaves.
 
   Raises:
-    ValueError: If depth or hidden are too small, or the norm is unknown.
+    ValueError: If depth or hidden are too small, or norm or init is unknown.
   """
   check_policy(norm)
+  layers.check_init(init)
   if depth < 2 or hidden < 1:
     raise ValueError(
         'An MLP needs depth of at least 2 and hidden of at least 1, got '
         f'{depth} and {hidden}.'
     )
   names = ['stem', *(f'layer{i}' for i in range(1, depth))]
-  blocks = [Block(name, Layer(hidden, norm)) for name in names]
-  blocks.append(Block('head', layers.Linear(num_classes)))
+  blocks = [Block(name, Layer(hidden, norm, init)) for name in names]
+  head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
+  blocks.append(Block('head', head))
   name, cut = f'mlp{depth}', (1, depth)
   return BlockModel(name, tuple(blocks), input_shape, num_classes, cut)

@@ -1,9 +1,12 @@
 """PreResNet-20, the net of FeDepth: nine pre-activation blocks.
 
-  u = relu(norm(x));  out = conv(relu(norm(conv(u)))) + shortcut
+  u = relu(norm(x));  out = conv(relu(norm(conv(u)))) + shortcut(u)
 
-The shortcut is x, or acts on u where the shape changes. By default each batch
-is normalised by its own statistics, in training and test, as in FeDepth.
+As in the code of FeDepth the shortcut takes u in every block; in the net of He
+et al. it is x where the shape stays (`preact_shortcut=False`). By default each
+batch is normalised by its own statistics, in training and test, and numbers are
+drawn as PyTorch does, but for the classifier's bias, which is zero: as in the
+code of FeDepth and of its baselines, HeteroFL and SplitMix.
 
 References:
   He et al., `Identity Mappings in Deep Residual Networks
@@ -29,15 +32,25 @@ class PreStem(nn.Module):
   use_norm: bool = True
   use_bias: bool = False
   norm: str = 'batch_only'
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, H, W, features]."""
     use_bias = self.use_bias or (self.use_norm and self.norm == 'none')
-    x = layers.conv_layer(self.features, 3, 'conv', use_bias=use_bias)(x)
-    if self.use_norm:
-      x = norm_layer(self.norm, 'norm')(x, train, mask)
-    return x
+    x = layers.conv_layer(
+        self.features,
+        3,
+        'conv',
+        inputs=x.shape[3],
+        init=self.scheme,
+        use_bias=use_bias,
+    )(x)
+    if not self.use_norm:
+      return x
+    x = norm_layer(self.norm, 'norm')(x, train, mask)
+    # The blocks add to this what their convolutions make.
+    return x if self.norm == 'none' else layers.Scaler()(x)
 
 
 class PreactBlock(nn.Module):
@@ -49,12 +62,16 @@ class PreactBlock(nn.Module):
     shortcut: Where the shape changes: 'A' subsamples and pads channels with
       zeros, 'B' is a 1x1 convolution without norm.
     norm: Norm policy.
+    preact: Whether the shortcut takes u where the shape stays, too, not x.
+    scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
   features: int
   stride: int = 1
   shortcut: str = 'B'
   norm: str = 'batch_only'
+  preact: bool = True
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -66,6 +83,8 @@ class PreactBlock(nn.Module):
           self.features,
           kernel,
           'conv' + suffix,
+          inputs=y.shape[3],
+          init=self.scheme,
           stride=stride,
           use_bias=use_bias,
       )(y)
@@ -77,8 +96,11 @@ class PreactBlock(nn.Module):
     if self.stride > 1 or x.shape[3] != self.features:
       if self.shortcut == 'A':
         x = layers.SubsampleAndPad(self.features, self.stride)(u)
+        x = layers.Scaler()(x)
       else:
         x = conv(u, 1, self.stride, '_shortcut')
+    elif self.preact:
+      x = layers.Scaler()(u)
     return x + y
 
 
@@ -94,6 +116,11 @@ class NormPool(nn.Module):
   use_norm: bool = True
   norm: str = 'batch_only'
   use_relu: bool = True
+
+  @property
+  def keeps_scale(self) -> bool:
+    """Whether the output is scaled with the input."""
+    return not self.use_norm
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -112,9 +139,12 @@ def preresnet20(
     stem_norm: bool = True,
     stem_bias: bool = False,
     final_norm: bool = True,
+    head_relu: bool = True,
+    preact_shortcut: bool = True,
     num_blocks: int = 3,
     width: float = 1.0,
     norm: str = 'batch_only',
+    init: str = 'torch',
 ) -> BlockModel:
   """PreResNet-20: 16, 32, 64 channels, three blocks each.
 
@@ -129,31 +159,44 @@ def preresnet20(
     stem_bias: Whether the first convolution has a bias.
     final_norm: Whether norm and ReLU precede the mean. With `stem_bias` and
       without this it is the net of the width baselines' code.
+    head_relu: Whether the final norm is followed by a ReLU, as in the code of
+      FeDepth; in that of m-FeDepth no head has one.
+    preact_shortcut: Whether the shortcut takes u in every block, as in the
+      code of FeDepth, or only where the shape changes, as in the net that the
+      paper names.
     num_blocks: Blocks a stage, n; the net has 6 n + 2 layers.
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of the code of FeDepth, HeteroFL and SplitMix.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown shortcut or norm, or a number of blocks or a
-      width that is not positive.
+    ValueError: For an unknown shortcut, norm or init, or a number of blocks
+      or a width that is not positive.
   """
   layers.check_choice('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
+  layers.check_init(init)
   if num_blocks < 1:
     raise ValueError(f'num_blocks must be at least 1, got {num_blocks}.')
+  # With a kernel initialiser of its own the bias starts at zero.
+  head = layers.INITS[init].head or layers.torch_uniform
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
-  blocks = [Block('stem', PreStem(channels[0], stem_norm, stem_bias, norm))]
+  stem = PreStem(channels[0], stem_norm, stem_bias, norm, init)
+  blocks = [Block('stem', stem)]
   for stage, features in enumerate(channels, 1):
     for b in range(num_blocks):
       stride = 2 if stage > 1 and b == 0 else 1
-      module = PreactBlock(features, stride, shortcut, norm)
+      module = PreactBlock(
+          features, stride, shortcut, norm, preact_shortcut, init
+      )
       blocks.append(Block(f'stage{stage}_block{b}', module))
   blocks += [
-      Block('pool', NormPool(final_norm, norm)),
-      Block('head', layers.Linear(num_classes)),
+      Block('pool', NormPool(final_norm, norm, head_relu)),
+      Block('head', layers.Linear(num_classes, kernel_init=head)),
   ]
   cut = (1, len(blocks) - 1)
   name = f'preresnet{6 * num_blocks + 2}'

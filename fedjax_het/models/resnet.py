@@ -40,7 +40,10 @@ SHORTCUTS = ('A', 'B')
 
 
 class Stem(nn.Module):
-  """Convolution, norm, ReLU and, maybe, a 3x3 max-pool of stride 2."""
+  """Convolution, norm, ReLU and, maybe, a 3x3 max-pool of stride 2.
+
+  `scheme` is how kernels are drawn, a key of `layers.INITS`.
+  """
 
   features: int
   kernel: int
@@ -48,6 +51,7 @@ class Stem(nn.Module):
   pool: bool = False
   use_bias: bool = False
   norm: str = 'batch'
+  scheme: str = 'he_fan_out'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -56,6 +60,8 @@ class Stem(nn.Module):
         self.features,
         self.kernel,
         'conv',
+        inputs=x.shape[3],
+        init=self.scheme,
         stride=self.stride,
         use_bias=self.use_bias or self.norm == 'none',
     )(x)
@@ -74,12 +80,14 @@ class BasicBlock(nn.Module):
     shortcut: Where the shape changes: 'B' is a 1x1 convolution with norm, 'A'
       subsamples and pads channels with zeros.
     norm: Norm policy.
+    scheme: How kernels are drawn, a key of `layers.INITS`.
   """
 
   features: int
   stride: int = 1
   shortcut: str = 'B'
   norm: str = 'batch'
+  scheme: str = 'he_fan_out'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -90,6 +98,8 @@ class BasicBlock(nn.Module):
           self.features,
           kernel,
           'conv' + suffix,
+          inputs=y.shape[3],
+          init=self.scheme,
           stride=stride,
           use_bias=self.norm == 'none',
       )(y)
@@ -113,11 +123,13 @@ class Bottleneck(nn.Module):
     stride: Of the 3x3 convolution and the shortcut, a 1x1 convolution with
       norm where the shape changes.
     norm: Norm policy.
+    scheme: How kernels are drawn, a key of `layers.INITS`.
   """
 
   features: int
   stride: int = 1
   norm: str = 'batch'
+  scheme: str = 'he_fan_out'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -128,6 +140,8 @@ class Bottleneck(nn.Module):
           features,
           kernel,
           'conv' + suffix,
+          inputs=y.shape[3],
+          init=self.scheme,
           stride=stride,
           use_bias=self.norm == 'none',
       )(y)
@@ -150,6 +164,7 @@ def _residual_net(
     channels,
     num_blocks,
     kind=BasicBlock,
+    init,
     **block,
 ):
   """A stem, stages of blocks (the later ones with stride 2), a head."""
@@ -158,11 +173,14 @@ def _residual_net(
   for stage, (features, number) in enumerate(stages, 1):
     for b in range(number):
       stride = 2 if stage > 1 and b == 0 else 1
-      module = kind(features, stride, **block)
+      module = kind(features, stride, scheme=init, **block)
       blocks.append(Block(f'stage{stage}_block{b}', module))
   blocks += [
       Block('pool', layers.GlobalPool()),
-      Block('head', layers.Linear(num_classes)),
+      Block(
+          'head',
+          layers.Linear(num_classes, kernel_init=layers.INITS[init].head),
+      ),
   ]
   cut = (1, len(blocks) - 1)
   return BlockModel(name, tuple(blocks), input_shape, num_classes, cut)
@@ -176,6 +194,7 @@ def resnet(
     stem: str = 'imagenet',
     width: float = 1.0,
     norm: str = 'batch',
+    init: str = 'he_fan_out',
 ) -> BlockModel:
   """ResNet10, 14, 18, 22 or 26 of FedIN, or ResNet50, 101 or 152.
 
@@ -192,27 +211,31 @@ def resnet(
     width: Multiplies the 64 / 128 / 256 / 512 channels (and the stem's 64),
       rounded down, at least 1.
     norm: Norm policy, see `norm`.
+    init: How kernels are drawn, a key of `layers.INITS`; the default is that
+      of torchvision's ResNets.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown depth, stem or norm, or a width that is not
+    ValueError: For an unknown depth, stem, norm or init, or a width that is not
       positive.
   """
   layers.check_choice('depth', depth, NUM_BLOCKS)
   layers.check_choice('stem', stem, STEMS)
   check_policy(norm)
+  layers.check_init(init)
   channels = [layers.scale_channels(64 * 2**j, width) for j in range(4)]
   return _residual_net(
       f'resnet{depth}',
       input_shape,
       num_classes,
-      stem=Stem(channels[0], *STEMS[stem], norm=norm),
+      stem=Stem(channels[0], *STEMS[stem], norm=norm, scheme=init),
       channels=channels,
       num_blocks=NUM_BLOCKS[depth],
       kind=Bottleneck if depth >= 50 else BasicBlock,
       norm=norm,
+      init=init,
   )
 
 
@@ -223,6 +246,7 @@ def resnet14_mnist(
     shortcut: str = 'A',
     width: float = 1.0,
     norm: str = 'batch',
+    init: str = 'he_fan_out',
 ) -> BlockModel:
   """ResNet-14 in the CIFAR form: 3x3 stem, six blocks, 16 / 32 / 64 channels.
 
@@ -232,26 +256,30 @@ def resnet14_mnist(
     shortcut: 'A' (zero padding) or 'B' (1x1 convolution with norm).
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
+    init: How kernels are drawn, a key of `layers.INITS`; the paper and its
+      code say nothing of this net, the default is ours.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown shortcut or norm, or a width that is not
-      positive.
+    ValueError: For an unknown shortcut, norm or init, or a width that is
+      not positive.
   """
   layers.check_choice('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
+  layers.check_init(init)
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
   return _residual_net(
       'resnet14_mnist',
       input_shape,
       num_classes,
-      stem=Stem(channels[0], 3, norm=norm),
+      stem=Stem(channels[0], 3, norm=norm, scheme=init),
       channels=channels,
       num_blocks=(2, 2, 2),
       shortcut=shortcut,
       norm=norm,
+      init=init,
   )
 
 
@@ -265,6 +293,7 @@ def mini_resnet(
     depth: int,
     width: float = 1.0,
     norm: str = 'batch',
+    init: str = 'he_fan_out',
 ) -> BlockModel:
   """A two-stage residual net for tiny images: 3x3 stem, 32 / 64 channels.
 
@@ -277,22 +306,26 @@ def mini_resnet(
     depth: 6, 8 or 10.
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
+    init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown depth or norm, or a width that is not positive.
+    ValueError: For an unknown depth, norm or init, or a width that is not
+      positive.
   """
   layers.check_choice('depth', depth, MINI_BLOCKS)
   check_policy(norm)
+  layers.check_init(init)
   channels = [layers.scale_channels(32 * 2**j, width) for j in range(2)]
   return _residual_net(
       f'mini_resnet{depth}',
       input_shape,
       num_classes,
-      stem=Stem(channels[0], 3, norm=norm),
+      stem=Stem(channels[0], 3, norm=norm, scheme=init),
       channels=channels,
       num_blocks=MINI_BLOCKS[depth],
       norm=norm,
+      init=init,
   )

@@ -15,23 +15,13 @@ References:
   NeurIPS 2024.
 """
 
-from collections.abc import Callable
-import math
-
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.pooling import max_pool
-
-
-def glorot_uniform(key, shape, dtype=jnp.float32):
-  """Uniform of variance 2 / (fan-in + fan-out), Keras' default."""
-  fan_in, fan_out = (math.prod(shape) // n for n in (shape[-1], shape[-2]))
-  return layers.uniform_fan_in((fan_in + fan_out) / 6)(key, shape, dtype)
 
 
 class ConvUnit(nn.Module):
@@ -43,8 +33,7 @@ class ConvUnit(nn.Module):
     kernel: Height and width of the kernel.
     pool: Whether to pool.
     dropout: Probability of dropping a number in training.
-    kernel_init: None means uniform as in PyTorch, for the bias too; the bias
-      starts at zero with any other initialiser.
+    scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """
 
   features: int
@@ -52,20 +41,19 @@ class ConvUnit(nn.Module):
   kernel: int = 5
   pool: bool = True
   dropout: float = 0.0
-  kernel_init: Callable[..., jax.Array] | None = None
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, H', W', features], H' = (H - kernel + 1) (// 2)."""
-    uniform = layers.uniform_fan_in(self.kernel**2 * x.shape[3])
     x = layers.conv_layer(
         self.features,
         self.kernel,
         'conv',
+        inputs=x.shape[3],
+        init=self.scheme,
         padding=0,
         use_bias=True,
-        kernel_init=self.kernel_init or uniform,
-        bias_init=nn.initializers.zeros if self.kernel_init else uniform,
     )(x)
     x = jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
     x = max_pool(x, (2, 2), (2, 2)) if self.pool else x
@@ -77,16 +65,14 @@ class Hidden(nn.Module):
 
   features: int
   dropout: float = 0.0
-  kernel_init: Callable[..., jax.Array] | None = None
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, ...] -> [B, features]."""
     del mask
     x = x.reshape((x.shape[0], -1))
-    linear = layers.Linear(
-        self.features, kernel_init=self.kernel_init, name='linear'
-    )
+    linear = layers.hidden_linear(self.features, 'linear', self.scheme)
     x = jax.nn.relu(linear(x))
     return nn.Dropout(self.dropout, deterministic=not train)(x)
 
@@ -95,13 +81,15 @@ class Projection(nn.Module):
   """MOON's projection head: linear, ReLU, linear."""
 
   features: int = 256
+  scheme: str = 'torch'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, D] -> [B, features]."""
     del train, mask
-    x = jax.nn.relu(layers.Linear(x.shape[1], name='linear1')(x))
-    return layers.Linear(self.features, name='linear2')(x)
+    x = layers.hidden_linear(x.shape[1], 'linear1', self.scheme)(x)
+    x = jax.nn.relu(x)
+    return layers.hidden_linear(self.features, 'linear2', self.scheme)(x)
 
 
 def simple_cnn(
@@ -111,6 +99,7 @@ def simple_cnn(
     projection: bool = False,
     width: float = 1.0,
     norm: str = 'none',
+    init: str = 'torch',
 ) -> BlockModel:
   """Two 5x5 convolutions (6, 16) and two hidden layers (120, 84).
 
@@ -123,16 +112,19 @@ def simple_cnn(
       projection), rounded down, at least 1.
     norm: Norm policy; one of NIID-Bench's variants puts batch norm behind
       the convolutions.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of both papers' code.
 
   Returns:
     A `BlockModel`: `conv1`, `conv2`, `hidden1`, `hidden2`, (`projection`,)
     `head`.
 
   Raises:
-    ValueError: For an unknown norm, a width that is not positive, or images
-      that are too small.
+    ValueError: For an unknown norm or init, a width that is not positive, or
+      images that are too small.
   """
   check_policy(norm)
+  layers.check_init(init)
   if min(input_shape[:2]) < 16:
     raise ValueError(
         'Model simple_cnn needs images of at least 16x16, got '
@@ -140,14 +132,15 @@ def simple_cnn(
     )
   sizes = [layers.scale_channels(n, width) for n in (6, 16, 120, 84)]
   blocks = [
-      Block('conv1', ConvUnit(sizes[0], norm)),
-      Block('conv2', ConvUnit(sizes[1], norm)),
-      Block('hidden1', Hidden(sizes[2])),
-      Block('hidden2', Hidden(sizes[3])),
+      Block('conv1', ConvUnit(sizes[0], norm, scheme=init)),
+      Block('conv2', ConvUnit(sizes[1], norm, scheme=init)),
+      Block('hidden1', Hidden(sizes[2], scheme=init)),
+      Block('hidden2', Hidden(sizes[3], scheme=init)),
   ]
   if projection:
-    blocks.append(Block('projection', Projection()))
-  blocks.append(Block('head', layers.Linear(num_classes)))
+    blocks.append(Block('projection', Projection(scheme=init)))
+  head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
+  blocks.append(Block('head', head))
   cut = (1, len(blocks) - 1)
   return BlockModel('simple_cnn', tuple(blocks), input_shape, num_classes, cut)
 
@@ -159,6 +152,7 @@ def dropout_cnn(
     dropout: float | None = None,
     width: float = 1.0,
     norm: str = 'none',
+    init: str = 'glorot',
 ) -> BlockModel:
   """Two 3x3 convolutions (32, 64), one pool, a hidden layer (128), dropout.
 
@@ -171,15 +165,18 @@ def dropout_cnn(
       layer. Training needs a key unless it is 0.
     width: Multiplies channels and hidden units, rounded down, at least 1.
     norm: Norm policy behind the convolutions.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of Keras, in which the net was published.
 
   Returns:
     A `BlockModel`: `conv1`, `conv2`, `hidden`, `head`.
 
   Raises:
-    ValueError: For an unknown norm, a dropout outside [0, 1), a width that is
-      not positive, or images that are too small.
+    ValueError: For an unknown norm or init, a dropout outside [0, 1), a width
+      that is not positive, or images that are too small.
   """
   check_policy(norm)
+  layers.check_init(init)
   if dropout is not None and not 0 <= dropout < 1:
     raise ValueError(f'dropout={dropout} must lie in [0, 1).')
   if min(input_shape[:2]) < 6:
@@ -189,11 +186,11 @@ def dropout_cnn(
     )
   sizes = [layers.scale_channels(n, width) for n in (32, 64, 128)]
   early, late = (0.25, 0.5) if dropout is None else (dropout, dropout)
-  init = glorot_uniform
+  head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
   blocks = (
       Block('conv1', ConvUnit(sizes[0], norm, 3, False, 0.0, init)),
       Block('conv2', ConvUnit(sizes[1], norm, 3, True, early, init)),
       Block('hidden', Hidden(sizes[2], late, init)),
-      Block('head', layers.Linear(num_classes, kernel_init=init)),
+      Block('head', head),
   )
   return BlockModel('dropout_cnn', blocks, input_shape, num_classes, (1, 3))

@@ -21,16 +21,23 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.pretrained import load_vit
 from fedjax_het.models.products import dot_general
 
-_INIT = layers.truncated_normal(0.02)
+# Positions, whatever `init` says of the kernels.
+_POSITION = layers.truncated_normal(0.02)
 # Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
 HEADS = {'s': 6, 't': 3, 'mini': 1}
 HEAD_DIM = 64  # Features of a head, in every size.
 
 
-def _dense(features, name):
+def _dense(x, features, name, init):
+  """A dense layer on the last axis of `x`, drawn by a key of `layers.INITS`."""
+  scheme = layers.INITS[init]
   return nn.Dense(
-      features, kernel_init=_INIT, name=name, dot_general=dot_general
-  )
+      features,
+      kernel_init=scheme.kernel,
+      bias_init=scheme.bias(x.shape[-1]),
+      name=name,
+      dot_general=dot_general,
+  )(x)
 
 
 def _layer_norm(name):
@@ -46,10 +53,12 @@ class Embed(nn.Module):
   Attributes:
     dim: D.
     patch: P, height and width of a patch.
+    scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
   dim: int
   patch: int
+  scheme: str = 'truncated'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -59,11 +68,11 @@ class Embed(nn.Module):
     p, rows, cols = self.patch, height // self.patch, width // self.patch
     x = x.reshape((batch, rows, p, cols, p, channels))
     x = x.transpose((0, 1, 3, 2, 4, 5)).reshape((batch, rows * cols, -1))
-    x = _dense(self.dim, 'patch')(x)
+    x = _dense(x, self.dim, 'patch', self.scheme)
     token = self.param('token', nn.initializers.zeros, (1, 1, self.dim))
     token = jnp.broadcast_to(token, (batch, 1, self.dim))
     x = jnp.concatenate([token, x], axis=1)
-    return x + self.param('position', _INIT, (1, *x.shape[1:]))
+    return x + self.param('position', _POSITION, (1, *x.shape[1:]))
 
 
 class EncoderBlock(nn.Module):
@@ -73,10 +82,12 @@ class EncoderBlock(nn.Module):
     heads: Attention heads. The MLP has 4 * D units.
     head_dim: Features of a head; None means D / heads, D then being a
       multiple.
+    scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
   heads: int
   head_dim: int | None = None
+  scheme: str = 'truncated'
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -85,12 +96,15 @@ class EncoderBlock(nn.Module):
     batch, tokens, dim = x.shape
     head_dim = self.head_dim or dim // self.heads
     inner = self.heads * head_dim
-    qkv = _dense(3 * inner, 'qkv')(_layer_norm('norm1')(x))
+    qkv = _layer_norm('norm1')(x)
+    qkv = _dense(qkv, 3 * inner, 'qkv', self.scheme)
     qkv = qkv.reshape((batch, tokens, 3, self.heads, head_dim))
     y = jax.nn.dot_product_attention(*(qkv[:, :, i] for i in range(3)))
-    x += _dense(dim, 'out')(y.reshape((batch, tokens, inner)))
-    y = _dense(4 * dim, 'mlp1')(_layer_norm('norm2')(x))
-    return x + _dense(dim, 'mlp2')(jax.nn.gelu(y, approximate=False))
+    y = y.reshape((batch, tokens, inner))
+    x += _dense(y, dim, 'out', self.scheme)
+    y = _dense(_layer_norm('norm2')(x), 4 * dim, 'mlp1', self.scheme)
+    y = jax.nn.gelu(y, approximate=False)
+    return x + _dense(y, dim, 'mlp2', self.scheme)
 
 
 class Token(nn.Module):
@@ -111,6 +125,7 @@ def vit(
     variant: str,
     patch: int | None = None,
     width: float = 1.0,
+    init: str = 'truncated',
     pretrained: str | None = None,
 ) -> BlockModel:
   """ViT-S (6 heads, 384 features), ViT-T (3 heads, 192) or less (1 head, 64).
@@ -124,18 +139,21 @@ def vit(
       64 pixels and 4 below.
     width: Multiplies the heads, rounded down, at least 1; each has 64
       features.
+    init: How kernels and biases are drawn, a key of `layers.INITS`; the
+      default is that of published vision transformers.
     pretrained: Path of an AugReg checkpoint to start from; see `pretrained`.
 
   Returns:
     A `BlockModel`; a net of fewer blocks holds a subset of its leaves.
 
   Raises:
-    ValueError: For an unknown variant, a depth or width that is not
+    ValueError: For an unknown variant or init, a depth or width that is not
       positive, a patch that does not divide the image, or a checkpoint of
       another architecture.
     FileNotFoundError: If there is no checkpoint at that path.
   """
   layers.check_choice('variant', variant, HEADS)
+  layers.check_init(init)
   if depth < 1:
     raise ValueError(f'A ViT needs a depth of at least 1, got {depth}.')
   height, width_pixels, _ = input_shape
@@ -147,11 +165,12 @@ def vit(
         f'{height}x{width_pixels}.'
     )
   heads = layers.scale_channels(HEADS[variant], width)
-  blocks = [Block('embed', Embed(HEAD_DIM * heads, patch))]
+  blocks = [Block('embed', Embed(HEAD_DIM * heads, patch, init))]
   blocks += [
-      Block(f'encoder{i:02d}', EncoderBlock(heads)) for i in range(depth)
+      Block(f'encoder{i:02d}', EncoderBlock(heads, scheme=init))
+      for i in range(depth)
   ]
-  head = layers.Linear(num_classes, kernel_init=_INIT)
+  head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
   blocks += [Block('token', Token()), Block('head', head)]
   cut = (2, len(blocks) - 1)
   model = BlockModel(

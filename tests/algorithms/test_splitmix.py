@@ -1,5 +1,6 @@
 """SplitMix: bases are trained apart and predict together."""
 
+import dataclasses
 from fractions import Fraction
 import math
 
@@ -13,9 +14,9 @@ from fedjax_het.algorithms import fedavg, splitmix
 from fedjax_het.algorithms.splitmix import Sent, bases_of, choose_bases
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Maybe, Received, Visit
-from fedjax_het.models import create
-from fedjax_het.models.intercept import scaled_conv_outputs
-from fedjax_het.models.layers import Linear, conv_layer
+from fedjax_het.models import create, model_options
+from fedjax_het.models.intercept import scaled_outputs
+from fedjax_het.models.layers import Linear, Scaler, conv_layer
 from tests.tiny import (
   NUM_CLASSES,
   one_model_federation,
@@ -210,15 +211,69 @@ def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):
   np.testing.assert_allclose([ratio['stem'], ratio['layer1']], [1.0, 0.5])
 
 
-def test_outputs_of_convolutions_alone_are_rescaled():
+def test_outputs_of_convolutions_and_scalers_are_rescaled_dense_ones_not():
+  conv = conv_layer(2, 3, 'conv', inputs=1, init='torch', use_bias=True)
   x = jax.random.normal(jax.random.key(0), (2, 4, 4, 1))
-  for module, factor in ((conv_layer(2, 3, 'conv'), 4), (Linear(3), 1)):
+  for module, factor in ((conv, 4), (Scaler(), 4), (Linear(3), 1)):
     x = x if factor == 4 else x.reshape(2, -1)
     variables = module.init(jax.random.key(1), x)
-    with scaled_conv_outputs(4):
+    with scaled_outputs(4):
       got = module.apply(variables, x)
     want = factor * module.apply(variables, x)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+# One net of every family, and the variants that lay norms elsewhere.
+FAMILIES = (
+    ('preresnet20', {}),
+    ('preresnet20', dict(preact_shortcut=False)),
+    ('preresnet20', dict(shortcut='A')),
+    ('preresnet20', dict(stem_norm=False)),
+    ('resnet10', dict(width=0.25)),
+    ('resnet50', dict(width=0.125)),
+    ('resnet14_mnist', {}),
+    ('mini_resnet6', {}),
+    ('fedin_e', dict(width=0.125)),
+    ('simple_cnn', {}),
+    ('dropout_cnn', dict(dropout=0.0)),
+    ('fedhe_cnn5', dict(dropout=0.0, width=0.25)),
+    ('mini_vit4', {}),
+    ('mlp', {}),
+)
+
+
+@pytest.mark.parametrize('name,options', FAMILIES)
+def test_training_and_testing_are_one_function(name, options):
+  """With batch statistics a factor cancels; a wrong place differs by 1."""
+  if 'norm' in model_options(name):
+    options = dict(options, norm='batch_only')
+  model = create(name, (16, 16, 3), 10, **options)
+  base = narrow(model, lambda k: max(1, k // 2))
+  variables = base.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (16, 16, 16, 3))
+
+  @jax.jit
+  def logits(variables, x):
+    with scaled_outputs(6):
+      trained, _ = base.apply(variables, x, train=True)
+    return trained, base.apply(variables, x)[0]
+
+  trained, tested = logits(variables, x)
+  # What is left is the norms' epsilon, which the factor makes smaller.
+  error = np.linalg.norm(trained - tested) / np.linalg.norm(tested)
+  assert error < 0.03
+
+
+def test_a_classifier_that_would_see_the_factor_is_refused():
+  federation = one_model_federation(norm=False)
+  model = create('preresnet20', (8, 8, 1), 3, final_norm=False, num_blocks=1)
+  groups = tuple(
+      dataclasses.replace(group, model=model) for group in federation.groups
+  )
+  federation = dataclasses.replace(federation, groups=groups)
+  with pytest.raises(ValueError, match="block 'pool' of 'preresnet8' has no"):
+    splitmix(federation)
+  splitmix(federation, rescale=False)
 
 
 def test_statistics_are_estimated_for_every_base():

@@ -45,6 +45,11 @@ def test_scale_channels_refuses(width):
             layers.uniform_fan_in(72),
             nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
         ),
+        (
+            layers.torch_uniform,
+            nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
+        ),
+        (layers.glorot_uniform, nn.initializers.glorot_uniform()),
     ],
 )
 def test_initialisers_have_the_distribution_of_flax(ours, theirs):
@@ -67,7 +72,9 @@ def test_strided_convolution_is_padded_as_in_pytorch():
   # would pick the odd ones.
   x = jax.random.normal(jax.random.key(0), (1, 8, 8, 1))
   for kernel in (1, 3, 7):
-    module = layers.conv_layer(1, kernel, 'conv', stride=2)
+    module = layers.conv_layer(
+        1, kernel, 'conv', inputs=1, init='torch', stride=2
+    )
     weight = jnp.zeros((kernel, kernel, 1, 1))
     weight = weight.at[kernel // 2, kernel // 2].set(1)
     y = module.apply({'params': {'kernel': weight}}, x)
