@@ -17,6 +17,7 @@ import numpy as np
 
 from configs import fedhe_setting
 from fedjax_het.experiment.config import default_config, group_spec
+from fedjax_het.models import model_options
 from fedjax_het.names import check_name
 
 Variant = Callable[[ml_collections.ConfigDict], None]
@@ -184,6 +185,11 @@ def _homogeneous(config):
   model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
   number = sum(group_spec(config, name)[1] for name in config.groups)
   config.groups = ml_collections.ConfigDict({model: number})
+  # Options of the nets that were there, such as FeDepth's, may be theirs alone.
+  known = model_options(model)
+  config.model = ml_collections.ConfigDict(
+      {k: v for k, v in config.model.items() if k in known}
+  )
 
 
 def _cpu(config):

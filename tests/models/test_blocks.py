@@ -124,10 +124,10 @@ def test_bad_block_lists_are_refused():
 
 def test_create_knows_its_names_and_options():
   assert model_options('resnet18') == {
-      'stem': 'imagenet', 'width': 1.0, 'norm': 'batch',
+      'stem': 'imagenet', 'width': 1.0, 'norm': 'batch', 'init': 'he_fan_out',
   }
   assert model_options('vit_s8') == {
-      'patch': None, 'width': 1.0, 'pretrained': None,
+      'patch': None, 'width': 1.0, 'init': 'truncated', 'pretrained': None,
   }
   assert all('norm' in model_options(n) for n in MODELS if 'vit' not in n)
 
