@@ -11,12 +11,15 @@ COLUMNS = {
 }
 METHODS = {
     label: fedepth_table2.METHODS[label]
-    for label in ('FedAvg x1/6', 'HeteroFL', 'SplitMix', 'FeDepth', 'm-FeDepth')
-}
+    for label in (
+        'FedAvg x1/6', 'HeteroFL', 'HeteroFL masked', 'SplitMix',
+        'SplitMix masked', 'FeDepth', 'm-FeDepth',
+    )
+}  # fmt: skip
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """All of the paper's rows and columns.
+  """All of the paper's rows and columns, width methods masked and not.
 
   Run: `python -m launch.sweep --table=fedepth_table3 --data_dir=DIR`.
 

@@ -42,7 +42,6 @@ References:
 """
 
 from collections.abc import Container
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -57,17 +56,14 @@ from fedjax_het.depthwise.stages import (
   head_start,
   make_stages,
   own_heads,
-  stage_inputs,
-  stage_loss,
 )
-from fedjax_het.engine.local import fit
+from fedjax_het.depthwise.training import merge, share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
-  LocalTraining,
   Uplink,
 )
 from fedjax_het.models.blocks import Variables
@@ -97,6 +93,7 @@ def fedepth(
     dilute: bool = False,
     epochs_mode: str = 'per_stage',
     cache_prefix: bool = False,
+    scan_stages: bool = True,
     mkd_models: int | None = None,
     weights: str = 'data',
     calibrate: bool = False,
@@ -125,6 +122,8 @@ def fedepth(
       client's examples once, instead of in every step. Results are the same
       where neither norms look at a batch nor data are augmented, else see
       `depthwise.stage_inputs`.
+    scan_stages: Whether runs of equal stages are one scanned program, see
+      `depthwise.training`, instead of a program each; without `cache_prefix`.
     mkd_models: M for the groups whose budget holds M whole models; None for
       no distillation.
     weights: 'data' for weights proportional to the number of examples (the
@@ -180,7 +179,7 @@ def fedepth(
       schedules[group.name] = make_stages(
           group.model, spans, heads=heads, partial=partial
       )
-      _share_out(local, len(spans), epochs_mode)
+      share_out(local, len(spans), epochs_mode)
     except ValueError as e:
       raise ValueError(f'Group {group.name!r}: {e}') from e
     rich = mkd_models is not None and times * (1 + 1e-9) >= mkd_models
@@ -215,36 +214,14 @@ def fedepth(
   def downlink(server, group, visit):
     del visit
     heads = _extras(schedules[group.name], extra)
-    return _merge(exchange.download(server, group), _take(server, heads))
+    return merge(exchange.download(server, group), take(server, heads))
 
   def whole(group, client, sent):
     """The client's model, and the heads that its stages train."""
-    return _merge(
+    return merge(
         exchange.assemble(group, client.own, sent),
-        _take(sent, _extras(schedules[group.name], extra)),
+        take(sent, _extras(schedules[group.name], extra)),
     )
-
-  def train_stages(stages, start, data, visit):
-    end, inputs, num_steps = start, None, 0
-    shares = _share_out(local, len(stages), epochs_mode)
-    for j, (stage, share) in enumerate(zip(stages, shares, strict=True)):
-      # Training splits a key in two, which are the folds of 0 and 1.
-      key = jax.random.fold_in(visit.key, j + 1) if j else visit.key
-      if cache_prefix and stage.frozen:
-        before = None if inputs is None else (stages[j - 1].frozen, inputs)
-        inputs = stage_inputs(
-            stage, end, data, jax.random.fold_in(key, 2), local.batch_size,
-            before,
-        )  # fmt: skip
-      part, _, metrics, steps = fit(
-          stage_loss(stage, end, inputs),
-          share,
-          stage.pick(end),
-          data,
-          visit._replace(key=key),
-      )
-      end, num_steps = _merge(end, part), num_steps + steps
-    return end, metrics, num_steps
 
   def client_update(group, client, sent, data, visit):
     start, stages = whole(group, client, sent), schedules[group.name]
@@ -253,21 +230,29 @@ def fedepth(
           group.model, local, start, client.partners, data, visit
       )
     else:
-      end, metrics, num_steps = train_stages(stages, start, data, visit)
+      end, metrics, num_steps = train_stages(
+          stages,
+          share_out(local, len(stages), epochs_mode),
+          start,
+          data,
+          visit,
+          scan=scan_stages,
+          cache_prefix=cache_prefix,
+      )
       partners = ()
     own, delta = exchange.upload(group, start, end, data.size, num_steps)
     # To the exchange m-FeDepth's heads are blocks that do not travel.
     mine = _extras(stages, extra)
     heads = jax.tree.map(
         lambda old, new: delta.weight * (new - old),
-        _take(start, mine),
-        _take(own, mine),
+        take(start, mine),
+        take(own, mine),
     )
     own = Variables(*({n: t[n] for n in t if n not in mine} for t in own))
     change = delta.change
     if not dilute:
-      change = _take(change, {name for stage in stages for name in stage.names})
-    delta = delta._replace(change=_merge(change, heads))
+      change = take(change, {name for stage in stages for name in stage.names})
+    delta = delta._replace(change=merge(change, heads))
     return Client(own, partners), Uplink(delta), metrics
 
   def calibrated(server, data):
@@ -337,33 +322,6 @@ def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:
     memory.budget_mb(budget, 1.0)
     found[name] = budget
   return found
-
-
-def _share_out(
-    local: LocalTraining, num_stages: int, epochs_mode: str
-) -> tuple[LocalTraining, ...]:
-  """The local training of each stage."""
-  if epochs_mode == 'per_stage':
-    return (local,) * num_stages
-  name = 'epochs' if local.steps is None else 'steps'
-  whole, rest = divmod(getattr(local, name), num_stages)
-  if not whole:
-    raise ValueError(
-        f"epochs_mode='split' needs at least one of the {name} for each of "
-        f'{num_stages} stages, got {getattr(local, name)}.'
-    )
-  return tuple(
-      dataclasses.replace(local, **{name: whole + (j < rest)})
-      for j in range(num_stages)
-  )
-
-
-def _take(variables: Variables, names: Container[str]) -> Variables:
-  return Variables(*({n: t[n] for n in t if n in names} for t in variables))
-
-
-def _merge(old: Variables, new: Variables) -> Variables:
-  return Variables(*({**a, **b} for a, b in zip(old, new, strict=True)))
 
 
 def _extras(stages: tuple[Stage, ...], extra: Container[str]) -> set[str]:

@@ -4,7 +4,8 @@ The server holds B = 1 / r independent thin nets ("bases") of floor(r K) of the
 K channels of every layer. One round:
 
   1. Client k of budget R_k gets m_k = floor(R_k / r) distinct bases: the first
-     in turn, so that first choices are balanced, the others at random.
+     from a queue, which is shuffled anew when all bases have been dealt, so
+     that first choices are balanced; the others at random.
   2. It trains each of them alone, on the same minibatches. Outputs of
      convolutions are multiplied by 1 / r in training only, and logits of labels
      absent from the minibatch are set to 0. Where a norm directly behind a
@@ -19,10 +20,8 @@ statistics are estimated anew, without the factor 1 / r, before every
 evaluation; with 'batch_only' (the paper's default) each test batch is
 normalised by its own.
 
-The paper deals first choices from a queue in the order in which the server
-meets the clients. Here the server reshuffles the bases every round and client
-k begins with number k mod B: with every client in the round each base is the
-first choice equally often, in a sampled cohort so on average. Kernels are
+The queue goes on from round to round. Within a round it is dealt by client id,
+in the authors' code in the order of sampling. Kernels are
 drawn by the model's own initialiser and, but for the stem, scaled by sqrt(r),
 as if their layers were of full width.
 
@@ -64,15 +63,15 @@ from fedjax_het.models.intercept import scaled_outputs
 
 
 class Server(NamedTuple):
-  """The bases and the order in which they are dealt.
+  """The bases and the seed of the queue of first choices.
 
   Attributes:
     bases: `Variables`, leaves [B, ...]; statistics are for evaluation only.
-    order: [B] int32, this round's order of first choices.
+    queue: [] uint32, the seed of the queue's shuffles.
   """
 
   bases: Variables
-  order: jax.Array
+  queue: jax.Array
 
 
 class Sent(NamedTuple):
@@ -109,20 +108,34 @@ def bases_of(budget: Fraction, num_bases: int) -> int:
   return number
 
 
-def choose_bases(key, order, client_id, number: int) -> jax.Array:
+def first_choice(queue, turn, num_bases: int) -> jax.Array:
+  """The base at the head of the queue.
+
+  Args:
+    queue: [] uint32, the seed of its shuffles.
+    turn: [] int32, how many first choices were dealt before.
+    num_bases: B, after as many of which the queue is shuffled anew.
+
+  Returns:
+    [] int32.
+  """
+  key = jax.random.fold_in(jax.random.key(queue), turn // num_bases)
+  order = jax.random.permutation(key, num_bases).astype(jnp.int32)
+  return order[turn % num_bases]
+
+
+def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
   """The distinct bases of one client.
 
   Args:
     key: A random key of the client.
-    order: [B] int32, the round's order of first choices.
-    client_id: [] int32.
+    first: [] int32, its first choice.
+    num_bases: B.
     number: m, how many.
 
   Returns:
-    [m] int32: the first in turn, the others uniform without replacement.
+    [m] int32: the first choice, and others uniform without replacement.
   """
-  num_bases = len(order)
-  first = order[client_id % num_bases]
   score = jax.random.uniform(key, (num_bases,)).at[first].set(2.0)
   return jax.lax.top_k(score, number)[1]
 
@@ -196,15 +209,11 @@ def splitmix(
     keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
     drawn = [draw(key) for key in keys]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
-    return Server(bases, shuffle(key))
-
-  def shuffle(key):
-    return jax.random.permutation(key, num_bases).astype(jnp.int32)
+    return Server(bases, jax.random.bits(key, dtype=jnp.uint32))
 
   def downlink(server, group, visit):
-    chosen = choose_bases(
-        visit.key, server.order, visit.client_id, afforded[group.name]
-    )
+    first = first_choice(server.queue, visit.turn, num_bases)
+    chosen = choose_bases(visit.key, first, num_bases, afforded[group.name])
     params = jax.tree.map(lambda leaf: leaf[chosen], server.bases.params)
     return chosen, params
 
@@ -241,6 +250,7 @@ def splitmix(
     return client, Uplink(Sent(change, weight)), metrics
 
   def server_update(server, received, key):
+    del key
     change, weight = None, 0.0
     for group in groups:
       sent = received[group.name].summed
@@ -255,7 +265,7 @@ def splitmix(
         change,
     )
     params = mean_change(server.bases.params, change, count)
-    return Server(server.bases._replace(params=params), shuffle(key))
+    return server._replace(bases=server.bases._replace(params=params))
 
   def calibrate(server, data):
     stats = jax.lax.map(

@@ -27,6 +27,7 @@ from fedjax_het.depthwise.stages import (
   stage_inputs,
   stage_loss,
 )
+from fedjax_het.depthwise.training import runs, share_out, train_stages
 
 __all__ = [
     'PLANNERS',
@@ -44,7 +45,10 @@ __all__ = [
     'pack',
     'paper_costs',
     'paper_mb',
+    'runs',
+    'share_out',
     'stage_inputs',
     'stage_loss',
     'step_memory',
+    'train_stages',
 ]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.data.federated import ClientData
+from fedjax_het.data.federated import Batch, ClientData
 from fedjax_het.engine.local import cross_entropy, shuffled_positions
 from fedjax_het.engine.options import one_of
 from fedjax_het.models.blocks import Block, BlockModel, Variables
@@ -211,8 +211,20 @@ def make_stages(
   return tuple(stages)
 
 
-def _apply(model, variables, x, positions, mask, key):
-  """A training pass over blocks at ascending positions."""
+def apply_blocks(model, variables, x, positions, mask, key):
+  """A training pass over blocks at ascending positions.
+
+  Args:
+    model: The model.
+    variables: Variables with at least these blocks.
+    x: [B, ...], the input of the first.
+    positions: Of the blocks, ascending.
+    mask: [B] bool, examples that count; None for all.
+    key: A random key.
+
+  Returns:
+    [B, ...] and the statistics, those of the blocks updated.
+  """
   stats = variables.stats
   for i in positions:
     x, stats = model.apply(
@@ -244,9 +256,16 @@ class Cached(NamedTuple):
     row = self.place[position]
     return self.rows.at[row].get(mode='promise_in_bounds')
 
+  def of_batch(self, batch: Batch, key: jax.Array) -> jax.Array:
+    """[B, ...] of a batch, as `stage_loss` takes its inputs."""
+    del key
+    return self.at(batch.position)
+
 
 def stage_loss(
-    stage: Stage, frozen: Variables, inputs: Cached | None = None
+    stage: Stage,
+    frozen: Variables,
+    inputs: Callable[[Batch, jax.Array], jax.Array] | None = None,
 ) -> Callable[..., Any]:
   """The loss of a stage, as `fit` takes it.
 
@@ -256,8 +275,8 @@ def stage_loss(
   Args:
     stage: The stage.
     frozen: Variables with at least the frozen blocks.
-    inputs: z_{j-1} of the client's examples, which is then gathered instead of
-      computed; None computes it.
+    inputs: `(batch, key) -> z_{j-1}` of the batch; None applies the frozen
+      blocks to it.
 
   Returns:
     `(variables of the trained blocks, batch, key) -> (loss, (stats, {}))`.
@@ -265,12 +284,12 @@ def stage_loss(
 
   def loss_fn(variables, batch, key):
     if inputs is None:
-      z, _ = _apply(
+      z, _ = apply_blocks(
           stage.model, frozen, batch.x, stage.frozen, batch.mask, key
       )
     else:
-      z = inputs.at(batch.position)
-    z, stats = _apply(
+      z = inputs(batch, key)
+    z, stats = apply_blocks(
         stage.model,
         variables,
         jax.lax.stop_gradient(z),
@@ -278,7 +297,7 @@ def stage_loss(
         batch.mask,
         key,
     )
-    logits, stats = _apply(
+    logits, stats = apply_blocks(
         stage.model,
         Variables(variables.params, stats),
         adapt(z, stage.head_shape),
@@ -340,7 +359,7 @@ def stage_inputs(
       z = data.batch(at, mask, augment_key).x
     else:
       z = jax.lax.dynamic_slice_in_dim(start.rows, begin, batch_size)
-    z, _ = _apply(stage.model, variables, z, positions, mask, block_key)
+    z, _ = apply_blocks(stage.model, variables, z, positions, mask, block_key)
     return jax.lax.dynamic_update_slice_in_dim(rows, z, begin, 0)
 
   num_rows = -(-length // batch_size) * batch_size

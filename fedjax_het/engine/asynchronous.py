@@ -259,7 +259,8 @@ def make_async_round(
       clients, sent, data, key = shared
       row, visit = turn
       client, sent = jax.tree.map(lambda leaf: leaf[row], (clients, sent))
-      _, up = visit_pair(key, visit, ids[row])
+      turn = visit * num_clients + ids[row]
+      _, up = visit_pair(key, visit, ids[row], turn)
       return (), train(client, sent, data.client(ids[row]), up)
 
     def load(shared, turns):
@@ -295,7 +296,8 @@ def make_async_round(
 
     def one(j, sent):
       row = turns.row[j]
-      down, _ = visit_pair(key, turns.visit[j], ids[row])
+      turn = turns.visit[j] * num_clients + ids[row]
+      down, _ = visit_pair(key, turns.visit[j], ids[row], turn)
       return jax.tree.map(
           lambda leaf, new: leaf.at[row].set(new),
           sent,

@@ -129,7 +129,7 @@ def make_cohort_round(
   num_clients = federation.num_clients
 
   def load(shared, args):
-    _, data, _, _ = shared
+    data = shared[1]
     return visit_steps(federation.local, data.sizes[args[0]])
 
   visits = {g.name: make_visit(algorithm, g) for g in federation.groups}
@@ -201,7 +201,12 @@ def make_cohort_round(
 
   def run(start, shares, clients, data, key, deals=None):
     round_num, server = start
-    shared = server, data, key, round_num
+    cohort = jnp.zeros(num_clients, bool)
+    for share in shares.values():
+      real = jnp.arange(len(share.client_id)) < share.num_valid
+      who = jnp.where(real, share.client_id, num_clients)
+      cohort = cohort.at[who].set(True, mode='drop')
+    shared = server, data, key, round_num, cohort
     if deals:
       results = run_dealt(shared, shares, clients, deals)
     else:

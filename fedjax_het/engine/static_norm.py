@@ -40,7 +40,8 @@ def static_statistics(
   One pass in batch-statistics mode over all training examples: for every norm
   the mean over batches of the batch mean, and of the UNBIASED variance within
   the batch. Every batch has the same weight; between batches the means' spread
-  is left out, as in the paper's code.
+  is left out, as in the paper's code. Images are those of evaluation, never
+  augmented; in the paper's code the pass sees crops and flips.
 
   Args:
     model: A model with 'batch' norms.

@@ -139,11 +139,15 @@ class Visit(NamedTuple):
     client_id: [] int32, global.
     round_num: [] int32, from 0.
     key: A random key that follows from (seed, round, client id) alone.
+    turn: [] int32, how many visits of the run came before this one. The visits
+      of a round count by client id; asynchronous visits count as if every
+      client took part in every round.
   """
 
   client_id: jax.Array
   round_num: jax.Array
   key: jax.Array
+  turn: jax.Array | int = 0
 
 
 class Maybe(NamedTuple):

@@ -21,12 +21,12 @@ def client_key(key, round_num, client_id):
   return jax.random.fold_in(round_key(key, round_num), client_id)
 
 
-def visit_pair(key, round_num, client_id) -> tuple[Visit, Visit]:
+def visit_pair(key, round_num, client_id, turn=0) -> tuple[Visit, Visit]:
   """A client's turn as its downlink sees it, and as its training does."""
   keys = jax.random.split(client_key(key, round_num, client_id))
   return (
-      Visit(client_id, round_num, keys[0]),
-      Visit(client_id, round_num, keys[1]),
+      Visit(client_id, round_num, keys[0], turn),
+      Visit(client_id, round_num, keys[1], turn),
   )
 
 
@@ -90,15 +90,18 @@ def make_visit(
     group: The client's group.
 
   Returns:
-    `visit((server, data, key, round_num), (client_id, client)) ->
-    (summed, (client, kept, finite, metrics, down, up))`, as `make_training`.
+    `visit((server, data, key, round_num, cohort), (client_id, client)) ->
+    (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
+    `cohort` is [num_clients] bool, whether it takes part in the round.
   """
   train = make_training(algorithm, group)
 
   def visit(shared, arg):
-    server, data, key, round_num = shared
+    server, data, key, round_num, cohort = shared
     client_id, client = arg
-    down, up = visit_pair(key, round_num, client_id)
+    before = jnp.arange(len(cohort)) < client_id
+    turn = round_num * jnp.sum(cohort) + jnp.sum(cohort & before)
+    down, up = visit_pair(key, round_num, client_id, turn)
     sent = algorithm.downlink(server, group, down)
     return train(client, sent, data.client(client_id), up)
 

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from fedjax_het.experiment.config import with_new_entries
 from fedjax_het.experiment.paper_targets import Target
 
-# Entries of a config that do not change the numbers of a cell.
-_IRRELEVANT = ('data_dir', 'compilation_cache', 'tensorboard')
+# Entries of a config that do not change a cell's numbers, but for rounding.
+_IRRELEVANT = (
+    'data_dir', 'compilation_cache', 'tensorboard', 'convolutions'
+)  # fmt: skip
 
 
 class Table(NamedTuple):

@@ -1,8 +1,10 @@
 """Pretrained vision transformers from the published AugReg checkpoints.
 
 The files are `.npz` archives with one array for each leaf of the authors'
-Flax model. The head is not taken: a client's data have classes of their own.
-The authors' images are scaled to [-1, 1], mean and deviation 0.5.
+Flax model. Files that hold a whole training state have the same names behind a
+prefix, such as 'opt/target/', beside the optimiser's leaves. The head is not
+taken: a client's data have classes of their own. The authors' images are scaled
+to [-1, 1], mean and deviation 0.5.
 
 References:
   Steiner et al., `How to train your ViT? Data, Augmentation, and
@@ -20,6 +22,8 @@ import jax
 import numpy as np
 
 _NUMBER = 'Transformer/encoderblock_{}/'
+_FIRST = 'embedding/kernel'  # The patch embedding, which every file has.
+_PREFIXES = ('', 'opt/target/', 'target/', 'params/')
 
 
 def load_vit(
@@ -45,7 +49,12 @@ def load_vit(
   """
   try:
     with np.load(path, allow_pickle=False) as file:
-      leaves = {name: np.asarray(file[name], np.float32) for name in file}
+      prefix = next((p for p in _PREFIXES if p + _FIRST in file), '')
+      leaves = {
+          name.removeprefix(prefix): np.asarray(file[name], np.float32)
+          for name in file
+          if name.startswith(prefix)
+      }
   except FileNotFoundError:
     raise FileNotFoundError(f'No pretrained weights at {path}.') from None
   except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError,
@@ -107,7 +116,7 @@ def _encoder_block(path, leaves, prefix):
 
 
 def _embed(path, leaves, shapes):
-  kernel = _take(path, leaves, 'embedding/kernel')  # [P, P, 3, D]
+  kernel = _take(path, leaves, _FIRST)  # [P, P, 3, D]
   if kernel.ndim == 4 and shapes['patch']['kernel'].shape[0] == math.prod(
       kernel.shape[:2]
   ):

@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedavg, fedepth
-from fedjax_het.algorithms.fedepth import _share_out
-from fedjax_het.depthwise import adapt
+from fedjax_het.depthwise import adapt, share_out
 from fedjax_het.engine import mutual, rounds
 from fedjax_het.engine.local import cross_entropy, train_epochs
 from fedjax_het.engine.types import Federation, Group, Received, Visit
@@ -376,9 +375,9 @@ def test_running_statistics_move_where_blocks_are_trained():
 def test_split_epochs(local, want):
   local = dataclasses.replace(tiny_local(), **local)
   field = 'epochs' if local.steps is None else 'steps'
-  shares = _share_out(local, 3, 'split')
+  shares = share_out(local, 3, 'split')
   assert [getattr(share, field) for share in shares] == want
-  every = _share_out(local, 3, 'per_stage')
+  every = share_out(local, 3, 'per_stage')
   assert every == (local,) * 3
 
 

@@ -12,7 +12,7 @@ import pytest
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
 from fedjax_het.algorithms.heterofl import Sent, masked_logits
-from fedjax_het.data.federated import Batch, federate
+from fedjax_het.data.federated import Batch, Normalise, federate
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import cross_entropy
@@ -199,6 +199,23 @@ def test_static_statistics_average_over_batches(width):
   )['norm']
   np.testing.assert_allclose(first['mean'], [1.0])
   np.testing.assert_allclose(first['var'], [2.0])
+
+
+def test_static_statistics_see_images_as_they_are():
+  """Training data that are augmented for training are not for the pass."""
+  model, data = sbn_model(), sbn_data()
+  params = model.init(jax.random.key(0)).params
+
+  def darkened(key, images):
+    del key
+    return jnp.zeros_like(images)
+
+  def stats(augment):
+    normalise = Normalise((0.1,), (0.3,), augment)
+    plain = data.replace(preprocess=normalise)
+    return static_statistics(model, params, plain, batch_size=2)
+
+  jax.tree.map(np.testing.assert_array_equal, stats(darkened), stats(None))
 
 
 def test_with_batch_norm_the_scaler_only_rescales_epsilon():

@@ -11,7 +11,12 @@ import pytest
 
 from fedjax_het.aggregation.slicing import narrow
 from fedjax_het.algorithms import fedavg, splitmix
-from fedjax_het.algorithms.splitmix import Sent, bases_of, choose_bases
+from fedjax_het.algorithms.splitmix import (
+  Sent,
+  bases_of,
+  choose_bases,
+  first_choice,
+)
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Maybe, Received, Visit
 from fedjax_het.models import create, model_options
@@ -111,22 +116,44 @@ def test_a_base_is_the_weighted_mean_over_its_trainers(algorithm, federation):
   for a, b in zip(*map(jax.tree.leaves, (new.bases.params, old))):
     np.testing.assert_allclose(a[0], np.full_like(a[0], 1.25), rtol=1e-5)
     np.testing.assert_array_equal(a[1:], b[1:])
-  assert sorted(new.order.tolist()) == [0, 1, 2, 3]
+  assert new.queue == server.queue
 
 
-def test_first_choices_are_balanced_and_bases_distinct():
-  order = jnp.array([2, 0, 3, 1])
-  choose = jax.jit(choose_bases, static_argnums=3)
-  keys = jax.random.split(jax.random.key(0), 8)
-  ones = [int(choose(key, order, i, 1)[0]) for i, key in enumerate(keys)]
-  assert np.bincount(ones).tolist() == [2, 2, 2, 2]
+def test_the_queue_deals_every_base_before_any_again():
+  first = jax.jit(first_choice, static_argnums=2)
+  turns = np.array([first(7, i, 4) for i in range(36)]).reshape(9, 4)
+  assert np.all(np.sort(turns) == np.arange(4)[None])
+  assert len({tuple(row) for row in turns}) > 1  # It is shuffled anew.
+
+
+def test_the_bases_of_a_client_are_distinct():
+  choose = jax.jit(choose_bases, static_argnums=(2, 3))
   seconds = np.zeros(4, int)
   for i, key in enumerate(jax.random.split(jax.random.key(1), 60)):
-    chosen = choose(key, order, i, 3).tolist()
-    assert chosen[0] == order[i % 4] and len(set(chosen)) == 3
+    chosen = choose(key, i % 4, 4, 3).tolist()
+    assert chosen[0] == i % 4 and len(set(chosen)) == 3
     seconds[chosen[1]] += 1
   assert seconds.min() >= 5  # Of 15 expected.
-  assert sorted(choose(keys[0], order, 5, 4).tolist()) == [0, 1, 2, 3]
+  key = jax.random.key(2)
+  assert sorted(choose(key, 3, 4, 4).tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('backend', ['map', 'shard_map'])
+def test_first_choices_of_sampled_cohorts_are_balanced(backend):
+  """Three clients out of six train a base each: all of three bases move."""
+  federation = one_model_federation(norm=False)
+  algorithm = splitmix(
+      federation, num_bases=3, budgets='tiny1:1/3 tiny2:1/3 tiny3:1/3'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=3, backend=backend
+  )
+  for _ in range(3):
+    before = jax.device_get(state.server.bases.params['head']['bias'])
+    state, _ = run_round(state, tiny_data(), *KEYS)
+    after = jax.device_get(state.server.bases.params['head']['bias'])
+    assert np.all(np.any(after != before, axis=1))
 
 
 def test_budgets_are_exact():

@@ -130,7 +130,7 @@ def test_fedins_other_tables():
 
 def test_fedepths_tables_are_the_papers():
   table = find_table('fedepth_table2', 'full').table
-  assert len(cells(table)) == 13 * 8 == sum(
+  assert len(cells(table)) == 17 * 8 == sum(
       table.target(*key) is not None for key in cells(table)
   )
   config = table.config('m-FeDepth Surplus', 'cifar100 beta 30')
@@ -141,6 +141,22 @@ def test_fedepths_tables_are_the_papers():
   assert config.model.width == 1 / 8 and config.partition.alpha == 1.0
   config = table.config('HeteroFL Lack', 'cifar10 alpha 0.3')
   assert config.algorithm.mask == 'none' and '1/8' in config.algorithm.rates
+  # The same with the authors' mask, beside the same figure of the paper.
+  for label in ('HeteroFL', 'SplitMix', 'HeteroFL Lack', 'SplitMix Lack'):
+    plain, masked = (
+        table.config(name, 'cifar10 beta 2').to_dict()
+        for name in (label, f'{label} masked')
+    )
+    assert masked['algorithm'].pop('mask') == 'batch'
+    assert plain['algorithm'].pop('mask') == 'none' and masked == plain
+    assert table.target(label, 'cifar10 beta 2') == table.target(
+        f'{label} masked', 'cifar10 beta 2'
+    )
+  small = find_table('fedepth_cifar10').table
+  for label in ('HeteroFL', 'SplitMix'):
+    for split in ('', ' beta(2)'):
+      masked = small.config(f'{label} masked{split}', '')
+      assert masked.algorithm.mask == 'batch'
   unequal = find_table('fedepth_table3', 'full').table
   config = unequal.config('SplitMix', 'cifar10 alpha_u 0.3')
   assert config.partition.to_dict() == dict(

@@ -87,6 +87,24 @@ def test_the_head_is_drawn_and_everything_else_is_the_files(tmp_path):
   assert jnp.any(a['head']['kernel'] != b['head']['kernel'])
 
 
+@pytest.mark.parametrize('prefix', ['opt/target/', 'target/', 'params/'])
+def test_a_whole_training_state_gives_its_model(tmp_path, prefix):
+  """The same leaves behind a prefix, beside the optimiser's."""
+  leaves = save(tmp_path / 'plain.npz')
+  state = {prefix + name: leaf for name, leaf in leaves.items()}
+  moments = {
+      f'opt/state/param_states/{name}/grad_ema': np.zeros(3)
+      for name in leaves
+  }
+  np.savez(tmp_path / 'state.npz', **state, **moments, **{'opt/state/step': 7})
+  got, want = (
+      small(tmp_path / f'{name}.npz').init(jax.random.key(0)).params
+      for name in ('state', 'plain')
+  )
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 def test_positions_are_resized_and_the_class_tokens_stays(tmp_path):
   leaves = save(tmp_path / 'w.npz', patches=4)
   name = 'Transformer/posembed_input/pos_embedding'

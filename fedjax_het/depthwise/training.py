@@ -1,0 +1,231 @@
+"""A client's stages one after another; equal ones by one scanned program.
+
+Stages that follow each other and are alike (equal modules on equal shapes, such
+as the encoder blocks of a transformer) form a run. Their units are stacked on a
+leading axis [n, ...], and `jax.lax.scan` trains stage i of the run: it reads
+row i, applies rows 0 .. i - 1 to the input of the run, frozen, in a loop of i
+steps, and writes what it has trained. The head goes from stage to stage.
+"""
+
+from collections.abc import Container, Sequence
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.data.federated import ClientData
+from fedjax_het.depthwise.stages import (
+  Stage,
+  apply_blocks,
+  stage_inputs,
+  stage_loss,
+)
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.models.blocks import Variables
+
+
+def take(variables: Variables, names: Container[str]) -> Variables:
+  """The blocks of these names."""
+  return Variables(*({n: t[n] for n in t if n in names} for t in variables))
+
+
+def merge(old: Variables, new: Variables) -> Variables:
+  """`old` with the blocks of `new` in place of its own."""
+  return Variables(*({**a, **b} for a, b in zip(old, new, strict=True)))
+
+
+def share_out(
+    local: LocalTraining, num_stages: int, epochs_mode: str
+) -> tuple[LocalTraining, ...]:
+  """The local training of each stage.
+
+  Args:
+    local: Local training of a visit.
+    num_stages: Number of stages.
+    epochs_mode: 'per_stage' gives each stage all of it, 'split' shares the
+      epochs, or steps, out.
+
+  Returns:
+    One local training a stage.
+
+  Raises:
+    ValueError: If there are fewer epochs, or steps, than stages to split.
+  """
+  if epochs_mode == 'per_stage':
+    return (local,) * num_stages
+  name = 'epochs' if local.steps is None else 'steps'
+  whole, rest = divmod(getattr(local, name), num_stages)
+  if not whole:
+    raise ValueError(
+        f"epochs_mode='split' needs at least one of the {name} for each of "
+        f'{num_stages} stages, got {getattr(local, name)}.'
+    )
+  return tuple(
+      dataclasses.replace(local, **{name: whole + (j < rest)})
+      for j in range(num_stages)
+  )
+
+
+def _follows(a: Stage, b: Stage) -> bool:
+  """Whether b is the stage behind a, and alike."""
+
+  def units(stage):
+    inputs = (stage.model.input_shape, *stage.model.shapes)
+    return [(stage.model.blocks[i].module, inputs[i]) for i in stage.trained]
+
+  return (
+      (a.model, a.head) == (b.model, b.head)
+      and b.frozen == (*a.frozen, *a.trained)
+      and 0 not in a.trained
+      and units(a) == units(b)
+  )
+
+
+def runs(
+    stages: Sequence[Stage], shares: Sequence[LocalTraining]
+) -> tuple[tuple[int, int], ...]:
+  """Half-open ranges of stages that are alike, as long as possible.
+
+  Args:
+    stages: The stages of a schedule.
+    shares: The local training of each.
+
+  Returns:
+    The ranges, which cover all stages; one that is like no neighbour of its
+    own is a range of one.
+  """
+  starts = [
+      j
+      for j in range(len(stages))
+      if not j
+      or shares[j - 1] != shares[j]
+      or not _follows(stages[j - 1], stages[j])
+  ]
+  return tuple(itertools.pairwise((*starts, len(stages))))
+
+
+def train_stages(
+    stages: Sequence[Stage],
+    shares: Sequence[LocalTraining],
+    start: Variables,
+    data: ClientData,
+    visit: Visit,
+    *,
+    scan: bool = False,
+    cache_prefix: bool = False,
+) -> tuple[Variables, dict[str, jax.Array], jax.Array]:
+  """Trains the stages of a schedule in order, each with a fresh optimiser.
+
+  Args:
+    stages: The stages.
+    shares: The local training of each.
+    start: Variables of all their blocks.
+    data: The client's examples.
+    visit: The client's turn.
+    scan: Whether runs of equal stages are scanned, see the module. The result
+      is the same up to rounding (blocks that drop out draw other masks).
+    cache_prefix: Whether a stage computes its inputs once, see
+      `stage_inputs`; stages are then not scanned.
+
+  Returns:
+    All variables at the end, the metrics of the last stage, and the number of
+    steps of all stages ([] int32).
+  """
+  # Training splits a key in two, which are the folds of 0 and 1.
+  keys = [
+      jax.random.fold_in(visit.key, j + 1) if j else visit.key
+      for j in range(len(stages))
+  ]
+  parts = [(j, j + 1) for j in range(len(stages))]
+  if scan and not cache_prefix:
+    parts = runs(stages, shares)
+  end, inputs, num_steps = start, None, 0
+  for j, stop in parts:
+    stage, now = stages[j], visit._replace(key=keys[j])
+    if stop - j > 1:
+      end, metrics, steps = _scan_run(
+          stages[j:stop], shares[j], end, data, visit, jnp.stack(keys[j:stop])
+      )
+      num_steps += steps
+      continue
+    if cache_prefix and stage.frozen:
+      before = None if inputs is None else (stages[j - 1].frozen, inputs)
+      inputs = stage_inputs(
+          stage, end, data, jax.random.fold_in(keys[j], 2),
+          shares[j].batch_size, before,
+      )  # fmt: skip
+    cached = None if inputs is None else inputs.of_batch
+    part, _, metrics, steps = fit(
+        stage_loss(stage, end, cached), shares[j], stage.pick(end), data, now
+    )
+    end, num_steps = merge(end, part), num_steps + steps
+  return end, metrics, num_steps
+
+
+def _scan_run(stages, local, start, data, visit, keys):
+  """`train_stages` of a run; `keys` is [n]."""
+  first, names = stages[0], stages[0].model.block_names
+  # Row i of a unit of the first stage is that unit of stage i.
+  rows_of = {
+      names[at]: [names[stage.trained[u]] for stage in stages]
+      for u, at in enumerate(first.trained)
+  }
+  units = Variables(*(
+      {
+          name: jax.tree.map(lambda *rows: jnp.stack(rows), *(t[r] for r in of))
+          for name, of in rows_of.items()
+          if name in t
+      }
+      for t in start
+  ))  # fmt: skip
+
+  def row(units, i):
+    return jax.tree.map(lambda leaf: leaf[i], units)
+
+  def body(carry, turn):
+    units, head = carry
+    i, key = turn
+
+    def inputs(batch, key):
+      """z_{j-1}: the run's input through the rows before i."""
+
+      def unit(k, z):
+        return apply_blocks(
+            first.model, row(units, k), z, first.trained, batch.mask, key
+        )[0]
+
+      z = apply_blocks(
+          first.model, start, batch.x, first.frozen, batch.mask, key
+      )[0]
+      return jax.lax.fori_loop(0, i, unit, z)
+
+    part, _, metrics, steps = fit(
+        stage_loss(first, start, inputs),
+        local,
+        merge(row(units, i), head),
+        data,
+        visit._replace(key=key),
+    )
+    units = jax.tree.map(
+        lambda rows, new: rows.at[i].set(new), units, take(part, rows_of)
+    )
+    return (units, take(part, names[first.head :])), (metrics, steps)
+
+  (units, head), (metrics, steps) = jax.lax.scan(
+      body,
+      (units, take(start, names[first.head :])),
+      (jnp.arange(len(stages)), keys),
+  )
+  trained = Variables(*(
+      {
+          name: row(t[unit], i)
+          for unit, of in rows_of.items()
+          if unit in t
+          for i, name in enumerate(of)
+      }
+      for t in units
+  ))  # fmt: skip
+  end = merge(merge(start, trained), head)
+  return end, jax.tree.map(lambda m: m[-1], metrics), jnp.sum(steps)

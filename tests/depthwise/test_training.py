@@ -1,0 +1,101 @@
+"""Stages that are scanned: which, and that they are the loop's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.depthwise import make_stages, runs, share_out, train_stages
+from fedjax_het.engine.types import Visit
+from fedjax_het.models import create
+from tests.depthwise.nets import small_data, small_preresnet
+from tests.tiny import tiny_local
+
+
+def sgd(rate):
+  return optax.chain(
+      optax.add_decayed_weights(0.01), optax.sgd(rate, momentum=0.9)
+  )
+
+
+LOCAL = tiny_local(sgd, 0.05, 1, 4)
+
+
+def ranges(model, spans, local=LOCAL, mode='per_stage', **options):
+  stages = make_stages(model, spans, **options)
+  return runs(stages, share_out(local, len(stages), mode))
+
+
+def singles(first, stop):
+  return [(u, u + 1) for u in range(first, stop)]
+
+
+def test_runs_of_the_papers_schedule():
+  """1/6 of PreResNet-20, 1 2 3 4 56 789: 2 and 3 are alike."""
+  model = create('preresnet20', (32, 32, 3), 10)
+  spans = [*singles(0, 4), (4, 6), (6, 9)]
+  want = ((0, 1), (1, 3), (3, 4), (4, 5), (5, 6))
+  assert ranges(model, spans) == want
+  # m-FeDepth's heads differ by name.
+  assert ranges(model, spans, heads='own') == tuple(singles(0, 6))
+
+
+def test_runs_of_a_transformer():
+  """Pairs of twelve encoder blocks, the first with the embeddings."""
+  model = create('vit_t16', (32, 32, 3), 10, patch=8)
+  spans = [(u, u + 2) for u in range(0, 12, 2)]
+  assert ranges(model, spans) == ((0, 1), (1, 6))
+  # Seven epochs over six stages: the first has one more than the others.
+  local = dataclasses.replace(LOCAL, epochs=8)
+  assert ranges(model, spans, local, 'split') == ((0, 1), (1, 2), (2, 6))
+  # Pairs and single blocks are not alike, nor is what leaves a block out.
+  assert ranges(model, [(1, 2), (2, 3), (3, 5)]) == ((0, 2), (2, 3))
+  assert ranges(model, [(1, 2), (3, 4)]) == ((0, 1), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ('make', 'spans'),
+    [
+        (lambda: small_preresnet((2, 2, 2, 2, 4)), singles(0, 5)),
+        # With running statistics, and nothing trained in front of the run.
+        (lambda: small_preresnet((2, 2, 2), norm='batch'), singles(1, 3)),
+        (
+            lambda: create('mini_vit4', (8, 8, 1), 3, patch=4),
+            singles(0, 4),
+        ),
+    ],
+)
+def test_scanned_stages_are_the_loops(make, spans):
+  model, data = make(), small_data().client(1)
+  stages = make_stages(model, spans)
+  shares = share_out(LOCAL, len(stages), 'per_stage')
+  assert len(runs(stages, shares)) < len(stages)
+  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
+  start = model.init(jax.random.key(0))
+
+  def train(scan):
+    return jax.jit(
+        lambda start: train_stages(
+            stages, shares, start, data, visit, scan=scan
+        )
+    )(start)
+
+  got, want = train(True), train(False)
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+      got,
+      want,
+  )
+  assert got[2] == 3 * len(stages)
+  # Every unit of the run has moved, in its own way.
+  moved = [
+      np.abs(jax.tree.leaves(got[0].params[name])[0]
+             - jax.tree.leaves(start.params[name])[0]).max()
+      for stage in stages
+      for name in stage.model.span(stage.trained[-1], stage.trained[-1] + 1)
+  ]  # fmt: skip
+  assert min(moved) > 0 and len(set(moved)) == len(moved)
