@@ -122,7 +122,7 @@ def test_a_workdir_of_an_older_version_keeps_its_cut_outs(tmp_path):
     del old['local']['cutout']
     (folder / 'config.json').write_text(json.dumps(old))
     if not fits:
-      with pytest.raises(ValueError, match=r'cutout is absent there and .after'):
+      with pytest.raises(ValueError, match=r'absent there and .after. here'):
         settle_config(folder, config)
       config.local.cutout = 'before'
     settle_config(folder, config)
