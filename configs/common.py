@@ -47,7 +47,8 @@ def _v1(config):
   The paper says nothing of augmentation and of Fashion-MNIST's size: here
   nothing is augmented and images stay 28x28. The authors' code for the same
   networks (Felo and Velo) does not augment either, but resizes Fashion-MNIST
-  to 32x32 (`--config.image_size=32`).
+  to 32x32 (`--config.image_size=32`); FedML, on which the paper builds, crops,
+  flips and cuts out on CIFAR-10 (`--config.local.augment=crop_flip_cutout`).
   """
   if config.dataset == 'digits':
     _dataset('cifar10')(config)
@@ -64,7 +65,7 @@ def _v1(config):
   config.local.lr_rounds = (
       (60,) if config.dataset == 'fashion_mnist' else (25,)
   )
-  # As in the authors' later code; the paper does not say.
+  # As in FedML's loaders, on which the paper builds; it does not say.
   config.local.drop_last = True
   config.partition.min_size = 64  # A batch.
   algorithm = config.algorithm
