@@ -43,7 +43,14 @@ def _dataset(name: str) -> Variant:
 
 
 def _v1(config):
-  """FedIN v1: 10 clients of five models, all of them every round."""
+  """FedIN v1: 10 clients of five models, all of them every round.
+
+  The paper says nothing of augmentation and of Fashion-MNIST's size: here
+  nothing is augmented and images stay 28x28. The authors' code for the same
+  networks (Felo and Velo) does not augment either, but resizes Fashion-MNIST
+  to 32x32 (`--config.image_size=32`); FedML, on which the paper builds, crops,
+  flips and cuts out on CIFAR-10 (`--config.local.augment=crop_flip_cutout`).
+  """
   if config.dataset == 'digits':
     _dataset('cifar10')(config)
   config.groups = ml_collections.ConfigDict(
@@ -59,6 +66,8 @@ def _v1(config):
   config.local.lr_rounds = (
       (60,) if config.dataset == 'fashion_mnist' else (25,)
   )
+  # As in FedML's loaders, on which the paper builds; it does not say.
+  config.local.drop_last = True
   config.partition.min_size = 64  # A batch.
   algorithm = config.algorithm
   if 'aggregation' in algorithm:
@@ -67,11 +76,21 @@ def _v1(config):
     algorithm.mu = 0.0
     algorithm.lam = 2.0
     algorithm.capture = 'training'
-    algorithm.num_pairs = 1024  # The paper keeps all; this caps the memory.
+    # The paper's server keeps all pairs in one store and sends all clients
+    # the same ones. Here it keeps the latest 1,024 of each client, which caps
+    # the memory, and draws for every client anew, from other clients first.
+    algorithm.num_pairs = 1024
 
 
 def _v2(config):
-  """FedIN v2: 100 clients of ResNet10 to 26, ten of them every round."""
+  """FedIN v2: 100 clients of ResNet10 to 26, ten of them every round.
+
+  The paper says nothing of augmentation and of Fashion-MNIST's size: here
+  nothing is augmented and images stay 28x28. The authors' code for the same
+  networks (InCo) crops, flips and cuts out on CIFAR-10
+  (`--config.local.augment=crop_flip_cutout`), and resizes Fashion-MNIST to
+  32x32 (`--config.image_size=32`) without augmentation.
+  """
   if config.dataset == 'digits':
     _dataset('cifar10')(config)
   config.groups = ml_collections.ConfigDict(
@@ -84,6 +103,8 @@ def _v2(config):
   config.num_rounds = 500
   config.local.epochs = 5
   config.local.batch_size = 16
+  # As in the authors' code (InCo); the paper does not say.
+  config.local.drop_last = True
   config.local.learning_rate = 1e-3
   config.checkpoint_every = 10
 

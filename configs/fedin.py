@@ -26,7 +26,8 @@ VARIANTS = dict(
     wo_prox=_set(mu=0.0),
     wo_opt=_set(rule='sequential'),
     wo_aggregation=_set(aggregation='none'),
-    # Averaging inside each architecture only (v2 Eq. 20).
+    # Averaging inside each architecture only (v2 Eq. 20; with
+    # `weights='data'` Eq. 21).
     architecture=_set(aggregation='architecture'),
 )
 

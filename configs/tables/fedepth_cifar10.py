@@ -66,4 +66,5 @@ def get_table() -> Table:
       rows=rows,
       paper=paper,
       seeds=(0,),
+      mean='clients',
   )

@@ -61,4 +61,5 @@ def get_table() -> Table:
       rows={name: _without(widths) for name, widths in LEFT_OUT.items()},
       paper={},
       seeds=(0, 1, 2),
+      mean='clients',
   )

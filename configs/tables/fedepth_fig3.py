@@ -35,4 +35,5 @@ def get_table() -> Table:
       rows={f'bases of 1/{number}': _bases(number) for number in BASES},
       paper={},
       seeds=(0, 1, 2),
+      mean='clients',
   )

@@ -36,4 +36,5 @@ def get_table() -> Table:
           for name in ROWS
       },
       seeds=(0,),
+      mean='clients',
   )

@@ -150,5 +150,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
       rows=cells(METHODS, COLUMNS, scale),
       paper=paper(METHODS, COLUMNS),
       seeds=(0,),
+      mean='clients',
       columns=tuple(COLUMNS),
   )

@@ -43,5 +43,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
       rows=fedepth_table2.cells(METHODS, COLUMNS, scale),
       paper=fedepth_table2.paper(METHODS, COLUMNS),
       seeds=(0,),
+      mean='clients',
       columns=tuple(COLUMNS),
   )

@@ -19,6 +19,7 @@ def get_table() -> Table:
       rows=fedhe_mnist.rows('cifar10'),
       paper=fedhe_mnist.paper('cifar10'),
       seeds=(0, 1, 2),
+      mean='clients',
       families=fedhe_mnist.FAMILIES,
       bars=tuple(fedhe_mnist.METHODS),
   )

@@ -40,4 +40,5 @@ def get_table() -> Table:
           for name in ('Private', 'FedHe')
       },
       seeds=(0,),
+      mean='clients',
   )

@@ -62,6 +62,7 @@ def get_table() -> Table:
       rows=rows('mnist'),
       paper=paper('mnist'),
       seeds=(0, 1, 2),
+      mean='clients',
       families=FAMILIES,
       bars=tuple(METHODS),
   )

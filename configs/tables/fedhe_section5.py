@@ -70,5 +70,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
           for method in METHODS
       },
       seeds=(0, 1, 2),
+      mean='clients',
       columns=tuple(COLUMNS),
   )

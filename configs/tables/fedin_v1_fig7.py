@@ -42,4 +42,10 @@ def get_table(scale: str = SCALES[0]) -> Table:
       paper={},
       seeds=(0, 1, 2),
       columns=tuple(COLUMNS),
+      mean='clients',
+      notes={
+          'no IN training': (
+              'extractor and classifier are averaged, all else is local.'
+          )
+      },
   )

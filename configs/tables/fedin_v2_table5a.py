@@ -37,4 +37,5 @@ def get_table(scale: str = SCALES[0]) -> Table:
       paper={},
       seeds=(0, 1, 2),
       columns=tuple(COLUMNS),
+      mean='groups',
   )

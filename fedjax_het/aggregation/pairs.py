@@ -26,10 +26,13 @@ class PairStore(NamedTuple):
   Attributes:
     pairs: `Pairs` [N, P, ...].
     filled: [N, P] bool, pairs that a client has really sent.
+    age: [N] int32, server updates since a client's pairs were stored, see
+      `older`; None where nobody asks.
   """
 
   pairs: Pairs
   filled: jax.Array
+  age: jax.Array | None = None
 
 
 def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
@@ -60,13 +63,16 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
   return expected
 
 
-def empty_store(num_clients: int, num_pairs: int, shapes) -> PairStore:
+def empty_store(
+    num_clients: int, num_pairs: int, shapes, *, with_age: bool = False
+) -> PairStore:
   """A store that has seen nobody.
 
   Args:
     num_clients: N.
     num_pairs: P.
     shapes: Per-example shapes of s_in and s_out.
+    with_age: Whether it knows how old pairs are.
 
   Returns:
     The store, all entries unfilled.
@@ -75,7 +81,26 @@ def empty_store(num_clients: int, num_pairs: int, shapes) -> PairStore:
   return PairStore(
       Pairs(*(jnp.zeros((*leading, *shape)) for shape in shapes)),
       jnp.zeros(leading, bool),
+      jnp.zeros(num_clients, jnp.int32) if with_age else None,
   )
+
+
+def older(store: PairStore) -> PairStore:
+  """The store after a server update: all pairs are one update older.
+
+  Called once an update, after its pairs are stored. The pairs of round r then
+  have age 1 in round r + 1. With a random tenth of the clients a round, pairs
+  are ten rounds old on average.
+
+  Args:
+    store: The store.
+
+  Returns:
+    The new store; the same one if it knows no ages.
+  """
+  if store.age is None:
+    return store
+  return store._replace(age=store.age + 1)
 
 
 def store_pairs(store: PairStore, client_id, uploaded: Maybe) -> PairStore:
@@ -89,14 +114,22 @@ def store_pairs(store: PairStore, client_id, uploaded: Maybe) -> PairStore:
   Returns:
     The new store.
   """
+  age = None if store.age is None else jnp.zeros_like(client_id)
   return jax.tree.map(
       lambda old, new: old.at[client_id].set(new, mode='drop'),
       store,
-      PairStore(uploaded.value, uploaded.present),
+      PairStore(uploaded.value, uploaded.present, age),
   )
 
 
-def draw_pairs(store: PairStore, client_id, num_pairs: int, key) -> Maybe:
+def draw_pairs(
+    store: PairStore,
+    client_id,
+    num_pairs: int,
+    key,
+    *,
+    max_age: int | None = None,
+) -> Maybe:
   """Draws pairs for one client, uniformly without replacement.
 
   Pairs of other clients come first; the client's own fill up only where
@@ -108,13 +141,18 @@ def draw_pairs(store: PairStore, client_id, num_pairs: int, key) -> Maybe:
     client_id: [] int32, the receiver.
     num_pairs: M, how many to draw.
     key: A random key.
+    max_age: Pairs older than so many server updates are left out, the client's
+      own as well; None for pairs of any age.
 
   Returns:
     `Maybe` of `Pairs` [M, ...]; its mask [M] is False where the store had
     nothing left to give.
   """
   num_clients, size = store.filled.shape
-  filled = store.filled.reshape(-1)
+  filled = store.filled
+  if max_age is not None:
+    filled = filled & (store.age <= max_age)[:, None]
+  filled = filled.reshape(-1)
   owner = jnp.repeat(jnp.arange(num_clients), size)
   score = jax.random.uniform(key, filled.shape)
   # Larger is earlier: others in (1, 2], own in (0, 1], unfilled below.

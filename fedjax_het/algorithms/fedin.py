@@ -38,6 +38,7 @@ from fedjax_het.aggregation.pairs import (
     check_pair_shapes,
     draw_pairs,
     empty_store,
+    older,
     store_pairs,
 )
 from fedjax_het.algorithms.fedin_passes import (
@@ -98,7 +99,8 @@ def fedin(
     scope: str = 'leaf',
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
-    num_pairs: int = 16,
+    num_pairs: int | None = None,
+    max_pair_age: int | None = None,
     capture: str = 'final',
     noise: float = 0.0,
     noise_at: str = 'forward',
@@ -122,7 +124,12 @@ def fedin(
       (v1: extractor and classifier), 'none' (v1's 'w/o aggregation').
     weights: 'uniform', or 'data' for weights by number of examples (Eq. 21).
     num_pairs: Pairs that a client uploads and receives; at most one batch, or
-      whole batches, which local steps take in turn.
+      whole batches, which local steps take in turn. None for one batch (v2).
+    max_pair_age: Server updates after which a client's pairs are no longer
+      given out, 1 for those of the last round alone; None for pairs of any age
+      (the papers). A client for whom no pairs are left trains on its own data
+      alone, as all do in the first round. A round is one server update; where
+      clients go at their own pace, each upload is one.
     capture: 'final' computes the pairs of one draw of examples with the
       trained weights (v2); 'training' keeps the last ones of the training
       forward passes (v1).
@@ -149,7 +156,13 @@ def fedin(
   not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
   if clip is not None and not clip > 0:
     raise ValueError(f'clip must be positive or None, got {clip}.')
+  if num_pairs is None:
+    num_pairs = local.batch_size
   _check_num_pairs(num_pairs, local.batch_size)
+  if max_pair_age is not None and max_pair_age < 1:
+    raise ValueError(
+        f'max_pair_age must be at least 1 or None, got {max_pair_age}.'
+    )
   pair_shapes = check_pair_shapes(federation)
   exchange = make_exchange(federation, aggregation, weights)
   protect = Features(clip, noise, sigma)
@@ -161,7 +174,10 @@ def fedin(
 
   def init(key):
     store = empty_store(
-        federation.num_clients if in_training else 0, num_pairs, pair_shapes
+        federation.num_clients if in_training else 0,
+        num_pairs,
+        pair_shapes,
+        with_age=max_pair_age is not None,
     )
     return Server(exchange.init(key), store)
 
@@ -169,9 +185,14 @@ def fedin(
     sent = exchange.download(server.weights, group)
     if not in_training:
       return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
-    return Downlink(
-        sent, draw_pairs(server.store, visit.client_id, num_pairs, visit.key)
+    pairs = draw_pairs(
+        server.store,
+        visit.client_id,
+        num_pairs,
+        visit.key,
+        max_age=max_pair_age,
     )
+    return Downlink(sent, pairs)
 
   def make_step(group, tx, anchor, sent):
     """One local step of the algorithm box, on (variables, optimiser, ...)."""
@@ -295,6 +316,7 @@ def fedin(
         store = store_pairs(
             store, received[group.name].client_id, received[group.name].kept
         )
+      store = older(store)
     return Server(exchange.collect(server.weights, received), store)
 
   return FederatedAlgorithm(

@@ -108,11 +108,13 @@ class Normalise(NamedTuple):
     std: Per-channel standard deviation in [0, 1].
     augment: `(key, images [B, H, W, C] uint8) -> images`, applied when a key
       is given; None for no augmentation.
+    augment_after: The same for normalised images, float32, with the same key.
   """
 
   mean: tuple[float, ...]
   std: tuple[float, ...]
   augment: Callable[..., jax.Array] | None = None
+  augment_after: Callable[..., jax.Array] | None = None
 
   def __call__(self, images, key=None):
     """[B, H, W, C] uint8 -> float32, augmented if there is a key."""
@@ -123,27 +125,27 @@ class Normalise(NamedTuple):
         self.std, np.float32
     )
     channels = (1,) * (images.ndim - 1) + (-1,)
-    return images.astype(jnp.float32) * scale.reshape(channels) - shift.reshape(
-        channels
-    )
+    x = images.astype(jnp.float32)
+    x = x * scale.reshape(channels) - shift.reshape(channels)
+    if self.augment_after is not None and key is not None:
+      x = self.augment_after(key, x)
+    return x
 
 
-def crop_flip_cutout(key, images, *, pad=4, flip=True, cutout=0):
-  """Random crop after zero padding, horizontal flip, and one square cut-out.
+def crop_flip(key, images, *, pad=4, flip=True):
+  """Random crop after zero padding, and horizontal flip.
 
   Args:
     key: A random key.
     images: [B, H, W, C] uint8.
     pad: Pixels of zero padding on each side before the crop.
     flip: Whether to mirror half of the images.
-    cutout: Side of the square set to zero, 0 for none (DeVries and Taylor,
-      arXiv 1708.04552).
 
   Returns:
     [B, H, W, C] uint8.
   """
   num, height, width, channels = images.shape
-  crop_key, flip_key, cut_key = jax.random.split(key, 3)
+  crop_key, flip_key, _ = jax.random.split(key, 3)
   padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
   offset = jax.random.randint(crop_key, (num, 2), 0, 2 * pad + 1)
   images = jax.vmap(
@@ -154,17 +156,39 @@ def crop_flip_cutout(key, images, *, pad=4, flip=True, cutout=0):
   if flip:
     mirrored = jax.random.bernoulli(flip_key, 0.5, (num, 1, 1, 1))
     images = jnp.where(mirrored, images[:, :, ::-1], images)
-  if cutout:
-    centre = jax.random.randint(
-        cut_key, (num, 2), 0, jnp.array([height, width])[None]
-    )
-    low, high = centre - cutout // 2, centre + (cutout + 1) // 2
-    rows, cols = jnp.arange(height)[None], jnp.arange(width)[None]
-    in_rows = (rows >= low[:, :1]) & (rows < high[:, :1])
-    in_cols = (cols >= low[:, 1:]) & (cols < high[:, 1:])
-    hole = in_rows[:, :, None, None] & in_cols[:, None, :, None]
-    images = jnp.where(hole, jnp.zeros((), images.dtype), images)
   return images
+
+
+def cut_out(key, images, *, side: int):
+  """Sets one square of every image to zero.
+
+  Zero is black in uint8 images, and the training set's mean colour in
+  normalised ones. The square's centre is uniform over the image; what lies
+  outside is lost.
+
+  Args:
+    key: A random key; `crop_flip` draws independently from the same one.
+    images: [B, H, W, C] of any type.
+    side: Side of the square.
+
+  Returns:
+    [B, H, W, C] of the same type.
+
+  References:
+    DeVries and Taylor, `Improved Regularization of Convolutional Neural
+    Networks with Cutout <https://arxiv.org/abs/1708.04552>`_, 2017.
+  """
+  num, height, width, _ = images.shape
+  _, _, cut_key = jax.random.split(key, 3)
+  centre = jax.random.randint(
+      cut_key, (num, 2), 0, jnp.array([height, width])[None]
+  )
+  low, high = centre - side // 2, centre + (side + 1) // 2
+  rows, cols = jnp.arange(height)[None], jnp.arange(width)[None]
+  in_rows = (rows >= low[:, :1]) & (rows < high[:, :1])
+  in_cols = (cols >= low[:, 1:]) & (cols < high[:, 1:])
+  hole = in_rows[:, :, None, None] & in_cols[:, None, :, None]
+  return jnp.where(hole, jnp.zeros((), images.dtype), images)
 
 
 def federate(

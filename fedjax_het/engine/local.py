@@ -38,8 +38,15 @@ def masked_mean(values, mask=None):
 
 
 def steps_per_epoch(size, batch_size: int, drop_last: bool):
-  """Number of minibatches in one pass over `size` examples ([] int32)."""
-  return size // batch_size if drop_last else -(-size // batch_size)
+  """Number of minibatches in one pass over `size` examples ([] int32).
+
+  With `drop_last` the last partial batch is left out, unless it is the only
+  one: fewer examples than a batch make one partial batch. 0 for no example.
+  """
+  batches = -(-size // batch_size)
+  if not drop_last:
+    return batches
+  return jnp.maximum(size // batch_size, jnp.minimum(batches, 1))
 
 
 def shuffled_positions(key, data: ClientData) -> jax.Array:
@@ -72,14 +79,15 @@ def train_epochs(
 
   Args:
     step_fn: `(carry, batch, step, key) -> (carry, metrics)`; `step` is []
-      int32, `metrics` maps names to float arrays. When `drop_last` is false
-      `batch.mask` marks the padding of the last batch, else it is None.
+      int32, `metrics` maps names to float arrays. `batch.mask` is False for
+      the padding of a partial batch.
     carry: Whatever the steps change.
     data: The client's examples.
     key: A random key.
     epochs: Passes over the data.
     batch_size: Examples a step, B.
-    drop_last: Whether to leave out the last partial batch.
+    drop_last: Whether to leave out the last partial batch. A client with less
+      than a batch takes one partial batch a pass all the same.
     steps: Number of minibatches, over as many passes as that takes; None for
       `epochs` passes.
 
@@ -111,7 +119,7 @@ def train_epochs(
 
   def batch_of(order, step, key):
     place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
-    mask = None if drop_last else place < data.size
+    mask = place < data.size
     last = order.shape[0] - 1
     return data.batch(order[jnp.minimum(place, last)], mask, key)
 
@@ -190,7 +198,7 @@ def visit_examples(local: LocalTraining, size: int) -> int:
   """Examples that a client of `size` examples trains on in one visit."""
   if local.steps is not None:
     return local.steps * min(local.batch_size, size)
-  if local.drop_last:
+  if local.drop_last and size >= local.batch_size:
     size -= size % local.batch_size
   return local.epochs * size
 

@@ -45,7 +45,8 @@ class LocalTraining:
     epochs: Passes over the client's data in one visit.
     batch_size: Examples a step.
     drop_last: Whether the last partial batch of an epoch is left out instead
-      of being padded and masked.
+      of being padded and masked. A client with less than a batch takes one
+      partial batch, padded and masked, so that every client takes a step.
     steps: Minibatches in one visit, whatever the client's size, instead of
       `epochs` passes; None for whole passes.
     skip_idle: Whether weights that no example reaches, such as the outer taps

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import logging
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import (
   FederatedData,
   Normalise,
-  crop_flip_cutout,
+  crop_flip,
+  cut_out,
   federate,
 )
 from fedjax_het.data.partition import partition
@@ -35,8 +37,13 @@ from fedjax_het.engine.types import (
   LocalTraining,
 )
 from fedjax_het.experiment.config import check, device_spec, group_spec
+from fedjax_het.experiment.options import keyword_options
 from fedjax_het.experiment.tensorboard import check_installed
-from fedjax_het.models import create
+from fedjax_het.models import MODELS, create
+
+_log = logging.getLogger(__name__)
+# Batches of fewer examples are warned of where batch norm meets them.
+_FEW = 4
 
 
 class Experiment(NamedTuple):
@@ -112,6 +119,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     parts = [private[part] for part in parts]
   parts, validation = _hold_out(config, parts, dataset.train_labels)
   _check_batch_size(config, parts)
+  _warn_of_small_batches(config.local, groups.values(), parts)
   group_of = np.array(
       assign_groups(
           {name: clients for name, (_, clients, _) in groups.items()},
@@ -142,11 +150,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   options = config.algorithm.to_dict()
   with _naming('algorithm'):
     algorithm = ALGORITHMS[options.pop('name')](federation, **options)
-  augment = _AUGMENT[config.local.augment]
   mean, std = dataset.mean, dataset.std
   if config.normalise == 'half':
     mean = std = (0.5,) * len(mean)
-  normalise = Normalise(mean, std, augment)
+  normalise = Normalise(mean, std, *_augmentation(config.local))
   data = federate(
       dataset.train_images, dataset.train_labels, parts, normalise, public
   )
@@ -220,6 +227,42 @@ def _check_batch_size(config, parts) -> None:
     )
 
 
+def _warn_of_small_batches(local, groups, parts) -> None:
+  """Warns, in one line, where batch norm meets batches of a few examples.
+
+  On 1x1 maps a batch of two examples is normalised to plus and minus one,
+  whatever it holds, and gradients are tens of times as long as usual.
+  """
+  none = (str, 'none')  # Of models without the option.
+  norms = {
+      options.get('norm', keyword_options(MODELS[model]).get('norm', none)[1])
+      for model, _, options in groups
+  }
+  if not any(norm.startswith('batch') for norm in norms):
+    return
+  if local.batch_size < _FEW:
+    _log.warning(
+        'Batch norm meets batches of local.batch_size=%d: its statistics need '
+        '%d examples or more.', local.batch_size, _FEW,
+    )  # fmt: skip
+    return
+  if local.drop_last:
+    return
+  rests = [len(part) % local.batch_size for part in parts]
+  # With a fixed number of steps a visit may end before a partial batch.
+  meets = sum(
+      0 < rest < _FEW
+      and (local.steps is None or local.steps > len(part) // local.batch_size)
+      for rest, part in zip(rests, parts, strict=True)
+  )
+  if meets:
+    _log.warning(
+        'Batch norm meets batches below %d examples: those with which %d of %d '
+        'clients end an epoch; local.drop_last=True leaves them out.',
+        _FEW, meets, len(parts),
+    )  # fmt: skip
+
+
 def _resize(dataset: Dataset, size: int | None) -> Dataset:
   """Resizes all images bilinearly to `size` x `size`, rounded to uint8."""
   if size is None or dataset.train_images.shape[1:3] == (size, size):
@@ -242,11 +285,20 @@ def _resize(dataset: Dataset, size: int | None) -> Dataset:
   )
 
 
-_AUGMENT: dict[str, Callable[..., jax.Array] | None] = {
-    'none': None,
-    'crop_flip': crop_flip_cutout,
-    'crop_flip_cutout': functools.partial(crop_flip_cutout, cutout=16),
-}
+_cut_out = functools.partial(cut_out, side=16)
+
+
+def _crop_flip_cutout(key, images):
+  return _cut_out(key, crop_flip(key, images))
+
+
+def _augmentation(local):
+  """What augments images before they are normalised, and what after."""
+  if local.augment != 'crop_flip_cutout':
+    return {'none': None, 'crop_flip': crop_flip}[local.augment], None
+  if local.cutout == 'before':
+    return _crop_flip_cutout, None
+  return crop_flip, _cut_out
 
 
 def local_training(config) -> LocalTraining:

@@ -43,10 +43,29 @@ class Target(NamedTuple):
 
 
 _V1 = (
-    '10 clients of models A2 B1 C2 D2 E3, all sampled, 200 rounds, Adam 1e-3 '
-    'then 1e-4, 5 (CIFAR-10) or 1 (F-MNIST) local epochs, {split}, one run, '
-    'last round'
+    '10 clients{nets}, all sampled, 200 rounds, {training}, {split}, one run, '
+    'last round, mean over clients'
 )
+_V1_FEDIN = (
+    ' of models A2 B1 C2 D2 E3',
+    'Adam 1e-3 then 1e-4, 5 (CIFAR-10) or 1 (F-MNIST) local epochs',
+)
+# Baselines keep the default settings of their code; FedAvg has one global
+# model, of which the paper does not say which it is.
+_V1_NETS = {
+    'FedIN': _V1_FEDIN,
+    'FedAvg': (' of one model', "default settings of its code"),
+    'HeteroFL': (
+        ', widths of model A, fix_a4-b2-c2-d1-e1',
+        'default settings of its code',
+    ),
+    'FedGKT-server': (
+        '', 'default settings of its code, 10 epochs on the server'
+    ),
+    'FedGKT-clients': (
+        '', 'default settings of its code, 10 epochs on the server'
+    ),
+}  # fmt: skip
 _V2 = (
     '100 clients, 10 sampled, {nets}, 5 local epochs, batch 16, Adam, {split}, '
     '{seeds}'
@@ -206,14 +225,19 @@ def _lookup(
 ) -> list[Target | None]:
   aggregation = config['algorithm'].get('aggregation', 'layerwise')
   dataset = config['dataset']
+  models = {_model(name, g) for name, g in config['groups'].items()}
   if aggregation == 'ends':
+    # Averaging the shared parts alone is not what the paper calls FedAvg.
+    if method != 'FedIN':
+      return []
+    return [fedin_v1_table_2(method, dataset, iid)]
+  if method == 'FedAvg' and models == {'fedin_a'}:
     return [fedin_v1_table_2(method, dataset, iid)]
   if aggregation == 'architecture':
     if dataset != 'fashion_mnist':
       return []
     return [fedin_v2_table_4(method, iid)]
-  vits = all(_model(name, g).startswith('vit') for name, g in
-             config['groups'].items())  # fmt: skip
+  vits = all(model.startswith('vit') for model in models)
   number = sum(
       g['clients'] if isinstance(g, Mapping) else g
       for g in config['groups'].values()
@@ -243,7 +267,8 @@ def fedin_v1_table_2(method: str, dataset: str, iid: bool) -> Target | None:
   if offset is None or method not in _V1_TABLE_2:
     return None
   value = _V1_TABLE_2[method][offset + (not iid)]
-  setting = _V1.format(split=_split(iid))
+  nets, training = _V1_NETS[method]
+  setting = _V1.format(nets=nets, training=training, split=_split(iid))
   return Target('FedIN v1, Table II', method, setting, value)
 
 

@@ -15,7 +15,7 @@ import jax
 
 from fedjax_het.data import sources
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment import tables
+from fedjax_het.experiment import metrics, tables
 from fedjax_het.experiment.config import check
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
@@ -36,6 +36,7 @@ class _Job(NamedTuple):
   column: str
   seed: int
   config: Any
+  mean: str
   path: pathlib.Path
   workdir: pathlib.Path
 
@@ -78,6 +79,7 @@ def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
         name = f'{cell_name(row, column)}-{seed}'
         yield _Job(
             number, row, column, seed, with_seed(config, seed, overrides),
+          table.mean,
             pathlib.Path(out, 'cells', f'{name}.json'),
             pathlib.Path(workdirs, name),
         )  # fmt: skip
@@ -132,7 +134,11 @@ def run_cells(
     raise FloatingPointError(
         sweep.failures[0] + (f' And {more} more cells failed.' if more else '')
     )
-  return [read_cell(job.path, job.config) for job in jobs if job not in todo]
+  return [_read(job) for job in jobs if job not in todo]
+
+
+def _read(job: _Job) -> dict[str, Any]:
+  return read_cell(job.path, job.config, job.mean)
 
 
 def _check(jobs: list[_Job]) -> None:
@@ -140,7 +146,7 @@ def _check(jobs: list[_Job]) -> None:
   columns: dict[tuple[str, str | None], dict[str, None]] = {}
   for job in jobs:
     if job.path.exists():
-      read_cell(job.path, job.config)
+      _read(job)
     else:
       check(job.config)
       data = (job.config.dataset, job.config.data_dir)
@@ -178,7 +184,7 @@ class _Sweep:
   def attempt(self, job: _Job) -> bool:
     """Runs a cell if it has no result; False if another process does."""
     if job.path.exists():
-      cell = read_cell(job.path, job.config)
+      cell = _read(job)
       self.say(job, f'skipped, has a result: {tables.percent(cell["last"])}')
       return True
     self.say(job, 'running')
@@ -225,8 +231,9 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   """What is kept of a run; paths of the machine are left out."""
   config = json.loads((result.workdir / 'config.json').read_text())
   config.pop('data_dir', None)
-  tests = [row for row in result.rows if row['split'] == 'test']
-  summary = result.summary
+  rows = _of_mean(result.rows, job.mean)
+  tests = [row for row in rows if row['split'] == 'test']
+  summary = metrics.summarise(rows, config['target_accuracy'])
   models = {
       group: summary.last[f'accuracy/{group}/models']
       for group in config['groups']
@@ -242,6 +249,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   return dict(
       row=job.row,
       seed=job.seed,
+      mean=job.mean,
       last=summary.last['accuracy'],
       worst=summary.last['accuracy/worst'],
       best=summary.best['accuracy'],
@@ -259,6 +267,16 @@ def _cell(job: _Job, result) -> dict[str, Any]:
       config=config,
       **more,
   )
+
+
+def _of_mean(rows, mean: str) -> list[metrics.Row]:
+  """Rows whose `accuracy` is that mean, which best rounds then follow."""
+  if mean == 'groups':
+    return list(rows)
+  return [
+      {**row, 'accuracy': row[f'accuracy/{mean}']} if 'accuracy' in row else row
+      for row in rows
+  ]
 
 
 def _views(row: Mapping[str, Any]) -> list[str]:

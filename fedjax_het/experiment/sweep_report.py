@@ -114,13 +114,24 @@ def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
   where = sorted({cell['hardware'] for cell in cells})
   write_atomically(
       folder / 'table.md',
-      f'# {table.title}\n\n{table.setting}\n\n'
-      'Test accuracy in percent on the whole test set, mean over groups; mean '
-      f'± sample deviation over seeds {_seeds(cells)} (of training, partition '
-      f'and sampling), of which a row has as many as it says. {_best(cells)} '
+      f'# {table.title}\n\n{table.setting}\n\n{_meanings(table)}'
+      'Test accuracy in percent on the whole test set, mean over '
+      f'{table.mean}; mean ± sample deviation over seeds {_seeds(cells)} (of '
+      'training, partition and sampling), of which a row has as many as it '
+      f'says. {_best(cells)} '
       f'Hardware: {"; ".join(where)}.\n\n' + ''.join(parts).rstrip() + '\n',
   )
   return '\n\n'.join(shown)
+
+
+def _meanings(table: Table) -> str:
+  """What the rows are, a line each, where the table says it."""
+  lines = [
+      f'- {label}: {table.notes[label]}'
+      for label in table.labels
+      if label in table.notes
+  ]
+  return '\n'.join(lines) + '\n\n' if lines else ''
 
 
 def _overview(table: Table, cells: Cells) -> str:

@@ -7,7 +7,7 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from fedjax_het.experiment.config import with_new_entries
+from fedjax_het.experiment.config import group_spec, with_new_entries
 from fedjax_het.experiment.paper_targets import Target
 
 # Entries of a config that do not change a cell's numbers, but for rounding.
@@ -34,6 +34,11 @@ class Table(NamedTuple):
       name for a table that has none.
     views: {label: (row, view)}: further rows, which show a view of the models
       of another row, such as FedGKT's clients beside its server.
+    mean: Which mean of accuracies the paper reports: over 'groups', all alike,
+      or over 'clients', each group counting with the number of its clients.
+      Results hold this one, best rounds and targets refer to it. Views are
+      means over clients in either case.
+    notes: {label: what the row is}, where its name does not say it.
   """
 
   title: str
@@ -45,6 +50,8 @@ class Table(NamedTuple):
   bars: Sequence[str] = ()
   columns: Sequence[str] = ('',)
   views: Mapping[str, tuple[str, str]] = {}
+  mean: str = 'groups'
+  notes: Mapping[str, str] = {}
 
   @property
   def labels(self) -> list[str]:
@@ -114,7 +121,7 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
           if (match := pattern.fullmatch(path.stem))
       }
       cells += [
-          read_cell(path, with_seed(config, seed, {}))
+          read_cell(path, with_seed(config, seed, {}), table.mean)
           for seed, path in sorted(seeds.items())
       ]
   if not cells:
@@ -122,8 +129,24 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
   return cells
 
 
-def read_cell(path: pathlib.Path, config) -> dict[str, Any]:
-  """A stored result, if it is one of this config."""
+def read_cell(
+    path: pathlib.Path, config, mean: str = 'groups'
+) -> dict[str, Any]:
+  """A stored result, if it is one of this config and mean.
+
+  Args:
+    path: Its file.
+    config: The config of the cell.
+    mean: The table's, see `Table`.
+
+  Returns:
+    The cell. Where all groups are equally large both means are one, and a cell
+    of either will do.
+
+  Raises:
+    ValueError: If the file is damaged, or the result is of another config or
+      mean; in one line that names the file.
+  """
   try:
     cell = json.loads(path.read_text(encoding='utf-8'))
   except json.JSONDecodeError as e:
@@ -137,6 +160,14 @@ def read_cell(path: pathlib.Path, config) -> dict[str, Any]:
     raise ValueError(
         f'{path} is of another config: {odd[0]} is {stored.get(odd[0])} there '
         f'and {wanted.get(odd[0])} here; delete it to run the cell again.'
+    )
+  # Older cells do not say it.
+  there = cell.get('mean', 'groups')
+  sizes = {group_spec(config, name)[1] for name in config.groups}
+  if there != mean and len(sizes) > 1:
+    raise ValueError(
+        f'{path} holds the mean over {there}, but the table reports that over '
+        f'{mean}; delete it to run the cell again.'
     )
   return cell
 

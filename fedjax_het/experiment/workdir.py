@@ -185,9 +185,11 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
           *config_lib.FIELDS, 'local', 'algorithm', 'clock'
       )
   }
+  defaults |= _flat(config_lib.older_entries(old))
   sentences = []
   for name in sorted({*new, *was}):
-    # An entry that a newer version added has had its default so far.
+    # An entry that a newer version added has had its default so far, or what
+    # `older_entries` says.
     before = was.get(name, defaults.get(name))
     if name not in free and new.get(name) != before:
       there, here = (_show(d, name) for d in (was, new))

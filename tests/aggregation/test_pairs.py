@@ -65,6 +65,61 @@ def test_latest_upload_wins_and_padding_slots_are_ignored():
   assert not np.any(new.filled[2:])
 
 
+def aged(seen, num_clients=4, size=3):
+  """A store after updates in which the clients of each set sent pairs."""
+  store = ps.empty_store(num_clients, size, ((1,), (1,)), with_age=True)
+  for ids in seen:
+    values = jnp.tile(10.0 * jnp.array(ids)[:, None, None], (1, size, 1))
+    sent = Maybe(ps.Pairs(values, -values), jnp.ones((len(ids), size), bool))
+    store = ps.older(ps.store_pairs(store, jnp.array(ids, jnp.int32), sent))
+  return store
+
+
+def test_age_counts_the_updates_since_the_last_upload():
+  """Pairs of the last update have age 1; a padding slot makes nobody young."""
+  store = aged([[0, 2], [1], [2, 4]])
+  assert np.asarray(store.age).tolist()[:3] == [3, 2, 1]
+  assert np.asarray(store.filled).any(1).tolist() == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize('max_age,owners', [
+    (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (None, {0, 1, 2})
+])  # fmt: skip
+def test_pairs_that_are_too_old_are_left_out(max_age, owners):
+  drawn = ps.draw_pairs(
+      aged([[0, 2], [1], [2]]), 3, 9, jax.random.key(0), max_age=max_age
+  )
+  values = np.asarray(drawn.value.s_in).ravel()[np.asarray(drawn.present)]
+  assert set(values // 10) == owners and len(values) == 3 * len(owners)
+
+
+def test_own_pairs_age_like_those_of_others():
+  """Client 2 has its own alone to fall back on, as long as they are young."""
+  for age, count in ((1, 3), (2, 0)):
+    store = aged([[2]] + [[3]] * (age - 1))
+    store = store._replace(filled=store.filled.at[3].set(False))
+    drawn = ps.draw_pairs(store, 2, 5, jax.random.key(0), max_age=1)
+    assert int(drawn.present.sum()) == count
+
+
+def test_a_tenth_of_the_clients_a_round_makes_pairs_ten_rounds_old():
+  """What `older` says of random cohorts: the mean of a geometric age."""
+  store = ps.empty_store(100, 1, ((1,), (1,)), with_age=True)
+
+  def update(store, key):
+    ids = jax.random.permutation(key, 100)[:10].astype(jnp.int32)
+    sent = Maybe(
+        ps.Pairs(jnp.zeros((10, 1, 1)), jnp.zeros((10, 1, 1))),
+        jnp.ones((10, 1), bool),
+    )
+    store = ps.older(ps.store_pairs(store, ids, sent))
+    return store, jnp.mean(store.age.astype(jnp.float32))
+
+  keys = jax.random.split(jax.random.key(0), 600)
+  _, ages = jax.lax.scan(update, store, keys)
+  np.testing.assert_allclose(np.mean(ages[200:]), 10, atol=0.5)
+
+
 def test_groups_must_agree_in_their_features():
   assert ps.check_pair_shapes(tiny_federation()) == ((4,), (4,))
   groups = (

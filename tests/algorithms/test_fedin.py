@@ -237,6 +237,68 @@ def test_options_train(options):
     assert np.any(state.server.store.pairs.s_in != clean)
 
 
+def test_the_number_of_pairs_follows_the_batch():
+  for batch_size in (4, 8):
+    federation = tiny_federation(local=tiny_local(batch_size=batch_size))
+    for algorithm in (fedin(federation), fedin(federation, num_pairs=None)):
+      server = jax.eval_shape(algorithm.init, jax.random.key(0))
+      assert server.store.filled.shape == (6, batch_size)
+
+
+def test_a_client_without_young_pairs_trains_on_its_own_data_alone():
+  """Its visit is bit for bit the one with an empty store."""
+  federation = tiny_federation()
+  algorithm = fedin(federation, max_pair_age=2)
+  group, data = federation.groups[0], tiny_data().client(0)
+  empty = algorithm.init(jax.random.key(0))
+  store = empty.store._replace(
+      pairs=jax.tree.map(jnp.ones_like, empty.store.pairs),
+      filled=jnp.ones_like(empty.store.filled),
+  )
+
+  def visited(server):
+    sent = algorithm.downlink(server, group, visit())
+    client = algorithm.init_client(group, 0, jax.random.key(0))
+    return sent, algorithm.client_update(group, client, sent, data, visit())
+
+  alone = visited(empty)[1]
+  for age, young in ((2, True), (3, False)):
+    old = store._replace(age=jnp.full_like(store.age, age))
+    sent, trained = visited(empty._replace(store=old))
+    assert np.asarray(sent.pairs.present).tolist() == [young] * 4
+    assert bool(trained[2]['in_loss'] > 0) == young
+    if not young:
+      assert_tree_equal(trained, alone)
+
+
+def test_ages_follow_the_rounds():
+  """Two of six clients a round: those seen have the age of their round."""
+  federation = tiny_federation()
+  algorithm = fedin(federation, max_pair_age=1)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=2, backend='map'
+  )
+  last = {}
+  for number in range(1, 5):
+    state, reports = run_round(
+        state, tiny_data(), jax.random.key(1), jax.random.key(2)
+    )
+    for report in reports.values():
+      last |= {int(i): number for i in report.client_id if i < 6}
+    store = state.server.store
+    for client, seen in last.items():
+      assert int(store.age[client]) == number + 1 - seen
+    assert set(np.flatnonzero(store.filled.any(1))) == set(last)
+  assert 2 < len(last)
+
+
+def test_without_a_limit_no_ages_are_kept():
+  """The server's state is then that of older checkpoints."""
+  server = jax.eval_shape(fedin(tiny_federation()).init, jax.random.key(0))
+  assert server.store.age is None and len(jax.tree.leaves(server.store)) == 3
+
+
 def test_captured_pairs_are_those_of_the_last_batches():
   """With a zero learning rate they equal the features of training batches."""
   local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=4)
@@ -304,6 +366,7 @@ def test_sizes_of_both_papers():
         (dict(scope='x'), 'scope must be one of leaf, tree'),
         (dict(clip=-3.0), 'clip must be positive or None, got -3.0'),
         (dict(num_pairs=6), 'num_pairs must be between 1 and the batch size 4'),
+        (dict(max_pair_age=0), 'max_pair_age must be at least 1 or None, got'),
         (dict(aggregation='x'), 'aggregation must be one of layerwise'),
     ],
 )

@@ -99,7 +99,11 @@ def test_the_papers_settings():
   assert sum(v2.groups.to_dict().values()) == 100 and v2.cohort_size == 10
   assert (v2.num_rounds, v2.local.epochs, v2.local.batch_size) == (500, 5, 16)
   assert (v2.algorithm.lam, v2.algorithm.mu) == (1.0, 0.1)
-  assert v2.algorithm.num_pairs == 16
+  assert v2.algorithm.num_pairs is None  # A batch.
+  assert (v1.algorithm.num_pairs, v1.algorithm.max_pair_age) == (1024, None)
+  # As the authors' loaders do; the default experiment keeps all examples.
+  assert v1.local.drop_last and v2.local.drop_last
+  assert not load('fedin').get_config().local.drop_last
   # Every method of a comparison has the same setting.
   for name in METHODS:
     other = load(name).get_config('v2').to_dict()

@@ -105,6 +105,7 @@ def test_fedins_other_tables():
   for row in rest.rows:
     config = rest.config(row, 'fashion_mnist IID')
     assert config.algorithm.aggregation == 'architecture'
+    assert config.algorithm.weights == 'data'  # Eq. 21.
   same = find_table('fedin_v2_table5a', 'full').table
   config = same.config('FedIN', 'cifar10 non-IID')
   assert config.groups.to_dict() == dict(resnet18=100)
@@ -121,11 +122,79 @@ def test_fedins_other_tables():
     assert set(config.groups.to_dict().values()) == {2}
     assert config.cohort_size == 1
   assert numbers.target('FedAvg', 'IID 10 clients').text == '79.3'
-  first = find_table('fedin_v1_table2', 'full').table
-  assert first.labels[2:4] == ['FedGKT-server', 'FedGKT-clients']
-  assert first.target('FedGKT-clients', 'cifar10 non-IID').text == '39.96'
-  config = first.config('FedGKT-server', 'cifar10 IID')
-  assert config.algorithm.server_epochs == 10 and config.num_rounds == 200
+
+
+def test_fedins_first_table_gives_each_row_its_own_meaning():
+  table = find_table('fedin_v1_table2', 'full').table
+  assert table.labels == [
+      'FedIN', 'FedAvg', 'FedAvg (model E)', 'FedAvg (shared parts)',
+      'FedGKT-server', 'FedGKT-clients',
+      'FedGKT-server (as FedIN)', 'FedGKT-clients (as FedIN)',
+      'HeteroFL', 'HeteroFL (as FedIN)',
+  ]  # fmt: skip
+  assert set(table.notes) == set(table.labels) - {'FedIN'}
+  assert table.target('FedGKT-clients', 'cifar10 non-IID').text == '39.96'
+  for column in table.columns:
+    of = {row: table.config(row, column) for row in table.rows}
+    ours = of['FedIN'].local.to_dict()
+    assert ours['optimizer'] == 'adam' and ours['drop_last']
+    # One trains as FedIN does, one as its authors' code, which alone stands
+    # beside the paper's number.
+    for method in ('FedGKT-server', 'HeteroFL'):
+      assert of[f'{method} (as FedIN)'].local.to_dict() == ours
+      assert table.target(f'{method} (as FedIN)', column) is None
+      assert table.target(method, column) is not None
+    own = of['HeteroFL'].local
+    assert (own.optimizer, own.momentum, own.weight_decay) == ('sgd', 0.9, 5e-4)
+    assert (own.batch_size, own.epochs, own.clip_norm) == (10, 5, 1.0)
+    own = of['FedGKT-server'].local
+    assert (own.optimizer, own.batch_size, own.epochs) == ('adam', 256, 1)
+    # FedAvg is one global model; of shared parts it is FedIN without IN.
+    for row, model in (('FedAvg', 'a'), ('FedAvg (model E)', 'e')):
+      assert of[row].groups.to_dict() == {f'fedin_{model}': 10}
+      assert of[row].local.to_dict() == ours
+    parts = of['FedAvg (shared parts)']
+    assert parts.algorithm.aggregation == 'ends'
+    assert parts.groups.to_dict() == of['FedIN'].groups.to_dict()
+    for config in of.values():
+      assert config.num_rounds == 200
+      assert config.partition == of['FedIN'].partition
+    for row in ('FedGKT-server', 'FedGKT-server (as FedIN)'):
+      assert of[row].algorithm.server_epochs == 10
+  rates = {
+      column: (config.local.learning_rate, config.local.lr_rounds)
+      for column in table.columns
+      for config in [table.config('HeteroFL', column)]
+  }
+  assert rates == {
+      'cifar10 IID': (0.1, (150, 250)),
+      'cifar10 non-IID': (0.1, (300, 500)),
+      'fashion_mnist IID': (0.01, (100,)),
+      'fashion_mnist non-IID': (0.01, (200,)),
+  }
+
+
+def test_tables_say_which_mean_their_paper_reports():
+  """FedIN v1 has ten clients of unequal groups, v2 one client a group."""
+  means = {
+      name: find_table(name).table.mean
+      for name in names()
+      if name.startswith('fedin')
+  }
+  assert means == {
+      'fedin_v1_fig7': 'clients', 'fedin_v1_table2': 'clients',
+      'fedin_v2_table1': 'groups', 'fedin_v2_table4': 'groups',
+      'fedin_v2_table5a': 'groups', 'fedin_v2_table5b': 'groups',
+      'fedin_v2_table6': 'groups',
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize('name', names())
+def test_notes_and_means_are_of_rows_and_metrics(name):
+  for scale in SCALES if name in PAPERS else SCALES[:1]:
+    table = find_table(name, scale).table
+    assert table.mean in ('groups', 'clients')
+    assert set(table.notes) <= set(table.labels)
 
 
 def test_fedepths_tables_are_the_papers():

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import local
+from fedjax_het.engine.types import LocalTraining
 
 
 def plain(images, key=None):
@@ -68,9 +69,51 @@ def test_drop_last_leaves_out_the_partial_batch():
   data = make_data([7, 2])
   batches = seen_batches(data.client(0), epochs=2, batch_size=3, drop_last=True)
   assert [len(b) for b in batches] == [3, 3, 3, 3]
-  # A client below one batch takes no step at all.
+  # All that a client below one batch has is one partial batch an epoch.
   short = data.client(1)
-  assert not seen_batches(short, epochs=2, batch_size=3, drop_last=True)
+  batches = seen_batches(short, epochs=2, batch_size=3, drop_last=True)
+  assert [sorted(b) for b in batches] == [[10, 11], [10, 11]]
+
+
+@pytest.mark.parametrize('drop_last', [False, True])
+@pytest.mark.parametrize('steps', [None, 5])
+def test_steps_and_examples_of_a_visit_are_those_of_training(drop_last, steps):
+  """What the clock and the balance count is what `train_epochs` does."""
+  sizes = [1, 2, 3, 4, 7, 9]
+  data = make_data(sizes)
+  training = LocalTraining(
+      optax.sgd, lambda _: 0.1, 2, 3, drop_last=drop_last, steps=steps
+  )
+
+  def step(count, batch, step_num, key):
+    del step_num, key
+    return count + jnp.sum(batch.mask), {}
+
+  for k, size in enumerate(sizes):
+    count, _, num_steps = local.train_epochs(
+        step, jnp.int32(0), data.client(k), jax.random.key(0), epochs=2,
+        batch_size=3, drop_last=drop_last, steps=steps,
+    )  # fmt: skip
+    assert int(num_steps) == int(local.visit_steps(training, jnp.int32(size)))
+    assert int(num_steps) > 0
+    if steps is None or size <= 3 or drop_last:
+      assert int(count) == local.visit_examples(training, size)
+  assert int(local.visit_steps(training, jnp.int32(0))) == 0
+
+
+def test_one_partial_batch_is_masked_like_any_other():
+  """A mean over it is over the client's own examples."""
+  data = make_data([2, 9])
+
+  def step(carry, batch, step_num, key):
+    del step_num, key
+    return carry, {'mean': local.masked_mean(batch.x.reshape(-1), batch.mask)}
+
+  _, metrics, num_steps = local.train_epochs(
+      step, (), data.client(0), jax.random.key(0), epochs=1, batch_size=4,
+      drop_last=True,
+  )  # fmt: skip
+  assert int(num_steps) == 1 and float(metrics['mean']) == 0.5
 
 
 def test_padding_a_table_changes_nothing():

@@ -74,6 +74,41 @@ def test_refuses_a_batch_larger_than_a_client():
   )
 
 
+def warnings_of(caplog, config):
+  caplog.clear()
+  experiment.build(config)
+  return [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
+
+
+def test_warns_where_batch_norm_meets_a_few_examples(caplog):
+  """In one line, and not where no batch is so small, or no norm looks at it."""
+  parts = experiment.build(tiny_config()).parts
+  size = 5  # Of 16 and more examples, some leave a rest of 1 to 3.
+  few = sum(0 < len(part) % size < 4 for part in parts)
+  assert 0 < few < len(parts)
+  (line,) = warnings_of(caplog, tiny_config(local__batch_size=size))
+  assert line == (
+      'Batch norm meets batches below 4 examples: those with which '
+      f'{few} of {len(parts)} clients end an epoch; local.drop_last=True '
+      'leaves them out.'
+  )
+  quiet = [
+      dict(local__drop_last=True),
+      dict(model__norm='group'),
+      # Visits end before the partial batch.
+      dict(local__steps=1),
+  ]
+  for changes in quiet:
+    config = tiny_config(local__batch_size=size, **changes)
+    assert not warnings_of(caplog, config)
+  small = tiny_config(local__batch_size=2, local__drop_last=True)
+  (line,) = warnings_of(caplog, small)
+  assert line == (
+      'Batch norm meets batches of local.batch_size=2: its statistics need 4 '
+      'examples or more.'
+  )
+
+
 def test_refuses_a_partition_that_cannot_be():
   config = tiny_config()
   config.partition.min_size = 1000

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from configs import common, fedavg, private
-from fedjax_het.experiment import sweep, sweep_table
+from fedjax_het.experiment import metrics, sweep, sweep_table
+from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
 
 
@@ -356,6 +357,76 @@ def test_a_result_of_another_config_is_refused(table, finished):
   rows['Private'].num_rounds = 3
   with pytest.raises(ValueError, match='num_rounds is 2 there and 3 here'):
     sweep_table.read_cells(table._replace(rows=rows), out / 'results')
+
+
+@pytest.fixture
+def unequal(table, tmp_path, monkeypatch):
+  """A table of one row whose groups have 4, 1 and 1 clients, and its result."""
+  config = table.rows['Private'].copy_and_resolve_references()
+  config.groups.mlp2.clients, config.groups.mlp3.clients = 4, 1
+  config.groups.mlp4.clients = 1
+  config.target_accuracy = 0.48
+  one = table._replace(rows={'Private': config}, seeds=(0,), mean='clients')
+
+  def row(round_num, *groups):
+    found = dict(zip(config.groups, groups, strict=True))
+    return {
+        'round': round_num, 'split': 'test', 'accuracy': sum(groups) / 3,
+        'accuracy/clients': (4 * groups[0] + groups[1] + groups[2]) / 6,
+        'accuracy/worst': min(groups),
+        **{f'accuracy/{k}/models': [v] for k, v in found.items()},
+    }  # fmt: skip
+
+  rows = [
+      row(0, 0.0, 0.0, 0.0), row(1, 0.6, 0.3, 0.3), row(2, 0.3, 0.6, 0.9)
+  ]  # fmt: skip
+
+  def run(config, workdir):
+    with lock(workdir):
+      settle_config(workdir, config)
+    summary = metrics.summarise(rows, config.target_accuracy)
+    return Result(workdir, rows, {}, summary, None, True)
+
+  monkeypatch.setattr(sweep, 'run', run)
+  return one, tmp_path
+
+
+def test_a_cell_holds_the_mean_that_its_table_reports(unequal):
+  """Means, the best round and the target's round, all of one mean."""
+  table, out = unequal
+  (cell,) = sweep.run_cells(table, out / 'a', out / 'runs')
+  assert cell['mean'] == 'clients'
+  assert cell['accuracy'] == pytest.approx([0.0, 0.5, 0.45])
+  assert cell['last'] == cell['accuracy'][-1]
+  assert (cell['best_round'], cell['reached']) == (1, 1)
+  (cell,) = sweep.run_cells(
+      table._replace(mean='groups'), out / 'b', out / 'runs2'
+  )
+  assert cell['accuracy'] == pytest.approx([0.0, 0.4, 0.6])
+  assert (cell['best_round'], cell['reached']) == (2, 2)
+
+
+def test_a_result_of_another_mean_is_refused(unequal):
+  """Unless all groups are equally large: both means are then one."""
+  table, out = unequal
+  path = out / 'cells' / 'private-0.json'
+  (cell,) = sweep.run_cells(table, out, out / 'runs')
+  assert sweep_table.read_cells(table, out) == [cell]
+  del cell['mean']  # As older cells.
+  path.write_text(json.dumps(cell))
+  assert sweep_table.read_cells(table._replace(mean='groups'), out) == [cell]
+  with pytest.raises(ValueError) as error:
+    sweep_table.read_cells(table, out)
+  assert str(error.value) == (
+      f'{path} holds the mean over groups, but the table reports that over '
+      'clients; delete it to run the cell again.'
+  )
+  for group in table.rows['Private'].groups.values():
+    group.clients = 2
+  for group in cell['config']['groups'].values():
+    group['clients'] = 2
+  path.write_text(json.dumps(cell))
+  assert sweep_table.read_cells(table, out) == [cell]
 
 
 @pytest.mark.slow

@@ -100,6 +100,20 @@ def test_the_table_says_what_it_shows(table, cells, tmp_path):
   assert (tmp_path / 'curves.png').stat().st_size > 1000
 
 
+def test_the_table_says_which_mean_and_what_its_rows_are(
+    table, cells, tmp_path
+):
+  sweep_report.render(table, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert 'on the whole test set, mean over groups; mean ±' in text
+  notes = {'FedAvg (x1)': 'one net for everybody.'}
+  table = table._replace(mean='clients', notes=notes)
+  sweep_report.render(table, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert 'on the whole test set, mean over clients; mean ±' in text
+  assert '\n- FedAvg (x1): one net for everybody.\n\n' in text
+
+
 def test_missing_cells_leave_gaps(table, cells, tmp_path):
   markdown = sweep_report.render(table, cells[:1], tmp_path)
   assert lines_of(markdown, 'Private') == [

@@ -1,6 +1,7 @@
 """Names of workdirs, atomic files, the cache folder, progress."""
 
 import io
+import json
 import os
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from fedjax_het.experiment import Progress, new_workdir
 from fedjax_het.experiment.cache import enable_compilation_cache
-from fedjax_het.experiment.workdir import write_atomically
+from fedjax_het.experiment.workdir import settle_config, write_atomically
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -109,3 +110,19 @@ def test_progress_on_a_terminal_is_one_bar():
   last = stream.getvalue().rstrip().split('\r')[-1]
   assert last.startswith('Round 4/4 |') and 'accuracy 0.004' in last
   assert 'left]' in last
+
+
+def test_a_workdir_of_an_older_version_keeps_its_cut_outs(tmp_path):
+  """It lacks `local.cutout`, which made no difference without a cut-out."""
+  for augment, fits in (('none', True), ('crop_flip_cutout', False)):
+    config = tiny_config(local__augment=augment)
+    folder = tmp_path / augment
+    folder.mkdir()
+    old = config.to_dict()
+    del old['local']['cutout']
+    (folder / 'config.json').write_text(json.dumps(old))
+    if not fits:
+      with pytest.raises(ValueError, match=r'absent there and .after. here'):
+        settle_config(folder, config)
+      config.local.cutout = 'before'
+    settle_config(folder, config)

@@ -1,0 +1,54 @@
+"""Every method under `drop_last`: all clients train, none votes for nothing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.types import Visit
+from tests.algorithms.test_suite import NUM_PUBLIC, OPTIONS, federate
+from tests.tiny import SIZES, tiny_data
+
+# The second client of the second group has 3 of the 4 examples of a batch.
+CLIENT = SIZES.index(3)
+
+
+def one_visit(name, drop_last):
+  """What a client's first visit gives: its state, uplink and metrics."""
+  federation = federate(name, norm=True)
+  local = dataclasses.replace(federation.local, drop_last=drop_last)
+  federation = dataclasses.replace(federation, local=local)
+  algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
+  (group,) = (g for g in federation.groups if CLIENT in g.client_ids)
+  visit = Visit(jnp.int32(CLIENT), jnp.int32(0), jax.random.key(4))
+  data = tiny_data(public=NUM_PUBLIC)
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, CLIENT, jax.random.key(0))
+
+  @jax.jit
+  def update(server, client, data):
+    sent = algorithm.downlink(server, group, visit)
+    return algorithm.client_update(group, client, sent, data, visit)
+
+  return update(server, client, data.client(CLIENT))
+
+
+FAST = ('fedavg', 'fedhe', 'fedin')
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+    for name in sorted(ALGORITHMS)
+])  # fmt: skip
+def test_a_client_below_a_batch_takes_its_one_batch(name):
+  """It trains, and uploads, what it does where nothing is dropped."""
+  got, want = one_visit(name, True), one_visit(name, False)
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+  _, uplink, metrics = got
+  assert float(metrics['train_loss']) > 0
+  weight = getattr(uplink.summed, 'weight', None)
+  assert weight is None or np.all(np.sum(weight) > 0)

@@ -1,0 +1,75 @@
+"""Crops, flips and cut-outs: where they are, and in what colour."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.data.federated import Normalise, crop_flip, cut_out
+
+
+def preprocess(**local):
+  config = experiment.default_config('fedavg')
+  config.local.update(local)
+  return experiment.build(config).preprocess
+
+
+@pytest.fixture(scope='module')
+def images():
+  """Without black or mean colour anywhere."""
+  draw = np.random.default_rng(0).integers(1, 256, (32, 20, 20, 1), np.uint8)
+  return jnp.asarray(draw)
+
+
+def test_a_cut_out_is_one_square_around_a_pixel(images):
+  side = 6
+  cut = np.asarray(cut_out(jax.random.key(0), images, side=side))[..., 0]
+  assert cut.dtype == np.uint8
+  for image, before in zip(cut, np.asarray(images)[..., 0], strict=True):
+    rows, cols = np.nonzero(image == 0)
+    low, high = (rows.min(), cols.min()), (rows.max() + 1, cols.max() + 1)
+    # The whole square, up to what lies outside of the image.
+    for begin, end in zip(low, high, strict=True):
+      assert side // 2 <= end - begin <= side
+      assert end - begin == side or begin == 0 or end == 20
+    assert len(rows) == np.prod(np.subtract(high, low))
+    rest = image != 0
+    np.testing.assert_array_equal(image[rest], before[rest])
+
+
+def test_a_cut_out_has_the_mean_colour_or_is_black():
+  """The same square and the same crops; nothing else differs."""
+  key = jax.random.key(3)
+  # Brighter than black, so that the crop's padding alone is black besides.
+  images = jnp.full((64, 32, 32, 1), 200, jnp.uint8)
+  augment = 'crop_flip_cutout'
+  after = preprocess(augment=augment)
+  before = preprocess(augment=augment, cutout='before')
+  black = -np.float32(after.mean[0] / after.std[0])
+  plain = np.asarray(preprocess(augment='crop_flip')(images, key))
+  mean_colour = np.asarray(after(images, key))
+  dark = np.asarray(before(images, key))
+  hole = mean_colour == 0
+  assert 0 < hole.mean() < 1
+  np.testing.assert_array_equal(mean_colour[~hole], plain[~hole])
+  np.testing.assert_array_equal(dark[~hole], plain[~hole])
+  np.testing.assert_allclose(dark[hole], black, rtol=1e-6)
+  # Test images are left alone.
+  np.testing.assert_array_equal(after(images), before(images))
+
+
+def test_what_follows_normalisation_sees_normalised_images(images):
+  seen = []
+
+  def look(key, x):
+    del key
+    seen.append(x)
+    return x
+
+  normalise = Normalise((0.5,), (0.25,), crop_flip, look)
+  normalise(images)
+  assert not seen
+  out = normalise(images, jax.random.key(0))
+  assert seen[0].dtype == jnp.float32 and float(jnp.abs(seen[0]).max()) <= 2.0
+  np.testing.assert_array_equal(out, seen[0])
