@@ -16,7 +16,7 @@ PUBLIC = dict(
 
 def _new_optimizers(config):
   """The optimisers begin anew in every visit."""
-  config.algorithm.keep_optimizer = False
+  config.local.keep_optimizer = False
 
 
 def _cold(config):

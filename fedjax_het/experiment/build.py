@@ -270,6 +270,7 @@ def local_training(config) -> LocalTraining:
       local.drop_last,
       local.steps,
       skip_idle=not local.weight_decay,
+      keep_optimizer=local.keep_optimizer,
   )
 
 

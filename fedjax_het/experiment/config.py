@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine import clock as clock_lib
@@ -44,8 +44,7 @@ AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
 SCHEDULES = ('constant', 'step', 'cosine')
 OPTIMIZERS = ('adam', 'adamw', 'sgd')
 
-# How clients train; learning rates follow the round, optimisers start anew in
-# every visit.
+# How clients train; learning rates follow the round.
 LOCAL = dict(
     epochs=Field(2, int, low=1),
     # Minibatches a visit instead of whole epochs; None for epochs.
@@ -68,6 +67,9 @@ LOCAL = dict(
     # Leave out the last partial batch instead of masking its padding.
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
+    # Whether clients keep their optimisers between visits, else they begin
+    # anew. The default is the method's, see `KEEP_OPTIMIZER`.
+    keep_optimizer=Field(False, bool),
 )
 # Who waits for whom. Times are virtual: they follow from `devices`. Without
 # rounds that all share, a client's learning rate follows its own visits.
@@ -192,6 +194,7 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   """
   config = {name: _plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: _plain(field) for name, field in LOCAL.items()}
+  config['local']['keep_optimizer'] = KEEP_OPTIMIZER.get(algorithm, False)
   config['clock'] = {name: _plain(field) for name, field in CLOCK.items()}
   config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
@@ -199,6 +202,16 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   config['model'] = dict(width=1.0, norm='batch')
   config['algorithm'] = algorithm_config(algorithm)
   return ml_collections.ConfigDict(config).lock()
+
+
+def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config whose entries stand where this version has them."""
+  algorithm = dict(stored.get('algorithm', {}))
+  if 'keep_optimizer' not in algorithm:
+    return dict(stored)
+  keep = algorithm.pop('keep_optimizer')  # Once an option of two methods.
+  local = {'keep_optimizer': keep, **stored.get('local', {})}
+  return {**stored, 'algorithm': algorithm, 'local': local}
 
 
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +224,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
     The same with the defaults of the entries that it lacks, which are what
     that version did.
   """
+  stored = with_moved_entries(stored)
   name = stored.get('algorithm', {}).get('name')
   # A method that is no more: nothing is known of its options.
   default = default_config(name if name in ALGORITHMS else 'private')
@@ -296,6 +310,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_field(f'local.{name}', config.local[name], field)
   _check_local(config.local)
   _check_section(config.algorithm, 'algorithm', ALGORITHMS)
+  name = config.algorithm.name
+  if config.local.keep_optimizer and name not in KEEP_OPTIMIZER:
+    raise ValueError(
+        f'local.keep_optimizer=True: {name} begins the '
+        'optimiser anew in each visit; the methods that can keep it are '
+        f'{", ".join(KEEP_OPTIMIZER)}.'
+    )
   _check_section(config.partition, 'partition', PARTITIONS)
   _check_field(
       'partition.seed', config.partition.get('seed'), Field(0, int, low=0)
