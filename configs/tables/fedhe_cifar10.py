@@ -20,5 +20,5 @@ def get_table() -> Table:
       paper=fedhe_mnist.paper('cifar10'),
       seeds=(0, 1, 2),
       families=fedhe_mnist.FAMILIES,
-      bars=tuple(fedhe_mnist.METHODS),
+      bars=fedhe_mnist.BARS,
   )

@@ -31,7 +31,8 @@ class Table(NamedTuple):
     columns: Names of the columns, such as data set and split; one without a
       name for a table that has none.
     views: {label: (row, view)}: further rows, which show a view of the models
-      of another row, such as FedGKT's clients beside its server.
+      of another row, such as FedGKT's clients beside its server; or, where
+      `view` is a tuple of groups, the mean over these groups alone.
   """
 
   title: str
@@ -42,7 +43,7 @@ class Table(NamedTuple):
   families: Mapping[str, Sequence[str]] = {}
   bars: Sequence[str] = ()
   columns: Sequence[str] = ('',)
-  views: Mapping[str, tuple[str, str]] = {}
+  views: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
 
   @property
   def labels(self) -> list[str]:
