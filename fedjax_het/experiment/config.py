@@ -96,6 +96,11 @@ FIELDS = dict(
     # What images are normalised by: the training set's mean and deviation, or
     # 0.5 and 0.5, as pretrained vision transformers expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
+    # Training examples that there are, in the classes' proportions; None for
+    # all of the data set's.
+    train_size=Field(None, int | None, low=1),
+    # Share of the training labels that are wrong, each another class at random.
+    label_noise=Field(0.0, float, low=0),
     # Training examples set aside as a public set, in the classes' proportions,
     # before the others are dealt to clients; None for no public set.
     public_size=Field(None, int | None, low=1),
@@ -324,6 +329,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_groups(config)
   if config.convolutions == 'onednn':
     onednn.check()
+  if config.label_noise >= 1:
+    raise ValueError(
+        f'label_noise must be a share below 1, got {config.label_noise}.'
+    )
   if config.target_accuracy is not None and config.target_accuracy > 1:
     raise ValueError(
         'target_accuracy must be a share of at most 1, got '
