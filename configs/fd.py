@@ -13,8 +13,9 @@ def _set(**options):
 
 
 VARIANTS = dict(
-    # The papers' softmax outputs instead of logits.
-    prob=_set(space='prob'),
+    # Means of logits, as re-implementations send them, instead of the papers'
+    # softmax outputs.
+    logit=_set(space='logit'),
     kl=_set(regulariser='kl'),
     # The mean of all clients, the receiver's own vector included.
     all=_set(mean='all'),

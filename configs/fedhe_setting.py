@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from fedjax_het.algorithms import KEEP_OPTIMIZER
+
 
 def apply(config):
   """Ten clients of ten CNNs, IID; 5,000 visits each, of three minibatches.
@@ -32,6 +34,6 @@ def apply(config):
   config.local.batch_size = 50
   config.local.optimizer = 'adam'
   config.local.learning_rate = 1e-3
-  # Clients that keep their models keep their optimisers.
-  if 'keep_optimizer' in config.algorithm:
-    config.algorithm.keep_optimizer = True
+  # In the authors' code each client has one optimiser for the whole run; with
+  # one begun anew, Adam's moments would be those of three steps.
+  config.local.keep_optimizer = config.algorithm.name in KEEP_OPTIMIZER

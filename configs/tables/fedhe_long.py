@@ -27,8 +27,9 @@ def get_table() -> Table:
       setting=(
           'CIFAR-10, ten clients of 5,000 images, model 9 of the paper with an '
           'eighth of its width everywhere, three minibatches of 50 a visit, '
-          'Adam 1e-3: a client sees its images 18 times (the paper: 150 '
-          'times, at full width). Four of the personal models are evaluated.'
+          'Adam 1e-3, kept between visits by all three: a client sees its '
+          'images 18 times (the paper: 150 times, at full width). Four of the '
+          'personal models are evaluated.'
       ),
       rows={
           'Private': _longer(private.get_config(ARG)),

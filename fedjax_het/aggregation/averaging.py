@@ -1,14 +1,93 @@
 """Federated averaging of weights around any way to train locally."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_het.aggregation.exchange import WeightExchange
-from fedjax_het.engine.types import FederatedAlgorithm, Uplink
+from fedjax_het.engine.local import fit_model, init_optimizer
+from fedjax_het.engine.types import FederatedAlgorithm, LocalTraining, Uplink
+from fedjax_het.models.blocks import Variables
+
+
+class Client(NamedTuple):
+  """What stays on a client that keeps its optimiser.
+
+  Attributes:
+    own: The blocks that do not travel.
+    opt_state: The optimiser's state over the whole model.
+  """
+
+  own: Variables
+  opt_state: Any
+
+
+def own_blocks(client: Client | Variables) -> Variables:
+  """The blocks that do not travel, with a kept optimiser or without."""
+  return client.own if isinstance(client, Client) else client
+
+
+def model_training(
+    local: LocalTraining, mu: float = 0.0
+) -> tuple[Callable[..., Any], bool]:
+  """Local training of the whole model by cross-entropy.
+
+  Args:
+    local: How to train.
+    mu: Strength of a proximal term, see `train_model`.
+
+  Returns:
+    `train` and `keep` as `average_weights` takes them; the optimiser begins
+    anew in each visit unless `local.keep_optimizer` says otherwise.
+  """
+  keep = local.keeps_optimizer(False)
+
+  def train(group, start, data, visit, opt_state=None):
+    end, opt_state, metrics, num_steps = fit_model(
+        group.model, local, start, data, visit, opt_state=opt_state, mu=mu
+    )
+    return (end, *(opt_state,) * keep, metrics, num_steps)
+
+  return train, keep
+
+
+def trained_clients(
+    exchange: WeightExchange,
+    train: Callable[..., Any],
+    keep: bool,
+    send: Callable[..., tuple[Variables, Uplink]],
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  """What clients do that train the weights that they are sent.
+
+  Args:
+    exchange: Which blocks travel.
+    train: As for `average_weights`.
+    keep: As for `average_weights`.
+    send: `(group, start, end, size, num_steps) -> (own blocks, uplink)`.
+
+  Returns:
+    `init_client` and `client_update` of a `FederatedAlgorithm`.
+  """
+  local = exchange.federation.local
+
+  def init_client(group, client_id, key):
+    del client_id
+    own = exchange.init_client(group, key)
+    if not keep:
+      return own
+    return Client(own, init_optimizer(local, group.model.init(key).params))
+
+  def client_update(group, client, sent, data, visit):
+    own, *state = client if keep else (client,)
+    start = exchange.assemble(group, own, sent)
+    end, *state, metrics, num_steps = train(group, start, data, visit, *state)
+    own, uplink = send(group, start, end, data.size, num_steps)
+    return Client(own, *state) if keep else own, uplink, metrics
+
+  return init_client, client_update
 
 
 def average_weights(
-    exchange: WeightExchange, train: Callable[..., Any]
+    exchange: WeightExchange, train: Callable[..., Any], keep: bool = False
 ) -> FederatedAlgorithm:
   """Clients train what they are sent; the server averages the changes.
 
@@ -16,30 +95,29 @@ def average_weights(
     exchange: Which blocks travel and how they are averaged.
     train: `(group, start, data, visit) -> (end, metrics, num_steps)`, the
       local training of one client; `start` and `end` are `Variables`.
+    keep: Whether clients keep their optimisers: `train` then takes the state
+      as a fifth argument and returns the new one after `end`.
 
   Returns:
     The algorithm. Its server state is the union of the shared blocks, its
-    client state the blocks that do not travel.
+    client state the blocks that do not travel, or a `Client`.
   """
 
-  def client_update(group, client, sent, data, visit):
-    start = exchange.assemble(group, client, sent)
-    end, metrics, num_steps = train(group, start, data, visit)
-    own, delta = exchange.upload(group, start, end, data.size, num_steps)
-    return own, Uplink(delta), metrics
+  def send(group, start, end, size, num_steps):
+    own, delta = exchange.upload(group, start, end, size, num_steps)
+    return own, Uplink(delta)
 
+  init_client, client_update = trained_clients(exchange, train, keep, send)
   return FederatedAlgorithm(
       init=exchange.init,
-      init_client=lambda group, client_id, key: exchange.init_client(
-          group, key
-      ),
+      init_client=init_client,
       downlink=lambda server, group, visit: exchange.download(server, group),
       client_update=client_update,
       server_update=lambda server, received, key: exchange.collect(
           server, received
       ),
       client_model=lambda server, client, group: exchange.assemble(
-          group, client, exchange.download(server, group)
+          group, own_blocks(client), exchange.download(server, group)
       ),
       personal=exchange.personal,
   )

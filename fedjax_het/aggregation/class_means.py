@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.local import cross_entropy, fit, masked_mean
+from fedjax_het.engine.local import (
+    cross_entropy,
+    fit,
+    init_optimizer,
+    masked_mean,
+)
 from fedjax_het.engine.types import LocalTraining, Received, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
@@ -25,10 +30,21 @@ class ClassVectors(NamedTuple):
 
 
 class Client(NamedTuple):
-  """What stays on a client: its model and its optimiser's state."""
+  """What stays on a client: its model and its optimiser's state.
+
+  The state is None if `local.keep_optimizer` is False; else it is kept.
+  """
 
   variables: Variables
   opt_state: Any
+
+
+def init_class_client(model: BlockModel, local: LocalTraining, key) -> Client:
+  """A client's first model, and its optimiser's first state if that stays."""
+  variables = model.init(key)
+  keep = local.keeps_optimizer(True)
+  state = init_optimizer(local, variables.params) if keep else None
+  return Client(variables, state)
 
 
 def class_sums(vectors, labels, num_classes: int, mask=None) -> ClassVectors:
@@ -59,16 +75,15 @@ def class_means(total: ClassVectors) -> jax.Array:
 def fit_and_sum(
     model: BlockModel,
     local: LocalTraining,
-    start: Variables,
+    client: Client,
     data,
     visit: Visit,
     *,
-    opt_state: Any,
     penalty: Callable[..., jax.Array],
     weight: float,
     name: str,
     output: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> tuple[Variables, Any, dict[str, jax.Array], ClassVectors]:
+) -> tuple[Client, dict[str, jax.Array], ClassVectors]:
   """Trains on cross-entropy plus a penalty, and adds up outputs by class.
 
   What is added up comes from the training passes themselves (dropout on,
@@ -77,18 +92,17 @@ def fit_and_sum(
   Args:
     model: The architecture.
     local: How to train.
-    start: Variables at the beginning.
-    data: The client's examples.
-    visit: The client's turn.
-    opt_state: The optimiser's state to go on with.
+    client: The client at the beginning.
+    data: Its examples.
+    visit: Its turn.
     penalty: `(logits [B, C], labels [B]) -> [B]`, averaged over the batch.
     weight: Factor on the penalty; 0 leaves it out of the gradient.
     name: The penalty's name among the metrics.
     output: Maps logits [B, C] to what is added up, [B, D].
 
   Returns:
-    Variables at the end, the optimiser's state, the metrics 'train_loss',
-    'cross_entropy' and `name` as means over the steps, and the sums.
+    The client at the end, the metrics 'train_loss', 'cross_entropy' and `name`
+    as means over the steps, and the sums.
   """
 
   def loss_fn(variables, batch, key):
@@ -103,14 +117,16 @@ def fit_and_sum(
     return loss + weight * extra if weight else loss, (stats, metrics)
 
   end, opt_state, metrics, num_steps = fit(
-      loss_fn, local, start, data, visit, opt_state=opt_state
+      loss_fn, local, client.variables, data, visit, opt_state=client.opt_state
   )
+  if client.opt_state is None:
+    opt_state = None
   # `fit` has averaged over the steps; counts are whole numbers again.
   total = ClassVectors(
       metrics.pop('vectors') * num_steps,
       jnp.round(metrics.pop('counts') * num_steps),
   )
-  return end, opt_state, metrics, total
+  return Client(end, opt_state), metrics, total
 
 
 def gather_uploads(

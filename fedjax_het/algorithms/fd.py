@@ -1,6 +1,7 @@
 """FD: federated distillation by class means of outputs.
 
-No weights travel. A client keeps its model and its optimiser. One round:
+No weights travel. A client keeps its model and, unless `local.keep_optimizer`
+is False, its optimiser. One round:
 
   1. Client k receives for every class y the mean of the *other* clients' last
      vectors, over the clients K_y that have sent one,
@@ -16,12 +17,12 @@ No weights travel. A client keeps its model and its optimiser. One round:
 C * C numbers in both directions, 400 bytes for ten classes; what is not known
 is not sent. The C bits that say which classes are there are not counted.
 
-The papers' outputs are softmax outputs (`space='prob'`); re-implementations
-exchange logits, and the receiver takes the softmax of their mean ('logit'), not
-the same target. Two readings found in code are not followed: logits used as a
-target distribution, and counts that begin at 1 and are never reset. A client
-that has sent nothing for y is not subtracted. Psi's two forms differ by the
-entropy of the target and have one gradient.
+The papers' outputs are softmax outputs (`space='prob'`, the default);
+re-implementations exchange logits, and the receiver takes the softmax of their
+mean ('logit'), not the same target. Two readings found in code are not
+followed: logits used as a target distribution, and counts that begin at 1 and
+are never reset. A client that has sent nothing for y is not subtracted. Psi's
+two forms differ by the entropy of the target and have one gradient.
 
 References:
   Jeong et al., `Communication-Efficient On-Device Machine Learning: Federated
@@ -36,13 +37,12 @@ import jax.numpy as jnp
 
 from fedjax_het.aggregation.class_means import (
     ClassVectors,
-    Client,
     class_means,
     fit_and_sum,
     gather_uploads,
+    init_class_client,
     keep_latest,
 )
-from fedjax_het.engine.local import init_optimizer
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -95,7 +95,7 @@ def fd(
     federation: Federation,
     *,
     gamma: float = 1.0,
-    space: str = 'logit',
+    space: str = 'prob',
     regulariser: str = 'cross_entropy',
     mean: str = 'leave_one_out',
 ) -> FederatedAlgorithm:
@@ -105,7 +105,7 @@ def fd(
     federation: Groups and local training; the models must have one number of
       outputs.
     gamma: Weight of the distillation; 0 is local training bit for bit.
-    space: What is averaged: 'logit', or 'prob' for softmax outputs (papers).
+    space: What is averaged: 'prob' for softmax outputs (papers), or 'logit'.
     regulariser: 'cross_entropy' (papers) or 'kl'.
     mean: 'leave_one_out' leaves the receiver's own vector out (papers), 'all'
       does not.
@@ -125,8 +125,7 @@ def fd(
   shape = (federation.num_clients, federation.num_classes)
 
   def init_client(group, client_id, key):
-    variables = group.model.init(key)
-    return Client(variables, init_optimizer(federation.local, variables.params))
+    return init_class_client(group.model, federation.local, key)
 
   def downlink(server, group, visit):
     return targets(server, visit.client_id if mean != 'all' else None)
@@ -139,20 +138,19 @@ def fd(
       loss = divergence(logits, goal[labels], regulariser)
       return jnp.where(known[labels], loss, 0.0)
 
-    variables, opt_state, metrics, total = fit_and_sum(
+    client, metrics, total = fit_and_sum(
         group.model,
         federation.local,
-        client.variables,
+        client,
         data,
         visit,
-        opt_state=client.opt_state,
         penalty=psi,
         weight=gamma,
         name='distillation_loss',
         output=jax.nn.softmax if space == 'prob' else lambda logits: logits,
     )
     upload = Maybe(class_means(total), total.counts > 0)  # F_k
-    return Client(variables, opt_state), Uplink((), upload), metrics
+    return client, Uplink((), upload), metrics
 
   def server_update(server, received, key):
     return keep_latest(server, *gather_uploads(received))

@@ -1,8 +1,8 @@
 """FedAsync: every upload is mixed into the server's model as it arrives.
 
 A client that downloaded x_tau minimises L_k(w) + (rho/2) ||w - x_tau||^2 and
-returns w. With k the number of server updates since its download, the server
-moves every leaf that the client owns,
+returns w. With k the number of server updates since its download, of which an
+upload that is dropped is none, the server moves every leaf that it owns,
 
   alpha_t = alpha s(k)          x <- (1 - alpha_t) x + alpha_t w
 
@@ -28,8 +28,12 @@ References:
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.aggregation.averaging import (
+  model_training,
+  own_blocks,
+  trained_clients,
+)
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.local import train_model
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
@@ -95,7 +99,8 @@ def fedasync(
     staleness: 'constant', 'polynomial' or 'hinge': how it falls.
     a: Decay of the latter two; None for the paper's 0.5 and 10.
     b: Updates that 'hinge' forgives.
-    max_staleness: Uploads staler than that are dropped; None for never.
+    max_staleness: Uploads staler than that are dropped: they neither move the
+      model nor make others staler; None for never.
     rho: Strength of the leash to what was downloaded.
     aggregation: Who shares which blocks, as for `fedavg`.
 
@@ -118,20 +123,15 @@ def fedasync(
     )
   exchange = make_exchange(federation, aggregation)
 
-  def client_update(group, client, sent, data, visit):
-    start = exchange.assemble(group, client, sent)
-    end, metrics, num_steps = train_model(
-        group.model,
-        federation.local,
-        start,
-        data,
-        visit,
-        mu=rho,
-    )
+  def send(group, start, end, size, num_steps):
+    del start
     # Changes from zero are the weights themselves.
     zero = jax.tree.map(jnp.zeros_like, end)
-    own, whole = exchange.upload(group, zero, end, data.size, num_steps)
-    return own, Uplink((), whole), metrics
+    own, whole = exchange.upload(group, zero, end, size, num_steps)
+    return own, Uplink((), whole)
+
+  train, keep = model_training(federation.local, rho)
+  init_client, client_update = trained_clients(exchange, train, keep, send)
 
   def server_update(server, received, key):
     del key
@@ -176,14 +176,13 @@ def fedasync(
 
   return FederatedAlgorithm(
       init=exchange.init,
-      init_client=lambda group, client_id, key: exchange.init_client(
-          group, key
-      ),
+      init_client=init_client,
       downlink=lambda server, group, visit: exchange.download(server, group),
       client_update=client_update,
       server_update=server_update,
       client_model=lambda server, client, group: exchange.assemble(
-          group, client, exchange.download(server, group)
+          group, own_blocks(client), exchange.download(server, group)
       ),
       personal=exchange.personal,
+      max_staleness=max_staleness,
   )

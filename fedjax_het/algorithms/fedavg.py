@@ -15,9 +15,8 @@ References:
   inside an architecture its Eq. 20 and 21.
 """
 
-from fedjax_het.aggregation.averaging import average_weights
+from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.local import train_model
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
 
@@ -45,10 +44,7 @@ def fedavg(
   Raises:
     ValueError: If an option is unknown, or shared blocks differ in shape.
   """
-
-  def train(group, start, data, visit):
-    return train_model(group.model, federation.local, start, data, visit)
-
   return average_weights(
-      make_exchange(federation, aggregation, weights, server_lr), train
+      make_exchange(federation, aggregation, weights, server_lr),
+      *model_training(federation.local),
   )

@@ -170,8 +170,8 @@ def fedgkt(
 ) -> FederatedAlgorithm:
   """FedGKT.
 
-  Clients and server keep their optimisers, of the kind and learning rate of
-  `federation.local`.
+  The server keeps its optimiser, and so do clients unless `keep_optimizer` of
+  `federation.local` is False; both are of its kind and learning rate.
 
   Args:
     federation: Groups, local training, and the clients' sizes.
@@ -227,7 +227,8 @@ def fedgkt(
   def init_client(group, client_id, key):
     del client_id
     variables = group.model.init(key)
-    return variables, init_optimizer(local, variables.params)
+    keep = local.keeps_optimizer(True)
+    return variables, init_optimizer(local, variables.params) if keep else None
 
   def downlink(server, group, visit):
     return jax.tree.map(lambda leaf: leaf[visit.client_id], server.logits)
@@ -260,6 +261,8 @@ def fedgkt(
     message = Maybe(
         map_examples(publish, data, length), jnp.arange(length) < data.size
     )
+    if client[1] is None:
+      opt_state = None
     return (variables, opt_state), Uplink((), message), metrics
 
   def gather(received):

@@ -1,6 +1,7 @@
 """FedHe: clients of any architecture exchange class means of their logits.
 
-No weights travel. A client keeps its model and its optimiser. One visit:
+No weights travel. A client keeps its model and, unless `local.keep_optimizer`
+is False, its optimiser. One visit:
 
   1. The server sends p_s[y], for every class y that it knows, the mean of all
      vectors that it has received for it                              (Eq. 10)
@@ -38,13 +39,12 @@ import jax.numpy as jnp
 
 from fedjax_het.aggregation.class_means import (
     ClassVectors,
-    Client,
     class_means,
     fit_and_sum,
     gather_uploads,
+    init_class_client,
     keep_latest,
 )
-from fedjax_het.engine.local import init_optimizer
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -163,8 +163,7 @@ def fedhe(
     return Folded(nothing, jnp.int32(0)) if store == 'fold' else nothing
 
   def init_client(group, client_id, key):
-    variables = group.model.init(key)
-    return Client(variables, init_optimizer(federation.local, variables.params))
+    return init_class_client(group.model, federation.local, key)
 
   def downlink(server, group, visit):
     total = server.total if store == 'fold' else server
@@ -181,20 +180,19 @@ def fedhe(
       error = jnp.mean(jnp.square(logits - p_s[labels]), axis=1)
       return jnp.where(known[labels], error, 0.0)
 
-    variables, opt_state, metrics, total = fit_and_sum(
+    client, metrics, total = fit_and_sum(
         group.model,
         federation.local,
-        client.variables,
+        client,
         data,
         visit,
-        opt_state=client.opt_state,
         penalty=logit_loss,
         weight=alpha,
         name='logit_loss',
     )
     upload = class_upload(total, plus_one, strict)
     uplink = Uplink(upload) if store == 'all' else Uplink((), upload)
-    return Client(variables, opt_state), uplink, metrics
+    return client, uplink, metrics
 
   def server_update(server, received, key):
     if store == 'all':

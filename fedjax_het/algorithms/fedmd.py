@@ -1,18 +1,25 @@
 """FedMD: consensus on the logits of a public set, no weights.
 
 Everybody holds the public set. Before round 1 a client trains on it, then on
-its own data (`warm_up`). A round t has a subset X_t of N_a public examples,
-equal for all. With z_k the raw logits of client k in inference mode,
+its own data (`warm_up`). Subset X_t has N_a public examples, equal for all.
+With z_k the raw logits of client k in inference mode,
 
   publish:  Z_t = mean_k z_k(X_t)
   digest:   minimise mean |z_k(x) - Z_t(x)| over X_t, in training mode
   revisit:  minimise the cross-entropy of the own data.
 
-A visit has one exchange: it digests Z_t, revisits, and then publishes
-z_k(X_{t+1}); the warm-up publishes z_k(X_0). Where all clients take part this
-is the paper's round exactly, for its consensus is that of the weights at the
-round's start. Where a cohort is drawn, a consensus is that of the cohort
-before (the first: of all clients).
+The server owns the number t and sends it with Z_t. A visit has one exchange:
+it digests Z_t, revisits, and then publishes z_k(X_{t+1}), naming t + 1; the
+warm-up publishes z_k(X_0). When a round ends, the uploads for X_{t+1} become
+the consensus and t + 1 the number; without any, Z_t stays. Where all clients
+take part this is the paper's round exactly, for its consensus is that of the
+weights at the round's start. Where a cohort is drawn, a consensus is that of
+the cohort before (the first: of all clients).
+
+Under a clock, a round is a number of uploads, and a client that downloaded t
+may find the server at a later number. Its upload for the number in force joins
+that consensus, which stays the mean of all uploads for that subset; an upload
+for an older subset is left out. A client that uploads twice counts twice.
 
 Choices where the sources leave one:
 
@@ -22,11 +29,11 @@ Choices where the sources leave one:
   the best.
 - The authors' code keeps two optimisers for a whole run, one that digests and
   one that trains on private data (from the transfer on). So does
-  `keep_optimizer=True`, the default; False begins both anew in every visit.
+  this does, unless `local.keep_optimizer` is False: both then begin anew in
+  every visit.
 - The L2 term that the authors' nets have on the last kernel is left to
   `local.weight_decay`.
-- Nobody knows a consensus in a first round without warm-up; it then only
-  revisits.
+- Without warm-up there is no consensus in round 1, which then only revisits.
 
 References:
   Li and Wang, `FedMD: Heterogenous Federated Learning via Model Distillation
@@ -62,15 +69,45 @@ from fedjax_het.models.blocks import BlockModel, Variables
 NUM_ALIGNMENT = 5000
 
 
+class Logits(NamedTuple):
+  """Uploads for one subset.
+
+  Attributes:
+    total: [N_a, C] float32, their sum.
+    count: [] int32, their number.
+  """
+
+  total: jax.Array
+  count: jax.Array
+
+
 class Server(NamedTuple):
-  """What the server knows, all of which it sends to everybody.
+  """What the server keeps.
 
   Attributes:
     seed: The data of a random key, 8 bytes, from which all draw the subsets.
-    consensus: `Maybe` of [N_a, C], mean logits on the round's subset (Z).
+    number: [] int32, t, the number of the subset in force.
+    current: The uploads for X_t; their mean is the consensus Z_t.
+    coming: The uploads for X_{t+1} so far.
   """
 
   seed: jax.Array
+  number: jax.Array
+  current: Logits
+  coming: Logits
+
+
+class Sent(NamedTuple):
+  """What a client is sent.
+
+  Attributes:
+    seed: As the server's.
+    number: As the server's.
+    consensus: `Maybe` of [N_a, C], mean logits on subset `number` (Z_t).
+  """
+
+  seed: jax.Array
+  number: jax.Array
   consensus: Maybe
 
 
@@ -88,15 +125,15 @@ class Client(NamedTuple):
   private_state: Any
 
 
-def public_subset(seed, round_num, data: ClientData, size: int) -> ClientData:
-  """The public examples of one round, each class in its proportion.
+def public_subset(seed, number, data: ClientData, size: int) -> ClientData:
+  """The public examples of one subset, each class in its proportion.
 
   Every example has the same chance, size / P; a flat public set gives a flat
   subset where `size` is a multiple of the number of classes.
 
   Args:
     seed: Data of the key that all share.
-    round_num: [] int32, the round that digests.
+    number: [] int32, the subset's number.
     data: Any client's data, with public examples.
     size: N_a, at most their number P.
 
@@ -104,7 +141,7 @@ def public_subset(seed, round_num, data: ClientData, size: int) -> ClientData:
     The subset as if it were a client's own data, never augmented.
   """
   num = len(data.public)
-  key = jax.random.fold_in(jax.random.wrap_key_data(seed), round_num)
+  key = jax.random.fold_in(jax.random.wrap_key_data(seed), number)
   order = jax.random.permutation(key, num)
   by_class = order[jnp.argsort(data.labels[data.public][order], stable=True)]
   # Evenly spaced places (i P + offset) // N_a, without overflow.
@@ -249,18 +286,17 @@ def fedmd(
     transfer_batch_size: int = 32,
     transfer_patience: int = 10,
     min_delta: float = 0.001,
-    keep_optimizer: bool = True,
 ) -> FederatedAlgorithm:
   """FedMD.
 
-  Up go the logits, N_a C numbers; down N_a C and the 8 bytes of a seed. The
-  one-off public set is not counted.
+  Up go the logits, N_a C numbers, and the subset's number; down the same and
+  the 8 bytes of a seed. The one-off public set is not counted.
 
   Args:
     federation: Groups and local training; a revisit is its epochs and batch
       size, and all phases take its optimiser and learning rate.
-    num_alignment: Public examples a round, N_a; None for 5,000, or all public
-      examples where there are fewer.
+    num_alignment: Public examples in a subset, N_a; None for 5,000, or all
+      public examples where there are fewer.
     digest_epochs: Passes over them.
     digest_batch_size: Examples a step of the digest.
     pretrain_epochs: Most passes over the public set before round 1.
@@ -270,8 +306,6 @@ def fedmd(
     transfer_batch_size: Examples a step of those.
     transfer_patience: As `pretrain_patience`.
     min_delta: Accuracy in [0, 1] that a gain must exceed.
-    keep_optimizer: Whether the digest's and the private optimiser are kept
-      between visits, each apart.
 
   Returns:
     The algorithm; its client state is a `Client`, its server state a `Server`.
@@ -309,6 +343,7 @@ def fedmd(
       min_delta=min_delta,
   )
   num_classes = federation.num_classes
+  keep_optimizer = federation.local.keeps_optimizer(True)
 
   def phase(epochs, batch_size):
     return dataclasses.replace(
@@ -323,11 +358,18 @@ def fedmd(
   pretrain = phase(pretrain_epochs, min(pretrain_batch_size, num_public))
   transfer = phase(transfer_epochs, transfer_batch_size)
 
+  def no_logits():
+    return Logits(jnp.zeros((num_alignment, num_classes)), jnp.int32(0))
+
   def init(key):
-    consensus = jnp.zeros((num_alignment, num_classes))
     # A key of its own, apart from those of the models.
     seed = jax.random.key_data(jax.random.fold_in(key, 2))
-    return Server(seed, Maybe(consensus, jnp.bool_(False)))
+    return Server(seed, jnp.int32(0), no_logits(), no_logits())
+
+  def downlink(server, group, visit):
+    total, count = server.current
+    consensus = Maybe(total / jnp.maximum(count, 1), count > 0)  # Z_t
+    return Sent(server.seed, server.number, consensus)
 
   def optimizer_state(params):
     return init_optimizer(federation.local, params)
@@ -341,13 +383,13 @@ def fedmd(
     state = kept(optimizer_state(variables.params))
     return Client(variables, state, state)
 
-  def publish(group, variables, seed, round_num, data):
-    subset = public_subset(seed, round_num, data, num_alignment)
+  def publish(group, variables, seed, number, data):
+    subset = public_subset(seed, number, data, num_alignment)
 
     def logits(batch):
       return group.model.apply(variables, batch.x)[0]
 
-    return Uplink(map_examples(logits, subset, num_alignment))  # z_k
+    return Uplink(map_examples(logits, subset, num_alignment), number)  # z_k
 
   def warm_up(group, client, sent, data, visit):
     def begin(number):
@@ -375,12 +417,12 @@ def fedmd(
         min_delta=min_delta,
     )
     metrics = dict(own, pretrain_loss=public['train_loss'])
-    uplink = publish(group, variables, sent.seed, visit.round_num, data)
+    uplink = publish(group, variables, sent.seed, sent.number, data)
     client = client._replace(variables=variables, private_state=kept(state))
     return client, uplink, metrics
 
   def client_update(group, client, sent, data, visit):
-    subset = public_subset(sent.seed, visit.round_num, data, num_alignment)
+    subset = public_subset(sent.seed, sent.number, data, num_alignment)
     known = sent.consensus.present
     variables, digest_state, digested, _ = fit(
         digest_loss(group.model, sent.consensus.value),
@@ -400,25 +442,39 @@ def fedmd(
         opt_state=client.private_state,
     )
     metrics['digest_loss'] = digested['train_loss']
-    uplink = publish(group, variables, sent.seed, visit.round_num + 1, data)
+    uplink = publish(group, variables, sent.seed, sent.number + 1, data)
     return Client(variables, kept(digest_state), kept(private_state)), (
         uplink
     ), metrics
 
   def server_update(server, received, key):
     del key
-    total = sum(group.summed for group in received.values())
-    number = sum(
-        jnp.sum(group.client_id < federation.num_clients)
-        for group in received.values()
+    seed, number, current, coming = server
+    ends = True
+    for group in received.values():
+      real = group.client_id < federation.num_clients
+
+      # All uploads of one update are for one subset: in synchronous rounds
+      # all were sent one number, else there is but one upload.
+      def add(logits, wanted, group=group, real=real):
+        mine = real & (group.kept == wanted)
+        total = jnp.where(jnp.any(mine), group.summed, 0.0)
+        return Logits(logits.total + total, logits.count + jnp.sum(mine))
+
+      current, coming = add(current, number), add(coming, number + 1)
+      ends = group.round_ends
+    moves = ends & (coming.count > 0)
+    current, coming = jax.tree.map(
+        lambda stay, move: jnp.where(moves, move, stay),
+        (current, coming),
+        (coming, no_logits()),
     )
-    mean = total / jnp.maximum(number, 1)
-    return server._replace(consensus=Maybe(mean, number > 0))
+    return Server(seed, number + moves, current, coming)
 
   return FederatedAlgorithm(
       init=init,
       init_client=init_client,
-      downlink=lambda server, group, visit: server,
+      downlink=downlink,
       client_update=client_update,
       server_update=server_update,
       client_model=lambda server, client, group: client.variables,

@@ -10,9 +10,8 @@ References:
   mu = 0.1, which it prints as mu/2 = 0.05.
 """
 
-from fedjax_het.aggregation.averaging import average_weights
+from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.local import train_model
 from fedjax_het.engine.options import not_negative
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
@@ -43,17 +42,7 @@ def fedprox(
       differ in shape.
   """
   not_negative(mu=mu)
-
-  def train(group, start, data, visit):
-    return train_model(
-        group.model,
-        federation.local,
-        start,
-        data,
-        visit,
-        mu=mu,
-    )
-
   return average_weights(
-      make_exchange(federation, aggregation, weights, server_lr), train
+      make_exchange(federation, aggregation, weights, server_lr),
+      *model_training(federation.local, mu),
   )

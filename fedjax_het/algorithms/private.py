@@ -8,48 +8,35 @@ References:
   <https://arxiv.org/abs/1910.03581>`_, 2019.
 """
 
-from fedjax_het.engine.local import (
-  fit,
-  init_optimizer,
-  model_loss,
-  train_model,
-)
+from fedjax_het.engine.local import fit_model, init_optimizer
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 
 
-def private(
-    federation: Federation, *, keep_optimizer: bool = False
-) -> FederatedAlgorithm:
+def private(federation: Federation) -> FederatedAlgorithm:
   """Local training only.
 
   Args:
-    federation: Groups and local training.
-    keep_optimizer: Whether the optimiser's state stays between visits, as with
-      methods that exchange no weights; else it begins anew in every visit.
+    federation: Groups and local training; the optimiser begins anew in each
+      visit unless `local.keep_optimizer` says otherwise.
 
   Returns:
     The algorithm; its client state is the client's whole model and, if that is
     kept, its optimiser's state (None if not).
   """
   local = federation.local
+  keep = local.keeps_optimizer(False)
 
   def init_client(group, client_id, key):
     variables = group.model.init(key)
-    if not keep_optimizer:
-      return variables, None
-    return variables, init_optimizer(local, variables.params)
+    return variables, init_optimizer(local, variables.params) if keep else None
 
   def client_update(group, client, sent, data, visit):
     del sent
     variables, opt_state = client
-    if keep_optimizer:
-      end, opt_state, metrics, _ = fit(
-          model_loss(group.model), local, variables, data, visit,
-          opt_state=opt_state,
-      )  # fmt: skip
-    else:
-      end, metrics, _ = train_model(group.model, local, variables, data, visit)
-    return (end, opt_state), Uplink(()), metrics
+    end, opt_state, metrics, _ = fit_model(
+        group.model, local, variables, data, visit, opt_state=opt_state
+    )
+    return (end, opt_state if keep else None), Uplink(()), metrics
 
   return FederatedAlgorithm(
       init=lambda key: (),

@@ -93,7 +93,7 @@ def draw_curves(
 ):
   """Draws one curve per label, with a band where there are several runs.
 
-  More than ten curves are dealt to panels, one below the other.
+  More than ten curves are dealt to panels evenly, one below the other.
 
   Args:
     series: {label: (rounds, values)}. Rounds are [R]; values are [R], or
@@ -126,7 +126,7 @@ def draw_curves(
     )
     rows = figure.subplots(num_panels, sharex=True, sharey=True, squeeze=False)
     for i, (label, curve) in enumerate(curves.items()):
-      panel, place = divmod(i, _CURVES_A_PANEL)
+      panel, place = divmod(i, -(-len(curves) // num_panels))
       _draw_curve(rows[panel, 0], place, label, *curve)
     for axes in rows[:, 0]:
       axes.set(ylabel=ylabel)

@@ -79,6 +79,33 @@ def split_public(labels, size, *, seed):
   )
 
 
+def with_wrong_labels(labels, share, num_classes, *, seed):
+  """Gives some examples another label (symmetric label noise).
+
+  Args:
+    labels: [n] integers in 0..C-1.
+    share: In [0, 1); round(share n) examples, drawn at random, are wrong.
+    num_classes: C, at least 2.
+    seed: Integer >= 0.
+
+  Returns:
+    [n] labels of the same type; each wrong one is uniform over the C - 1
+    other classes.
+
+  Raises:
+    ValueError: If `share` is outside [0, 1).
+  """
+  dealing.check_real('share', share, above_zero=False)
+  if share >= 1:
+    raise ValueError(f'share must be in [0, 1), but is {share!r}.')
+  labels = np.array(labels)
+  rng = dealing.generator(seed, 2**31 - 2)  # A stream of its own.
+  wrong = rng.permutation(len(labels))[: round(share * len(labels))]
+  labels[wrong] += rng.integers(1, num_classes, len(wrong), labels.dtype)
+  labels[wrong] %= num_classes
+  return labels
+
+
 def split_like(labels, parts, test_labels, *, seed):
   """Divides a test set as a partition divided the training set.
 

@@ -330,6 +330,7 @@ def make_async_round(
         jax.tree.map(lambda leaf: leaf[None], kept),
         jnp.where(good, sender, num_clients)[None],
         jnp.where(good, staleness, 0)[None],
+        i == cohort_size - 1,
     )
     report = GroupReport(
         jnp.where(mine, sender, num_clients), good | ~mine, metrics, down, up

@@ -113,7 +113,7 @@ class Fleet(NamedTuple):
 class Schedule(NamedTuple):
   """What reaches the server, and when; N uploads, D downloads, L losses.
 
-  A version of the server is the number of uploads that it has accepted; a
+  A version of the server is the number of uploads that have reached it; a
   client's visits are counted from 0, lost ones included.
 
   Attributes:
@@ -127,6 +127,8 @@ class Schedule(NamedTuple):
     down_version: [D] int32, the server's version at that time.
     lost_client: [L] int32, senders of the uploads that did not arrive.
     lost_version: [L] int32, the server's version when they should have.
+    staleness: [N] int32, server updates between a visit's download and its
+      upload: the uploads in between but for those that were too stale.
   """
 
   client: np.ndarray
@@ -138,14 +140,15 @@ class Schedule(NamedTuple):
   down_version: np.ndarray
   lost_client: np.ndarray
   lost_version: np.ndarray
-
-  @property
-  def staleness(self) -> np.ndarray:
-    """[N] int32: server updates between a visit's download and its upload."""
-    return np.arange(len(self.client), dtype=np.int32) - self.version
+  staleness: np.ndarray
 
 
-def plan(fleet: Fleet, num_uploads: int, mode: str = 'async') -> Schedule:
+def plan(
+    fleet: Fleet,
+    num_uploads: int,
+    mode: str = 'async',
+    max_staleness: int | None = None,
+) -> Schedule:
   """Plans a run until the server has accepted so many uploads.
 
   Planning more uploads repeats what was planned and goes on.
@@ -157,6 +160,8 @@ def plan(fleet: Fleet, num_uploads: int, mode: str = 'async') -> Schedule:
       one client at a time, drawn uniformly, downloads, trains and uploads
       while the others wait, as in the official code of FedHe; nothing is ever
       stale, and nobody pauses.
+    max_staleness: The server drops uploads staler than that, which then are
+      no updates that make others stale; None if it drops none.
 
   Returns:
     The schedule.
@@ -171,7 +176,10 @@ def plan(fleet: Fleet, num_uploads: int, mode: str = 'async') -> Schedule:
     raise ValueError(
         'No upload would ever arrive: drop_out is 1 for every client.'
     )
-  events = _async(fleet) if mode == 'async' else _sequential(fleet)
+  if mode == 'async':
+    events = _async(fleet, max_staleness)
+  else:
+    events = _sequential(fleet)
   uploads, downloads, losses = [], [], []
   for kind, event in events:
     if len(uploads) == num_uploads:
@@ -181,37 +189,41 @@ def plan(fleet: Fleet, num_uploads: int, mode: str = 'async') -> Schedule:
   def columns(rows, width):
     return list(zip(*rows, strict=True)) or [()] * width
 
-  client, visit, version, time = columns(uploads, 4)
+  client, visit, version, time, staleness = columns(uploads, 5)
   integers = (client, visit, version)
   return Schedule(
       *(np.array(column, np.int32) for column in integers),
       np.array(time, np.float64),
       *(np.array(column, np.int32) for column in columns(downloads, 3)),
       *(np.array(column, np.int32) for column in columns(losses, 2)),
+      np.array(staleness, np.int32),
   )
 
 
-def _async(fleet):
+def _async(fleet, max_staleness=None):
   """Yields ('u', upload), ('d', download) and ('l', loss) in their order."""
   clients = range(len(fleet.devices))
   visits = [enumerate(fleet.visits(client)) for client in clients]
   heap = [(0.0, _DOWNLOAD, client) for client in clients]
-  under_way, version = {}, 0
+  # `updates` are the uploads that the server has not dropped.
+  under_way, version, updates = {}, 0, 0
   while True:
     time, kind, client = heapq.heappop(heap)
     if kind == _DOWNLOAD:
       visit, (seconds, lost, pause) = next(visits[client])
-      under_way[client] = visit, version, lost, pause
+      under_way[client] = visit, version, updates, lost, pause
       if not lost:
         yield 'd', (client, visit, version)
       heapq.heappush(heap, (time + seconds, _UPLOAD, client))
     else:
-      visit, start, lost, pause = under_way[client]
+      visit, start, seen, lost, pause = under_way[client]
       if lost:
         yield 'l', (client, version)
       else:
-        yield 'u', (client, visit, start, time)
+        staleness = updates - seen
+        yield 'u', (client, visit, start, time, staleness)
         version += 1
+        updates += max_staleness is None or staleness <= max_staleness
       heapq.heappush(heap, (time + pause, _DOWNLOAD, client))
 
 
@@ -229,7 +241,7 @@ def _sequential(fleet):
       yield 'l', (client, version)
     else:
       yield 'd', (client, visit, version)
-      yield 'u', (client, visit, version, time)
+      yield 'u', (client, visit, version, time, 0)
       version += 1
 
 

@@ -310,7 +310,41 @@ def train_model(
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
   """
-  trim = local.skip_idle and grad_hook is None
+  end, _, metrics, num_steps = fit_model(
+      model, local, start, data, visit, mu=mu, grad_hook=grad_hook
+  )
+  return end, metrics, num_steps
+
+
+def fit_model(
+    model: BlockModel,
+    local: LocalTraining,
+    start: Variables,
+    data: ClientData,
+    visit: Visit,
+    *,
+    opt_state: Any = None,
+    mu: float = 0.0,
+    grad_hook: Callable[[Any, Any], Any] | None = None,
+) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
+  """`train_model` with an optimiser that may stay between visits.
+
+  Args:
+    model: As for `train_model`, and so all that is not said here.
+    local: As there.
+    start: As there.
+    data: As there.
+    visit: As there.
+    opt_state: The optimiser's state to go on with, as of `init_optimizer`,
+      with which `local.skip_idle` is not heeded; None begins anew.
+    mu: As there.
+    grad_hook: As there.
+
+  Returns:
+    Variables at the end, the optimiser's state, {'train_loss': mean over
+    steps}, number of steps.
+  """
+  trim = local.skip_idle and grad_hook is None and opt_state is None
   begin = model.trim(start) if trim else start
 
   def hook(grads, params):
@@ -318,7 +352,13 @@ def train_model(
       grads = grad_hook(grads, params)
     return proximal_gradient(grads, params, begin.params, mu)
 
-  end, _, metrics, num_steps = fit(
-      model_loss(model), local, begin, data, visit, grad_hook=hook
+  end, opt_state, metrics, num_steps = fit(
+      model_loss(model),
+      local,
+      begin,
+      data,
+      visit,
+      opt_state=opt_state,
+      grad_hook=hook,
   )
-  return model.fill(end, start), metrics, num_steps
+  return model.fill(end, start), opt_state, metrics, num_steps

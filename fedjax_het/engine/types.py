@@ -54,6 +54,9 @@ class LocalTraining:
       see `BlockModel.trim`. It changes nothing but time, if the optimiser
       neither moves a weight without a gradient nor looks at it: true of SGD
       and Adam, not with weight decay or trust ratios.
+    keep_optimizer: Whether a client keeps its optimiser's state between its
+      visits, which is never sent; None for what the method does by itself.
+      Only the methods of `algorithms.KEEP_OPTIMIZER` ask for it.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -63,6 +66,11 @@ class LocalTraining:
   drop_last: bool = False
   steps: int | None = None
   skip_idle: bool = False
+  keep_optimizer: bool | None = None
+
+  def keeps_optimizer(self, default: bool) -> bool:
+    """Whether it is kept, by a method that does `default` by itself."""
+    return default if self.keep_optimizer is None else self.keep_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,12 +197,15 @@ class Received(NamedTuple):
       a scatter with `mode='drop'` ignores.
     staleness: [slots] int32, server updates since the client's download; 0 in
       synchronous rounds.
+    round_ends: [] bool, whether this update is the round's last: always in
+      synchronous rounds, else of the last of a round's uploads.
   """
 
   summed: Any
   kept: Any
   client_id: jax.Array
   staleness: jax.Array | None = None
+  round_ends: jax.Array | bool = True
 
 
 def _predict(group, variables, x):
@@ -228,6 +239,8 @@ class FederatedAlgorithm(NamedTuple):
     calibrate: `(server, data) -> server`: what is put in place of the server's
       state for evaluation only, such as norm statistics that are collected
       over all clients' data. None for nothing.
+    max_staleness: `server_update` drops uploads that are staler, and the clock
+      does not count them as updates; None where it drops none.
   """
 
   init: Callable[..., Any]
@@ -242,3 +255,4 @@ class FederatedAlgorithm(NamedTuple):
   views: Mapping[str, Callable[..., jax.Array]] = {}
   warm_up: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]] | None = None
   calibrate: Callable[..., Any] | None = None
+  max_staleness: int | None = None

@@ -26,6 +26,7 @@ from fedjax_het.data.splits import (
   assign_groups,
   split_public,
   split_validation,
+  with_wrong_labels,
 )
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
@@ -100,7 +101,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     check_installed()
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(clients for _, clients, _ in groups.values())
-  dataset = _resize(load(config.dataset, config.data_dir), config.image_size)
+  dataset = load(config.dataset, config.data_dir)
+  dataset = _resize(_spoil(config, dataset), config.image_size)
   if num_clients > len(dataset.train_labels):
     raise ValueError(
         f'groups hold {num_clients} clients, more than the '
@@ -172,6 +174,28 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       _devices(config, num_clients),
       mesh,
   )
+
+
+def _spoil(config, dataset: Dataset) -> Dataset:
+  """Leaves out training examples and makes labels wrong, as the config says."""
+  images, labels = dataset.train_images, dataset.train_labels
+  if config.train_size is not None and config.train_size != len(labels):
+    if config.train_size > len(labels):
+      raise ValueError(
+          f'train_size={config.train_size} is more than the {len(labels)} '
+          f'training examples of {config.dataset}.'
+      )
+    seed = config.partition.seed
+    used, _ = split_public(labels, config.train_size, seed=seed)
+    images, labels = images[used], labels[used]
+  if config.label_noise:
+    labels = with_wrong_labels(
+        labels,
+        config.label_noise,
+        dataset.num_classes,
+        seed=config.partition.seed,
+    )
+  return dataset._replace(train_images=images, train_labels=labels)
 
 
 def _hold_out(config, parts, labels):
@@ -322,6 +346,7 @@ def local_training(config) -> LocalTraining:
       local.drop_last,
       local.steps,
       skip_idle=not local.weight_decay,
+      keep_optimizer=local.keep_optimizer,
   )
 
 

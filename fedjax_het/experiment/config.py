@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine import clock as clock_lib
@@ -44,8 +44,7 @@ AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
 SCHEDULES = ('constant', 'step', 'cosine')
 OPTIMIZERS = ('adam', 'adamw', 'sgd')
 
-# How clients train; learning rates follow the round, optimisers start anew in
-# every visit.
+# How clients train; learning rates follow the round.
 LOCAL = dict(
     epochs=Field(2, int, low=1),
     # Minibatches a visit instead of whole epochs; None for epochs.
@@ -71,6 +70,9 @@ LOCAL = dict(
     # Whether 'crop_flip_cutout' cuts its square out 'after' images are
     # normalised, which gives it the mean colour, or 'before', in black.
     cutout=Field('after', str, choices=('after', 'before')),
+    # Whether clients keep their optimisers between visits, else they begin
+    # anew. The default is the method's, see `KEEP_OPTIMIZER`.
+    keep_optimizer=Field(False, bool),
 )
 # Who waits for whom. Times are virtual: they follow from `devices`. Without
 # rounds that all share, a client's learning rate follows its own visits.
@@ -97,6 +99,11 @@ FIELDS = dict(
     # What images are normalised by: the training set's mean and deviation, or
     # 0.5 and 0.5, as pretrained vision transformers expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
+    # Training examples that there are, in the classes' proportions; None for
+    # all of the data set's.
+    train_size=Field(None, int | None, low=1),
+    # Share of the training labels that are wrong, each another class at random.
+    label_noise=Field(0.0, float, low=0),
     # Training examples set aside as a public set, in the classes' proportions,
     # before the others are dealt to clients; None for no public set.
     public_size=Field(None, int | None, low=1),
@@ -195,6 +202,7 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   """
   config = {name: _plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: _plain(field) for name, field in LOCAL.items()}
+  config['local']['keep_optimizer'] = KEEP_OPTIMIZER.get(algorithm, False)
   config['clock'] = {name: _plain(field) for name, field in CLOCK.items()}
   config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
@@ -220,6 +228,16 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   return {}
 
 
+def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config whose entries stand where this version has them."""
+  algorithm = dict(stored.get('algorithm', {}))
+  if 'keep_optimizer' not in algorithm:
+    return dict(stored)
+  keep = algorithm.pop('keep_optimizer')  # Once an option of two methods.
+  local = {'keep_optimizer': keep, **stored.get('local', {})}
+  return {**stored, 'algorithm': algorithm, 'local': local}
+
+
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   """A stored config with the entries that did not exist when it was stored.
 
@@ -230,6 +248,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
     The same with the entries that it lacks: their defaults, which are what
     that version did, or `older_entries`.
   """
+  stored = with_moved_entries(stored)
   name = stored.get('algorithm', {}).get('name')
   # A method that is no more: nothing is known of its options.
   default = default_config(name if name in ALGORITHMS else 'private')
@@ -317,6 +336,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_field(f'local.{name}', config.local[name], field)
   _check_local(config.local)
   _check_section(config.algorithm, 'algorithm', ALGORITHMS)
+  name = config.algorithm.name
+  if config.local.keep_optimizer and name not in KEEP_OPTIMIZER:
+    raise ValueError(
+        f'local.keep_optimizer=True: {name} begins the '
+        'optimiser anew in each visit; the methods that can keep it are '
+        f'{", ".join(KEEP_OPTIMIZER)}.'
+    )
   _check_section(config.partition, 'partition', PARTITIONS)
   _check_field(
       'partition.seed', config.partition.get('seed'), Field(0, int, low=0)
@@ -324,6 +350,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_groups(config)
   if config.convolutions == 'onednn':
     onednn.check()
+  if config.label_noise >= 1:
+    raise ValueError(
+        f'label_noise must be a share below 1, got {config.label_noise}.'
+    )
   if config.target_accuracy is not None and config.target_accuracy > 1:
     raise ValueError(
         'target_accuracy must be a share of at most 1, got '

@@ -127,6 +127,9 @@ _FEDHE = {
     'Private': ('98.4', '62.5', '98', '57'),
     'FedMD': ('97.9', '60.9', '98', '57.5'),
 }
+# Section V-E, heterogeneous CIFAR-10: clients 0 to 4, then clients 5 to 9.
+_FEDHE_FAMILIES = {'FedHe': ('58', '65'), 'Private': ('52-53', '61')}
+_FEDHE_CLIENTS = ('57-59', 'near 62-66')
 _FEDEPTH_SETTING = (
     '100 clients, 10 sampled, PreResNet-20, 500 rounds of 10 epochs, batch '
     '128, SGD 0.1 with a cosine schedule, 400 examples a client for training'
@@ -320,6 +323,32 @@ def fedhe(method: str, dataset: str, homogeneous: bool) -> Target | None:
   return Target(
       'FedHe, sections V-C to V-E', method, _FEDHE_SETTING.format(nets=nets),
       float(words.split()[-1]), printed=words,
+  )  # fmt: skip
+
+
+def fedhe_family(method: str, deeper: bool) -> Target | None:
+  """FedHe's Fig. 8 in words: the mean over half of the clients on CIFAR-10."""
+  if method not in _FEDHE_FAMILIES:
+    return None
+  return _fedhe_models(8, method, _FEDHE_FAMILIES[method][deeper], deeper)
+
+
+def fedhe_client(number: int) -> Target:
+  """FedHe's Fig. 7 in words: one of its ten clients on CIFAR-10."""
+  deeper = number > 4
+  return _fedhe_models(7, 'FedHe', _FEDHE_CLIENTS[deeper], deeper)
+
+
+def _fedhe_models(
+    figure: int, method: str, words: str, deeper: bool
+) -> Target:
+  ends = [float(end) for end in words.split()[-1].split('-')]
+  nets = 'clients 5-9, three' if deeper else 'clients 0-4, two'
+  return Target(
+      f'FedHe, Fig. {figure} and section V-E', method,
+      _FEDHE_SETTING.format(nets=f'the ten CNNs of Table II ({nets} '
+                            'convolutions)'),
+      sum(ends) / len(ends), printed=words,
   )  # fmt: skip
 
 

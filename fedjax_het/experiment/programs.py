@@ -167,7 +167,8 @@ def _asynchronous(experiment: Experiment, options):
   config, federation = experiment.config, experiment.federation
   size = experiment.cohort_size
   fleet = _fleet(experiment)
-  schedule = plan(fleet, config.num_rounds * size, config.clock.mode)
+  limit = experiment.algorithm.max_staleness
+  schedule = plan(fleet, config.num_rounds * size, config.clock.mode, limit)
   events = round_events(schedule, federation, size)
   messages = np.add(fleet.down_bytes, fleet.up_bytes)
 
@@ -175,11 +176,16 @@ def _asynchronous(experiment: Experiment, options):
     if not done:
       return {'virtual_time': 0.0}
     lost = schedule.lost_client[schedule.lost_version // size == done - 1]
+    staleness = events[done - 1].staleness
+    dropped = {}
+    if limit is not None:
+      dropped['dropped'] = int(np.sum(staleness > limit))
     return {
         'virtual_time': float(schedule.time[done * size - 1]),
-        'staleness': float(np.mean(events[done - 1].staleness)),
+        'staleness': float(np.mean(staleness)),
         'lost': len(lost),
         'bytes_lost': int(messages[lost].sum()),
+        **dropped,
     }
 
   run_round = make_async_round(

@@ -246,6 +246,9 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   }
   if views:
     more['views'] = views
+  more['groups'] = {
+      group: [row[f'accuracy/{group}'] for row in tests] for group in models
+  }
   return dict(
       row=job.row,
       seed=job.seed,

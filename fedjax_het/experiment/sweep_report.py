@@ -1,6 +1,7 @@
 """Renders a results table: ours, the paper's, the difference, and figures."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 import os
 import pathlib
 from typing import Any
@@ -56,12 +57,22 @@ def _of(table: Table, cells: Cells, label: str, column: str) -> list[Any]:
       for cell in cells
       if cell['row'] == row and cell.get('column', '') == column
   ]
-  return mine if view is None else [_viewed(cell, view) for cell in mine]
+  if view is None:
+    return mine
+  if isinstance(view, tuple):  # Older cells hold no curves of groups.
+    mine = [cell for cell in mine if 'groups' in cell]
+  return [_viewed(cell, view) for cell in mine]
 
 
-def _viewed(cell: Mapping[str, Any], view: str) -> dict[str, Any]:
+def _viewed(
+    cell: Mapping[str, Any], view: str | tuple[str, ...]
+) -> dict[str, Any]:
   """A cell that shows a further view of its models; its best round stays."""
-  values = cell['views'][view]
+  if isinstance(view, tuple):
+    curves = zip(*(cell['groups'][group] for group in view), strict=True)
+    values = [None if None in v else sum(v) / len(v) for v in curves]
+  else:
+    values = cell['views'][view]
   target = cell['config']['target_accuracy']
   reached = [
       round_num
@@ -212,7 +223,31 @@ def _notes(table: Table, cells: Cells, column: str) -> str:
       f'Our target: {100 * level:g} %.' for level in sorted(levels - {None})
   ]
   notes += [f'The paper, {text}' for text in paper]
+  notes += _orders(table, cells, column)
   return ' '.join(notes) + '\n\n' if notes else ''
+
+
+def _orders(table: Table, cells: Cells, column: str) -> list[str]:
+  """A sentence for each of the paper's settings whose order is another here."""
+  found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+  for label in table.labels:
+    target = table.target(label, column)
+    values = [cell['last'] for cell in _of(table, cells, label, column)]
+    if target is not None and values and None not in values:
+      entry = label, float(np.mean(values)), target.accuracy
+      found.setdefault((target.source, target.setting), []).append(entry)
+  sentences = []
+  for (source, setting), entries in found.items():
+    here = sorted(entries, key=lambda e: -e[1])
+    if all(a[2] >= b[2] for a, b in itertools.pairwise(here)):
+      continue
+    there = sorted(entries, key=lambda e: -e[2])
+    ours, theirs = (', '.join(e[0] for e in order) for order in (here, there))
+    sentences.append(
+        f'The order differs from that of {source} ({setting}): here, from the '
+        f'best, {ours}; there {theirs}.'
+    )
+  return sentences
 
 
 def _figures(

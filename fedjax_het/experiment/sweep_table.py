@@ -33,7 +33,8 @@ class Table(NamedTuple):
     columns: Names of the columns, such as data set and split; one without a
       name for a table that has none.
     views: {label: (row, view)}: further rows, which show a view of the models
-      of another row, such as FedGKT's clients beside its server.
+      of another row, such as FedGKT's clients beside its server; or, where
+      `view` is a tuple of groups, the mean over these groups alone.
     mean: Which mean of accuracies the paper reports: over 'groups', all alike,
       or over 'clients', each group counting with the number of its clients.
       Results hold this one, best rounds and targets refer to it. Views are
@@ -49,7 +50,7 @@ class Table(NamedTuple):
   families: Mapping[str, Sequence[str]] = {}
   bars: Sequence[str] = ()
   columns: Sequence[str] = ('',)
-  views: Mapping[str, tuple[str, str]] = {}
+  views: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
   mean: str = 'groups'
   notes: Mapping[str, str] = {}
 

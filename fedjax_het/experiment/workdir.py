@@ -125,7 +125,8 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
   """
   path = folder / 'config.json'
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    stored = json.loads(path.read_text(encoding='utf-8'))
+    return config_lib.with_moved_entries(stored)
   except FileNotFoundError:
     raise FileNotFoundError(
         f'{folder} is not a workdir: it has no config.json.'

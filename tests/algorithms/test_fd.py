@@ -189,12 +189,13 @@ def test_the_client_measures_its_outputs_against_the_target(space, regulariser):
 
 
 def test_gamma_0_is_private_bit_for_bit():
-  federation, data = tiny_federation((1,)), tiny_data((5, 8))
+  local = tiny_local(keep_optimizer=True)
+  federation, data = tiny_federation((1,), local=local), tiny_data((5, 8))
   got, want = (
       jax.tree.leaves(run(algorithm, federation, 3, data)[0].clients['tiny1'])
       for algorithm in (
           fd(federation, gamma=0.0),
-          private(federation, keep_optimizer=True),
+          private(federation),
       )
   )
   assert len(got) == len(want)

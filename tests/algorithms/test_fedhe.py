@@ -357,9 +357,11 @@ def test_a_class_that_nobody_has_changes_nothing():
 
 
 @functools.cache
-def after_three_rounds(constructor, **options):
+def after_three_rounds(constructor, keep_optimizer=None, **options):
   """Leaves of the clients' variables and optimisers, sizes 5 and 8."""
-  federation = tiny_federation((1,))
+  federation = tiny_federation(
+      (1,), local=tiny_local(keep_optimizer=keep_optimizer)
+  )
   algorithm = constructor(federation, **options)
   state, _ = run(algorithm, federation, 3, tiny_data((5, 8)), cohort_size=2)
   return tuple(map(jax.tree.leaves, state.clients['tiny1']))

@@ -18,7 +18,13 @@ from fedjax_het.algorithms.fedmd import (
 )
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
-from fedjax_het.engine.types import Federation, Group, Received, Visit
+from fedjax_het.engine.types import (
+  Federation,
+  Group,
+  Maybe,
+  Received,
+  Visit,
+)
 from fedjax_het.models import Variables, create
 from tests.tiny import (
   SHAPE,
@@ -38,18 +44,35 @@ def federate_tiny(**kwargs):
   return tiny_federation((1, 2), **kwargs)
 
 
-def received(*logits):
-  """One client of each group sends its logits [N_a, C]."""
+def received(*logits, number=1, **kwargs):
+  """One client of each group sends its logits [N_a, C] on a subset."""
   return {
-      str(i): Received(jnp.asarray(z, jnp.float32), None, jnp.array([i, 9]))
+      str(i): Received(
+          jnp.asarray(z, jnp.float32),
+          jnp.array([number, number]),
+          jnp.array([i, 9]),
+          **kwargs,
+      )
       for i, z in enumerate(logits)
   }
 
 
+def sent_by(algorithm, server):
+  return algorithm.downlink(server, None, None)
+
+
 def consensus(*logits):
-  federation = tiny_federation((1,), 9, num_public=1)
-  server = make(federation).init(jax.random.key(0))
-  return make(federation).server_update(server, received(*logits), None)
+  """What is sent after a synchronous round."""
+  num_public, num_classes = np.shape(logits[0])
+  model = create('mlp', SHAPE, num_classes, hidden=4)
+  group = Group('g', model, np.arange(9))
+  algorithm = make(
+      Federation((group,), tiny_local(), num_public=num_public)
+  )
+  server = algorithm.init(jax.random.key(0))
+  return sent_by(
+      algorithm, algorithm.server_update(server, received(*logits), None)
+  )
 
 
 def test_worked_consensus_digest_loss_and_gradient():
@@ -79,12 +102,17 @@ def test_consensus_ignores_the_order_of_clients_and_keeps_a_common_shift():
 
 
 def test_nobody_sends_nothing_is_known():
-  nobody = {'a': Received(jnp.zeros((1, 3)), None, jnp.array([9]))}
+  nobody = {'a': Received(jnp.ones((1, 3)), jnp.array([1]), jnp.array([9]))}
   federation = tiny_federation((1,), 9, num_public=1)
   algorithm = make(federation)
   server = algorithm.init(jax.random.key(0))
   after = algorithm.server_update(server, nobody, None)
-  assert not bool(after.consensus.present)
+  assert not bool(sent_by(algorithm, after).consensus.present)
+  assert int(after.number) == 0
+  # A consensus stays in force until there is another one.
+  after = algorithm.server_update(server, received(jnp.ones((1, 3))), None)
+  again = algorithm.server_update(after, nobody, None)
+  jax.tree.map(np.testing.assert_array_equal, again, after)
 
 
 def test_a_client_alone_digests_nothing_and_trains_as_if_private():
@@ -100,15 +128,13 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
   client = algorithm.init_client(group, 0, jax.random.key(0))
   params = jax.tree.map(lambda a: jnp.round(3 * a), client.variables.params)
   client = client._replace(variables=Variables(params, {}))
-  server = algorithm.init(jax.random.key(0))
+  sent = sent_by(algorithm, algorithm.init(jax.random.key(0)))
   visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
-  subset = public_subset(server.seed, 0, data.client(0), 7)
+  subset = public_subset(sent.seed, 0, data.client(0), 7)
   z, _ = group.model.apply(client.variables, subset.batch(jnp.arange(7)).x)
-  server = server._replace(
-      consensus=server.consensus._replace(value=z, present=jnp.bool_(True))
-  )
+  sent = sent._replace(consensus=Maybe(z, jnp.bool_(True)))
   got, uplink, metrics = algorithm.client_update(
-      group, client, server, data.client(0), visit
+      group, client, sent, data.client(0), visit
   )
   assert float(metrics['digest_loss']) == 0.0
   (want, _), _, _ = private(federation).client_update(
@@ -117,7 +143,7 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
   for a, b in zip(jax.tree.leaves(got.variables), jax.tree.leaves(want)):
     # A digest that moved would move biases by a sizeable part of 2e-3.
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-  assert uplink.summed.shape == (7, 3)
+  assert uplink.summed.shape == (7, 3) and int(uplink.kept) == 1
 
 
 @pytest.mark.slow
@@ -147,8 +173,10 @@ def test_the_consensus_is_the_mean_of_the_models_at_the_rounds_start(
         for group in federation.groups
         for i in range(2)
     ]
+    sent = sent_by(algorithm, state.server)
+    assert int(sent.number) == round_num
     np.testing.assert_allclose(
-        state.server.consensus.value, sum(z) / 4, rtol=1e-5, atol=1e-6
+        sent.consensus.value, sum(z) / 4, rtol=1e-5, atol=1e-6
     )
 
   start = jax.device_get(state)
@@ -170,6 +198,37 @@ def test_the_consensus_is_the_mean_of_the_models_at_the_rounds_start(
   )
   check(state, 1)
   assert np.all(np.asarray(reports['tiny1'].metrics['digest_loss']) > 0)
+
+
+def test_uploads_one_by_one_join_the_subset_that_they_are_for():
+  """Rounds of two uploads under a clock, by hand."""
+  federation = tiny_federation((1,), 9, num_public=1)
+  algorithm = make(federation)
+  server = algorithm.init(jax.random.key(0))
+
+  def arrives(server, value, number, ends):
+    one = received(jnp.full((1, 3), value), number=number, round_ends=ends)
+    return algorithm.server_update(server, one, None)
+
+  def offered(server):
+    number, (value, present) = sent_by(algorithm, server)[1:]
+    return int(number), float(value[0, 0]) if present else None
+
+  assert offered(server) == (0, None)
+  server = arrives(server, 2.0, 0, True)  # The warm-up's.
+  assert offered(server) == (0, 2.0)
+  server = arrives(server, 3.0, 1, False)
+  assert offered(server) == (0, 2.0)  # Until the round ends.
+  server = arrives(server, 5.0, 1, True)
+  assert offered(server) == (1, 4.0)
+  # Late, for the subset in force: it joins; for an older one: left out.
+  server = arrives(server, 7.0, 1, False)
+  assert offered(server) == (1, 5.0)
+  server = arrives(server, 100.0, 0, True)
+  assert offered(server) == (1, 5.0)  # Nothing for number 2 has come.
+  server = arrives(server, 6.0, 2, True)
+  assert offered(server) == (2, 6.0)
+  assert int(server.coming.count) == 0
 
 
 def test_the_subset_is_everybodys_new_each_round_and_flat():
@@ -210,7 +269,7 @@ def test_the_public_set_is_shared_and_never_copied_per_client():
   assert subset.shape == (7,)
 
 
-def test_80000_numbers_go_up_and_a_seed_more_comes_down():
+def test_80000_numbers_and_the_subsets_go_up_and_a_seed_more_comes_down():
   model = create('mlp', SHAPE, 16, hidden=4)
   federation = Federation(
       (Group('g', model, np.array([0])),), tiny_local(), num_public=5000
@@ -223,14 +282,15 @@ def test_80000_numbers_go_up_and_a_seed_more_comes_down():
     server = algorithm.init(jax.random.key(0))
     group = federation.groups[0]
     client = algorithm.init_client(group, 0, jax.random.key(0))
-    return server, algorithm.client_update(
-        group, client, server, data.client(0), visit
+    sent = sent_by(algorithm, server)
+    return sent, algorithm.client_update(
+        group, client, sent, data.client(0), visit
     )
 
-  server, (_, uplink, _) = jax.eval_shape(update)
-  assert [leaf.size for leaf in jax.tree.leaves(uplink)] == [80_000]
-  assert server.consensus.value.size == 80_000
-  assert server.seed.size * server.seed.dtype.itemsize == 8
+  sent, (_, uplink, _) = jax.eval_shape(update)
+  assert [leaf.size for leaf in jax.tree.leaves(uplink)] == [80_000, 1]
+  assert sent.consensus.value.size == 80_000 and sent.number.size == 1
+  assert sent.seed.size * sent.seed.dtype.itemsize == 8
 
 
 def test_training_stops_when_the_held_out_tenth_gains_no_more():
@@ -272,18 +332,21 @@ def test_optimisers_are_two_and_are_kept_or_not():
   group = federation.groups[0]
   algorithm = make(federation, num_alignment=7, digest_batch_size=4)
   data = tiny_data(SIZES, public=11).client(1)
-  server = algorithm.init(jax.random.key(0))
-  server = server._replace(
-      consensus=server.consensus._replace(present=jnp.bool_(True))
+  sent = sent_by(algorithm, algorithm.init(jax.random.key(0)))
+  sent = sent._replace(
+      consensus=sent.consensus._replace(present=jnp.bool_(True))
   )
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(5))
   client = algorithm.init_client(group, 1, jax.random.key(0))
-  client, _, _ = algorithm.client_update(group, client, server, data, visit)
+  client, _, _ = algorithm.client_update(group, client, sent, data, visit)
   # 7 public examples once, 8 private ones twice, in batches of 4.
   assert int(client.digest_state[0].count) == 2
   assert int(client.private_state[0].count) == 4
-  fresh = make(federation, keep_optimizer=False)
+  local = dataclasses.replace(federation.local, keep_optimizer=False)
+  fresh = make(dataclasses.replace(federation, local=local), num_alignment=7)
   client = fresh.init_client(group, 1, jax.random.key(0))
+  assert client.digest_state is None and client.private_state is None
+  client, _, _ = fresh.client_update(group, client, sent, data, visit)
   assert client.digest_state is None and client.private_state is None
 
 

@@ -131,7 +131,7 @@ def test_many_curves_are_dealt_to_panels(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(24)}
   pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy', 'Title')
   panels = figures[0].axes
-  assert [len(axes.lines) for axes in panels] == [10, 10, 4]
+  assert [len(axes.lines) for axes in panels] == [8, 8, 8]
   named = [t.get_text() for a in panels for t in a.get_legend().get_texts()]
   assert named == list(series) and not figures[0].legends
   assert [axes.get_xlabel() for axes in panels] == ['', '', 'Round']

@@ -10,6 +10,7 @@ import pytest
 from configs import common
 from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
+from fedjax_het.algorithms import KEEP_OPTIMIZER
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
 from tests.models.augreg import PATCH, save
@@ -128,7 +129,9 @@ def test_the_setting_of_fedhe():
   assert one.groups.to_dict() == dict(fedhe_cnn9=10)
   assert one.dataset == 'cifar10' and one.partition.alpha == 0.5
   assert one.num_rounds < 1000 and one.model.width < 1
-  assert load('private').get_config('fedhe').algorithm.keep_optimizer
+  for name in METHODS:
+    keeps = load(name).get_config('fedhe').local.keep_optimizer
+    assert keeps == (name in KEEP_OPTIMIZER)
 
 
 @pytest.mark.parametrize('size', ['', 'quick', 'v2'])

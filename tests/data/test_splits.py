@@ -143,3 +143,26 @@ def test_a_public_set_follows_its_seed_and_not_the_order_of_labels():
 def test_impossible_public_sets_are_refused(size):
   with pytest.raises(ValueError, match='must hold between 1 and 4999'):
     splits.split_public(LABELS, size, seed=0)
+
+
+@pytest.mark.parametrize('share', [0.0, 0.3])
+def test_wrong_labels_are_so_many_and_of_every_other_class(share):
+  labels = np.arange(3000, dtype=np.int32) % 3
+  got = splits.with_wrong_labels(labels, share, 3, seed=4)
+  assert got.dtype == labels.dtype and set(got) == {0, 1, 2}
+  wrong = got != labels
+  assert wrong.sum() == 3000 * share
+  if share:
+    # Each class loses to either other class about as often.
+    pairs = np.bincount(3 * labels[wrong] + got[wrong], minlength=9)
+    assert np.all(np.abs(pairs[[1, 2, 3, 5, 6, 7]] - 150) < 50)
+    again = splits.with_wrong_labels(labels, share, 3, seed=4)
+    np.testing.assert_array_equal(again, got)
+    other = splits.with_wrong_labels(labels, share, 3, seed=5)
+    assert np.any(other != got)
+
+
+@pytest.mark.parametrize('share', [1.0, -0.1, float('nan')])
+def test_impossible_shares_of_wrong_labels_are_refused(share):
+  with pytest.raises(ValueError, match='share must be'):
+    splits.with_wrong_labels(np.zeros(5, int), share, 2, seed=0)

@@ -121,9 +121,13 @@ def test_equal_devices_act_as_in_synchronous_rounds(
       )
 
 
-def test_agrees_with_a_plain_event_queue(federation, data, reference):
-  """Visits trained one by one, from a list of all models that ever were."""
-  algorithm = ALGORITHMS['fedasync'](federation)
+@pytest.mark.parametrize('limit', [None, 1])
+def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
+  """Visits trained one by one, from a list of all models that ever were.
+
+  An upload that is staler than `limit` makes no new one.
+  """
+  algorithm = ALGORITHMS['fedasync'](federation, max_staleness=limit)
   first = first_state(algorithm, federation, data)
   owner = {int(k): g for g in federation.groups for k in g.client_ids}
 
@@ -141,8 +145,9 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference):
 
   trainers = {group.name: train(group) for group in federation.groups}
   history, began, visits = [jax.device_get(first.server)], {}, [0] * 4
+  stale = []
   queue = [(0.0, 'then download', k) for k in range(4)]  # A heap as it is.
-  while len(history) <= 6:
+  while len(stale) < 6:
     time, what, k = heapq.heappop(queue)
     if what == 'then download':
       began[k] = len(history) - 1
@@ -152,6 +157,11 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference):
     x_tau = history[began[k]]
     kept = trainers[owner[k].name](x_tau, jnp.int32(k), key)
     staleness = len(history) - 1 - began[k]
+    stale.append(staleness)
+    visits[k] += 1
+    heapq.heappush(queue, (time, 'then download', k))
+    if limit is not None and staleness > limit:
+      continue
     alpha_t = 0.6 * (staleness + 1) ** -0.5
     x = jax.tree.map(lambda a: a, history[-1])
     for block, w in jax.device_get(kept.change.params).items():
@@ -161,9 +171,14 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference):
           w,
       )
     history.append(x)
-    visits[k] += 1
-    heapq.heappush(queue, (time, 'then download', k))
-  state, _ = reference
+  schedule = plan(make_fleet(SPEEDS), 6, max_staleness=algorithm.max_staleness)
+  np.testing.assert_array_equal(schedule.staleness, stale)
+  if limit is None:
+    state, _ = reference
+  else:
+    assert len(history) < 7
+    events = make_events(federation, schedule, 3)
+    state, _ = run(algorithm, federation, data, events)
   assert_close(state.server, history[-1], rtol=1e-5, atol=1e-6)
 
 

@@ -42,6 +42,17 @@ def test_two_speeds_by_hand():
   assert got.down_version.tolist() == [0, 0, 1, 2, 3, 4, 5]
 
 
+def test_uploads_that_are_dropped_make_nobody_staler():
+  got = plan(fleet(device(2), device(5)), 7, max_staleness=1)
+  free = plan(fleet(device(2), device(5)), 7)
+  # Client 1 is dropped at 5 s, so that client 0 is not stale at 6 s.
+  assert got.staleness.tolist() == [0, 0, 2, 0, 0, 0, 3]
+  assert free.staleness.tolist() == [0, 0, 2, 1, 0, 0, 3]
+  # Who trains when, and from what, is the same.
+  for a, b in zip(got[:-1], free[:-1], strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
 def test_a_visit_takes_what_its_parts_take():
   one = Device(
       examples_per_second=10.0, up=100.0, down=400.0, latency=0.25

@@ -53,6 +53,27 @@ def test_group_seed_deals_clients_at_random():
   )
 
 
+def test_fewer_examples_and_wrong_labels():
+  whole = experiment.build(tiny_config())
+  few = experiment.build(tiny_config(train_size=200))
+  noisy = experiment.build(tiny_config(train_size=200, label_noise=0.25))
+  assert len(few.dataset.train_labels) == int(few.data.sizes.sum()) == 200
+  share = np.bincount(whole.dataset.train_labels) / 1442 * 200
+  assert np.all(np.abs(np.bincount(few.dataset.train_labels) - share) <= 1)
+  assert np.sum(noisy.data.labels != few.data.labels) == 50
+  np.testing.assert_array_equal(noisy.data.images, few.data.images)
+  for built in (few, noisy):
+    np.testing.assert_array_equal(
+        built.dataset.test_labels, whole.dataset.test_labels
+    )
+  assert message(tiny_config(train_size=1443)) == (
+      'train_size=1443 is more than the 1442 training examples of digits.'
+  )
+  assert message(tiny_config(label_noise=1.0)) == (
+      'label_noise must be a share below 1, got 1.0.'
+  )
+
+
 def test_refuses_more_clients_than_examples():
   config = tiny_config()
   config.groups.small.clients = 1442

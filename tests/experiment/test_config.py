@@ -251,3 +251,23 @@ def test_cut_outs_of_older_versions_were_black():
     old = json.loads(json.dumps(config.to_dict()))
     del old['local']['cutout']
     assert with_new_entries(old)['local']['cutout'] == cutout
+
+
+def test_whose_optimisers_stay_is_read_from_older_configs():
+  """Once an option of two methods; others did what they do by themselves."""
+  for name, stored, want in (
+      ('private', True, True),
+      ('private', False, False),
+      ('fedmd', False, False),
+      ('fedmd', None, True),
+      ('fedhe', None, True),
+      ('fedavg', None, False),
+      ('fedin', None, False),
+  ):
+    old = json.loads(json.dumps(default_config(name).to_dict()))
+    del old['local']['keep_optimizer']
+    if stored is not None:
+      old['algorithm']['keep_optimizer'] = stored
+    new = with_new_entries(old)
+    assert new['local']['keep_optimizer'] is want
+    assert 'keep_optimizer' not in new['algorithm']

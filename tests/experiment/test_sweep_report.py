@@ -241,3 +241,44 @@ def test_the_paper_has_no_other_numbers():
   assert paper_targets.fedin_v2_table_1('FedGKT', 'cifar10', True) is None
   reached = paper_targets.fedin_v2_table_1('HeteroFL', 'svhn_cropped', False)
   assert (reached.reached, reached.level) == (107, 80.0)
+
+
+def test_groups_of_a_rows_models_are_rows_of_their_own(table, tmp_path):
+  """Their means; cells that hold no curves of groups leave them out."""
+  views = {
+      'two': ('Private', ('mlp2',)), 'rest': ('Private', ('mlp3', 'mlp4')),
+  }  # fmt: skip
+  groups = dict(mlp2=[0.1, 0.2, 0.3], mlp3=[0.0, 0.4, 0.5], mlp4=[0.0] * 3)
+  cells = [cell('Private', 0, 0.5, groups=groups), cell('Private', 3, 0.6)]
+  markdown = sweep_report.render(
+      table._replace(views=views), cells, tmp_path
+  )
+  (two,), (rest,) = lines_of(markdown, 'two'), lines_of(markdown, 'rest')
+  assert two[1:4] == ['1', '30.0', '20.0']  # Best in round 1, as the mean is.
+  assert rest[1:4] == ['1', '25.0', '20.0']
+
+
+def test_an_order_that_is_not_the_papers_is_said(table, tmp_path):
+  def paper(private, fedavg, nets=('9 nets', '9 nets')):
+    return {
+        label: Target('P, Table 1', label, setting, accuracy)
+        for label, accuracy, setting in zip(
+            table.rows, (private, fedavg), nets, strict=True
+        )
+    }
+
+  cells = [cell('Private', 0, 0.5), cell('FedAvg (x1)', 0, 0.8)]
+  said = (
+      'The order differs from that of P, Table 1 (9 nets): here, from the '
+      'best, FedAvg (x1), Private; there Private, FedAvg (x1).'
+  )
+  for numbers, differs in (
+      (paper(70.0, 60.0), True),
+      (paper(60.0, 70.0), False),
+      (paper(60.0, 60.0), False),
+      # Different nets are not compared.
+      (paper(70.0, 60.0, ('9 nets', '1 net')), False),
+  ):
+    sweep_report.render(table._replace(paper=numbers), cells, tmp_path)
+    text = (tmp_path / 'table.md').read_text()
+    assert (said in text) == differs == ('order differs' in text)

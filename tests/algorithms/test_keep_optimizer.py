@@ -1,0 +1,120 @@
+"""`local.keep_optimizer`: whose optimisers stay, and what that does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
+from fedjax_het.engine import rounds, traffic
+from fedjax_het.engine.types import Visit
+from fedjax_het.experiment.config import check, default_config
+from tests.tiny import tiny_data, tiny_federation, tiny_local
+
+NUM_PUBLIC = 5
+
+
+def federate(keep, depths=(1, 2), **kwargs):
+  return tiny_federation(
+      depths,
+      norm=False,
+      local=tiny_local(keep_optimizer=keep),
+      num_public=NUM_PUBLIC,
+      sizes=np.full(2 * len(depths), 6),
+      **kwargs,
+  )
+
+
+def visit_shapes(name, keep):
+  """Client before and after, downlink and uplink, as shapes."""
+  federation = federate(keep)
+  algorithm, group = ALGORITHMS[name](federation), federation.groups[1]
+  turn = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
+
+  def visit(key, data):
+    client = algorithm.init_client(group, 1, key)
+    sent = algorithm.downlink(algorithm.init(key), group, turn)
+    after, uplink, _ = algorithm.client_update(
+        group, client, sent, data.client(1), turn
+    )
+    return client, after, (sent, uplink)
+
+  data = tiny_data((6,) * 4, public=NUM_PUBLIC)
+  return jax.eval_shape(visit, jax.random.key(0), data)
+
+
+def states(tree):
+  """The states of Adam in a tree."""
+  def is_adam(node):
+    return isinstance(node, optax.ScaleByAdamState)
+
+  return [n for n in jax.tree.leaves(tree, is_leaf=is_adam) if is_adam(n)]
+
+
+@pytest.mark.parametrize('name', sorted(KEEP_OPTIMIZER))
+def test_the_state_stays_on_the_client_and_never_travels(name):
+  found = {keep: visit_shapes(name, keep) for keep in (True, False, None)}
+  for keep, (before, after, messages) in found.items():
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    kept = KEEP_OPTIMIZER[name] if keep is None else keep
+    assert len(states(after)) == (1 + (name == 'fedmd') if kept else 0)
+    assert not states(messages)
+    assert traffic.full_bytes(messages) == traffic.full_bytes(found[None][2])
+
+
+@pytest.mark.parametrize('name', sorted(ALGORITHMS))
+def test_the_config_has_the_methods_default_and_refuses_what_cannot_be(name):
+  config = default_config(name)
+  assert config.local.keep_optimizer is KEEP_OPTIMIZER.get(name, False)
+  config.public_size = NUM_PUBLIC
+  for keep in (True, False):
+    config.local.keep_optimizer = keep
+    if keep and name not in KEEP_OPTIMIZER:
+      with pytest.raises(ValueError, match='begins the optimiser anew in each'):
+        check(config)
+    else:
+      check(config)
+
+
+def alone(name, keep, **options):
+  """The model of a client that takes part alone, after three rounds."""
+  federation = tiny_federation(
+      (1,), 1, norm=False, local=tiny_local(epochs=1, keep_optimizer=keep)
+  )
+  algorithm = ALGORITHMS[name](federation, **options)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=1, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  for _ in range(3):
+    state, _ = run_round(
+        state, tiny_data((8,)), jax.random.key(1), jax.random.key(2)
+    )
+  client = jax.tree.map(lambda leaf: leaf[0], state.clients['tiny1'])
+  (group,) = federation.groups
+  return algorithm.client_model(state.server, client, group), client
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('fedavg', {}),
+        ('fedprox', dict(mu=0.0)),
+        ('fedasync', dict(alpha=1.0, rho=0.0)),
+    ],
+)
+def test_a_client_alone_trains_as_if_private(name, options):
+  """The mean of one client is its model, whatever its optimiser does."""
+  kept, anew = (alone('private', keep)[0] for keep in (True, False))
+  gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), kept, anew)
+  assert max(jax.tree.leaves(gap)) > 1e-3
+  for keep, want in ((True, kept), (False, anew)):
+    got, client = alone(name, keep, **options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        got,
+        want,
+    )
+    # Three rounds of two steps; without it nothing is kept.
+    assert [int(s.count) for s in states(client)] == [6] * keep
