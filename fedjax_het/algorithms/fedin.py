@@ -53,7 +53,7 @@ from fedjax_het.engine.local import (
     shuffled_positions,
     train_epochs,
 )
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import not_negative, one_of, positive
 from fedjax_het.engine.projection import project_gradient
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -147,8 +147,8 @@ def fedin(
   one_of('capture', capture, ('final', 'training'))
   one_of('noise_at', noise_at, ('forward', 'upload'))
   not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
-  if clip is not None and not clip > 0:
-    raise ValueError(f'clip must be positive or None, got {clip}.')
+  if clip is not None:
+    positive(clip=clip)
   _check_num_pairs(num_pairs, local.batch_size)
   pair_shapes = check_pair_shapes(federation)
   exchange = make_exchange(federation, aggregation, weights)
