@@ -79,8 +79,7 @@ def judge(call) -> tuple[str, str]:
   """Calls a function as `launch.train` does, and names what came of it."""
   try:
     call()
-  except (ValueError, FileNotFoundError, ImportError, FloatingPointError,
-          OSError) as e:  # fmt: skip
+  except (ValueError, FileNotFoundError, ImportError, FloatingPointError) as e:
     text = str(e)
     # The commands print an error on one line; it must be one that was written
     # for people, not the first of a page.
