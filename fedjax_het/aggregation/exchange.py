@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.options import one_of
+from fedjax_het.engine.options import one_of, positive
 from fedjax_het.engine.types import Federation, Group, Received
 from fedjax_het.models.blocks import Variables
 
@@ -276,8 +276,7 @@ def make_exchange(
   """
   one_of('aggregation', aggregation, tuple(SHARINGS))
   one_of('weights', weights, ('uniform', 'data'))
-  if server_lr <= 0:
-    raise ValueError(f'server_lr must be positive, got {server_lr}.')
+  positive(server_lr=server_lr)
   check_shared_shapes(federation, SHARINGS[aggregation])
   return WeightExchange(federation, SHARINGS[aggregation], weights, server_lr)
 

@@ -34,7 +34,12 @@ from fedjax_het.aggregation.averaging import (
   trained_clients,
 )
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import (
+  at_least,
+  between,
+  not_negative,
+  one_of,
+)
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 
@@ -112,15 +117,12 @@ def fedasync(
     ValueError: If an option is out of range, or shared blocks differ in shape.
   """
   one_of('staleness', staleness, STALENESS)
-  if not 0 < alpha <= 1:
-    raise ValueError(f'alpha must be above 0 and at most 1, got {alpha}.')
+  between(0, 1, above=True, alpha=alpha)
   if a is None:
     a = 10.0 if staleness == 'hinge' else 0.5
   not_negative(a=a, b=b, rho=rho)
-  if max_staleness is not None and max_staleness < 0:
-    raise ValueError(
-        f'max_staleness must be at least 0 or None, got {max_staleness}.'
-    )
+  if max_staleness is not None:
+    at_least(0, max_staleness=max_staleness)
   exchange = make_exchange(federation, aggregation)
 
   def send(group, start, end, size, num_steps):

@@ -52,7 +52,12 @@ from fedjax_het.engine.local import (
   masked_mean,
   train_epochs,
 )
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import (
+  at_least,
+  between,
+  not_negative,
+  one_of,
+)
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -175,7 +180,7 @@ def fedgkt(
 
   Args:
     federation: Groups, local training, and the clients' sizes.
-    temperature: T.
+    temperature: T, between 1e-3 and 1e6.
     alpha: Weight of the distillation in a client's loss.
     server_alpha: Weight of the cross-entropy in the server's loss.
     server_distillation: Whether the server distils; if not, its loss is the
@@ -202,19 +207,12 @@ def fedgkt(
   num_clients, local = federation.num_clients, federation.local
   if server_batch_size is None:
     server_batch_size = local.batch_size
-  if server_batch_size < 1:
-    raise ValueError(
-        f'server_batch_size must be at least 1, got {server_batch_size}.'
-    )
-  if temperature <= 0:
-    raise ValueError(f'temperature must be above 0, got {temperature}.')
+  at_least(1, server_batch_size=server_batch_size)
+  # The loss has the factor T^2 and logits are divided by T.
+  between(1e-3, 1e6, temperature=temperature)
   one_of('server_logits', server_logits, ('train', 'eval'))
-  not_negative(
-      temperature=temperature,
-      alpha=alpha,
-      server_alpha=server_alpha,
-      server_epochs=server_epochs,
-  )
+  not_negative(alpha=alpha, server_alpha=server_alpha)
+  at_least(0, server_epochs=server_epochs)
 
   def init(key):
     net = chief.init(key, chief.span(begin))

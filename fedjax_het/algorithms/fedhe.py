@@ -45,7 +45,7 @@ from fedjax_het.aggregation.class_means import (
     init_class_client,
     keep_latest,
 )
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import at_least, not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
     Federation,
@@ -153,8 +153,7 @@ def fedhe(
   """
   not_negative(alpha=alpha)
   one_of('store', store, ('all', 'fold', 'latest'))
-  if fold_every < 1:
-    raise ValueError(f'fold_every must be at least 1, got {fold_every}.')
+  at_least(1, fold_every=fold_every)
   num_classes, num = federation.num_classes, federation.num_clients
 
   def init(key):

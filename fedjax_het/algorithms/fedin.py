@@ -54,7 +54,12 @@ from fedjax_het.engine.local import (
     shuffled_positions,
     train_epochs,
 )
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import (
+  at_least,
+  not_negative,
+  one_of,
+  positive,
+)
 from fedjax_het.engine.projection import project_gradient
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -154,15 +159,13 @@ def fedin(
   one_of('capture', capture, ('final', 'training'))
   one_of('noise_at', noise_at, ('forward', 'upload'))
   not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
-  if clip is not None and not clip > 0:
-    raise ValueError(f'clip must be positive or None, got {clip}.')
+  if clip is not None:
+    positive(clip=clip)
   if num_pairs is None:
     num_pairs = local.batch_size
   _check_num_pairs(num_pairs, local.batch_size)
-  if max_pair_age is not None and max_pair_age < 1:
-    raise ValueError(
-        f'max_pair_age must be at least 1 or None, got {max_pair_age}.'
-    )
+  if max_pair_age is not None:
+    at_least(1, max_pair_age=max_pair_age)
   pair_shapes = check_pair_shapes(federation)
   exchange = make_exchange(federation, aggregation, weights)
   protect = Features(clip, noise, sigma)

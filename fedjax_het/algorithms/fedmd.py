@@ -56,7 +56,7 @@ from fedjax_het.engine.local import (
   model_loss,
   shuffled_positions,
 )
-from fedjax_het.engine.options import not_negative
+from fedjax_het.engine.options import at_least, not_negative
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -331,17 +331,16 @@ def fedmd(
       pretrain_batch_size=pretrain_batch_size,
       transfer_batch_size=transfer_batch_size,
   )
-  for name, value in sizes.items():
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, got {value}.')
-  not_negative(
+  at_least(1, **sizes)
+  at_least(
+      0,
       digest_epochs=digest_epochs,
       pretrain_epochs=pretrain_epochs,
       pretrain_patience=pretrain_patience,
       transfer_epochs=transfer_epochs,
       transfer_patience=transfer_patience,
-      min_delta=min_delta,
   )
+  not_negative(min_delta=min_delta)
   num_classes = federation.num_classes
   keep_optimizer = federation.local.keeps_optimizer(True)
 

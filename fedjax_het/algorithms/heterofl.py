@@ -48,7 +48,7 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import cross_entropy, fit
-from fedjax_het.engine.options import one_of, shares
+from fedjax_het.engine.options import at_least, not_negative, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -190,11 +190,16 @@ def heterofl(
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
   one_of('weights', weights, ('uniform', 'data'))
+  if calibrate_batches is not None:
+    at_least(1, calibrate_batches=calibrate_batches)
   full, num_classes = one_model(federation, 'HeteroFL'), federation.num_classes
   names = [group.name for group in groups]
+  if len(odds) > len(string.ascii_lowercase):
+    raise ValueError(f'odds names {len(odds)} levels; there are 26, a to z.')
   if odds:
     names = string.ascii_lowercase[: len(odds)]
-    if min(odds) < 0 or sum(odds) <= 0:
+    not_negative(**{f'odds[{i}]': share for i, share in enumerate(odds)})
+    if sum(odds) <= 0:
       raise ValueError(
           f'odds must be at least 0, and not only zeros, got {tuple(odds)}.'
       )

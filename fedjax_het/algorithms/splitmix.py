@@ -50,7 +50,7 @@ from fedjax_het.algorithms.heterofl import (
   owned_labels,
 )
 from fedjax_het.engine.local import cross_entropy, fit
-from fedjax_het.engine.options import one_of, shares
+from fedjax_het.engine.options import at_least, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -175,8 +175,9 @@ def splitmix(
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
   model, num_classes = one_model(federation, 'SplitMix'), federation.num_classes
-  if num_bases < 1:
-    raise ValueError(f'num_bases must be at least 1, got {num_bases}.')
+  at_least(1, num_bases=num_bases)
+  if calibrate_batches is not None:
+    at_least(1, calibrate_batches=calibrate_batches)
   afforded = {
       name: bases_of(budget, num_bases)
       for name, budget in shares(

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 import gzip
 import hashlib
 import importlib.util
+import math
 import pathlib
+import stat
 from typing import NamedTuple
 import zlib
 
 import numpy as np
 
 _IDX_UBYTE = 0x08  # The IDX type code of unsigned bytes.
+# More bytes than any file of these data sets has; the largest has 182 MB.
+MAX_BYTES = 1 << 31
 
 
 class Splits(NamedTuple):
@@ -34,6 +38,27 @@ class Splits(NamedTuple):
   test_labels: np.ndarray
 
 
+def check_file(path: pathlib.Path) -> None:
+  """Refuses what cannot be read as a file of a data set.
+
+  Args:
+    path: The file.
+
+  Raises:
+    FileNotFoundError: If there is none.
+    ValueError: If it is a folder, a device or a pipe, or larger than any file
+      of the data sets.
+  """
+  status = path.stat()
+  if not stat.S_ISREG(status.st_mode):
+    raise ValueError(f'{path}: expected a file, got a folder or device.')
+  if status.st_size > MAX_BYTES:
+    raise ValueError(
+        f'{path}: expected at most {MAX_BYTES:,} bytes, got'
+        f' {status.st_size:,}.'
+    )
+
+
 def check_digest(path: pathlib.Path, expected: str) -> None:
   """Refuses a file that is not byte for byte the published one.
 
@@ -44,6 +69,7 @@ def check_digest(path: pathlib.Path, expected: str) -> None:
   Raises:
     ValueError: If the digest differs; the line gives both and the file's size.
   """
+  check_file(path)
   algorithm, _, digest = expected.partition(':')
   with open(path, 'rb') as f:
     got = hashlib.file_digest(
@@ -71,43 +97,60 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
   Raises:
     ValueError: If the gzip stream is broken, the magic number is not that of
-      unsigned bytes, or the size is not what the header says.
+      unsigned bytes, or the size is not what the header says. No more is read
+      than the header says.
 
   References:
     LeCun, Cortes, Burges, `The MNIST database of handwritten digits
     <http://yann.lecun.com/exdb/mnist>`_.
   """
-  data = path.read_bytes()
-  if path.suffix == '.gz':
-    try:
-      data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as e:
-      raise ValueError(
-          f'{path}: expected a whole gzip file, got {len(data):,} bytes that do'
-          f' not unpack ({e}).'
-      ) from e
-  if len(data) < 4 or data[:2] != b'\0\0' or data[2] != _IDX_UBYTE:
+  check_file(path)
+  zipped = path.suffix == '.gz'
+  try:
+    with gzip.open(path) if zipped else open(path, 'rb') as file:
+      return _read_idx(path, file)
+  except (OSError, EOFError, zlib.error) as e:
+    if not zipped:
+      raise
+    raise ValueError(
+        f'{path}: expected a whole gzip file, got {path.stat().st_size:,} bytes'
+        f' that do not unpack ({e}).'
+    ) from e
+
+
+def _read_idx(path: pathlib.Path, file) -> np.ndarray:
+  """`read_idx` from an open file."""
+  magic = file.read(4)
+  if len(magic) < 4 or magic[:2] != b'\0\0' or magic[2] != _IDX_UBYTE:
     raise ValueError(
         f'{path}: expected an IDX file of unsigned bytes (magic 0x000008..),'
-        f' got magic 0x{data[:4].hex()}.'
+        f' got magic 0x{magic.hex()}.'
     )
-  num_dims = data[3]
-  header = 4 + 4 * num_dims
-  if len(data) < header:
+  num_dims = magic[3]
+  sizes = file.read(4 * num_dims)
+  if len(sizes) < 4 * num_dims:
     raise ValueError(
-        f'{path}: expected an IDX header of {header} bytes for'
-        f' {num_dims} dimensions, got {len(data)} bytes in all.'
+        f'{path}: expected an IDX header of {4 + 4 * num_dims} bytes for'
+        f' {num_dims} dimensions, got {4 + len(sizes)} bytes in all.'
     )
-  shape = tuple(int(n) for n in np.frombuffer(data, '>u4', num_dims, 4))
-  size = 1
-  for n in shape:
-    size *= n
-  if len(data) - header != size:
+  shape = tuple(int(n) for n in np.frombuffer(sizes, '>u4'))
+  size = math.prod(shape)
+  if size > MAX_BYTES:
+    raise ValueError(
+        f'{path}: the header says {" x ".join(map(str, shape[:5]))}, which is'
+        f' more than the {MAX_BYTES:,} bytes that a data set can have.'
+    )
+  data = file.read(size)
+  # The end is read for a gzip file's checksum; what is too much is counted.
+  more = 0
+  while more < MAX_BYTES and (chunk := file.read(1 << 20)):
+    more += len(chunk)
+  if len(data) + more != size:
     raise ValueError(
         f'{path}: the header says {shape}, which is {size:,} bytes, but'
-        f' {len(data) - header:,} follow it.'
+        f' {len(data) + more:,} follow it.'
     )
-  return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()
+  return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
 def read_cifar_binary(
@@ -132,6 +175,7 @@ def read_cifar_binary(
     Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
     <https://www.cs.toronto.edu/~kriz/cifar.html>`_, 2009.
   """
+  check_file(path)
   record = num_label_bytes + 3 * 32 * 32
   data = np.fromfile(path, np.uint8)
   if data.size == 0 or data.size % record:
@@ -166,6 +210,7 @@ def read_svhn_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
   """
   import scipy.io  # pylint: disable=g-import-not-at-top
 
+  check_file(path)
   try:
     data = scipy.io.loadmat(path, variable_names=['X', 'y'])
   except Exception as e:  # A broken file raises a type per broken part.
@@ -216,6 +261,8 @@ def read_image_folders(
     )
   from PIL import Image  # pylint: disable=g-import-not-at-top
 
+  if not folder.is_dir():
+    raise ValueError(f'{folder}: expected a folder of class folders.')
   found = {p.name for p in folder.iterdir() if p.is_dir()}
   if found != set(class_names):
     raise ValueError(
@@ -233,6 +280,7 @@ def read_image_folders(
   height, width = image_size
   images = np.empty((len(paths), height, width, 3), np.uint8)
   for i, path in enumerate(paths):
+    check_file(path)
     try:
       with Image.open(path) as image:
         if image.size != (width, height):
@@ -240,6 +288,8 @@ def read_image_folders(
               f'expected {width} x {height} pixels, got {image.size}'
           )
         images[i] = np.asarray(image.convert('RGB'))
-    except (OSError, SyntaxError, ValueError) as e:
-      raise ValueError(f'{path}: not a readable image ({e}).') from e
+    except Exception as e:  # A broken part raises a type of its own.
+      raise ValueError(
+          f'{path}: not a readable image ({" ".join(str(e).split())}).'
+      ) from e
   return images, np.array(labels, np.int32)

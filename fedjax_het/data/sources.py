@@ -189,10 +189,29 @@ def load(
   Raises:
     FileNotFoundError: If `data_dir` is missing or does not hold the data.
     ImportError: If CINIC-10's images are to be read without Pillow.
-    ValueError: If `name` is unknown, or a file is truncated, corrupt, not the
-      official one (with `verify`), or not what its format promises.
+    ValueError: If `name` is unknown, or a file cannot be read, is truncated,
+      corrupt, not the official one (with `verify`), or not what its format
+      promises.
   """
   check_name(name)
+  try:
+    return _load(name, data_dir, verify)
+  except FileNotFoundError as e:
+    if e.filename is None:
+      raise
+    raise FileNotFoundError(f'{e.filename}: no such file.') from e
+  except OSError as e:
+    raise ValueError(
+        f'{e.filename or data_dir}: cannot be read ({e.strerror or e}).'
+    ) from e
+  except MemoryError as e:
+    raise ValueError(
+        f'{data_dir}: {name} takes more memory than there is ({e}).'
+    ) from e
+
+
+def _load(name: str, data_dir, verify: bool) -> Dataset:
+  """`load` with the errors of the file system."""
   if not DATASETS[name].files:
     return load_raw(name, data_dir, verify=verify)
   folder, why_not = tfds_source.find_prepared(

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import pathlib
 import re
@@ -55,9 +56,10 @@ def find_prepared(
       versions.append((numbers, info))
   why_not = ''
   for _, info in sorted(versions, reverse=True):
+    raw_formats.check_file(info)
     try:
-      file_format = json.loads(info.read_text()).get('fileFormat')
-    except ValueError as e:
+      file_format = dict(json.loads(info.read_bytes())).get('fileFormat')
+    except (ValueError, TypeError, RecursionError) as e:
       raise ValueError(
           f'{info}: not valid JSON ({e}); remove {info.parent} and prepare the'
           ' data set again.'
@@ -90,6 +92,8 @@ def _read_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
   """[N, H, W, C] images and [N] int32 labels of one split."""
   source = builder.as_data_source(split=split)
   num, shape = len(source), tuple(builder.info.features['image'].shape)
+  if num * math.prod(shape) > raw_formats.MAX_BYTES:
+    raise ValueError(f'{num} images of {shape} pixels are too many')
   images = np.empty((num, *shape), np.uint8)
   labels = np.empty(num, np.int32)
   for start in range(0, num, _READ_BATCH):
@@ -120,6 +124,8 @@ def read_prepared(
   """
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
+  for path in sorted(folder.iterdir()):
+    raw_formats.check_file(path)
   try:
     builder = tfds.builder_from_directory(str(folder))
     splits = raw_formats.Splits(

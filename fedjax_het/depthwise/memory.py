@@ -302,7 +302,7 @@ def budget_mb(text: str, full: float) -> float:
   match = _BUDGET.fullmatch(text.strip())
   try:
     number = float(fractions.Fraction(match['number']))
-  except (TypeError, ValueError, ZeroDivisionError):
+  except (TypeError, ValueError, ZeroDivisionError, OverflowError):
     number = 0.0
   if not number > 0:
     raise ValueError(

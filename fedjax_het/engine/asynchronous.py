@@ -13,7 +13,7 @@ A client trains from what it was sent, so it may train at any time between its
 download and its upload; what it has done shows only with its upload.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -97,6 +97,77 @@ class Events(NamedTuple):
   training: dict[str, Turns]
 
 
+class RoundPlan(NamedTuple):
+  """A round of m uploads, before it is laid out as arrays.
+
+  Attributes:
+    client: m senders in order.
+    staleness: m server updates since their downloads.
+    wave: m times 1 where training comes before the upload, else 0.
+    downloads: m lists of (client, visit).
+    training: m lists of (client, visit).
+    time: Seconds of the last upload's arrival.
+    lost: Senders of the uploads that were lost meanwhile.
+  """
+
+  client: list[int]
+  staleness: list[int]
+  wave: list[int]
+  downloads: list[list[tuple[int, int]]]
+  training: list[list[tuple[int, int]]]
+  time: float
+  lost: list[int]
+
+
+def plan_rounds(
+    events: Iterable[tuple[str, tuple]], cohort_size: int
+) -> Iterator[RoundPlan]:
+  """Cuts a stream of events into rounds, as far as it is asked for.
+
+  Args:
+    events: What `clock.stream` gives.
+    cohort_size: Uploads a round, m.
+
+  Yields:
+    Whole rounds; so much memory as one of them and the clients need.
+  """
+  waiting, downloads = {}, []
+  done = RoundPlan([], [], [], [], [], 0.0, [])
+  for kind, event in events:
+    if kind == 'd':
+      client, visit, _ = event
+      downloads.append((client, visit))
+      waiting[client] = visit
+    elif kind == 'l':
+      done.lost.append(event[0])
+    else:
+      client, _, _, time, staleness = event
+      wave = client in waiting
+      done.client.append(client)
+      done.staleness.append(staleness)
+      done.wave.append(int(wave))
+      done.downloads.append(downloads)
+      done.training.append([*waiting.items()] if wave else [])
+      if wave:
+        waiting = {}
+      downloads = []
+      if len(done.client) == cohort_size:
+        yield done._replace(time=time)
+        done = RoundPlan([], [], [], [], [], 0.0, [])
+
+
+def lay_out(plan: RoundPlan, federation: Federation) -> Events:
+  """A planned round as arrays of fixed shapes."""
+  places = federation.places()
+  return Events(
+      np.array(plan.client, np.int32),
+      np.array(plan.staleness, np.int32),
+      np.array(plan.wave, np.int32),
+      _turns(federation, places, plan.downloads),
+      _turns(federation, places, plan.training),
+  )
+
+
 def round_events(
     schedule: Schedule, federation: Federation, cohort_size: int
 ) -> list[Events]:
@@ -110,56 +181,26 @@ def round_events(
   Returns:
     The events of each whole round.
   """
-  group_of, row_of = federation.places()
-  num_rounds = len(schedule.client) // cohort_size
-  rounds, waiting, begin = [], {}, 0
-  for round_num in range(num_rounds):
-    wave = np.zeros(cohort_size, np.int32)
-    downloads = [[[] for _ in wave] for _ in federation.groups]
-    training = [[[] for _ in wave] for _ in federation.groups]
-    first = round_num * cohort_size
-    senders = schedule.client[first : first + cohort_size]
-    for i, sender in enumerate(senders):
-      # All that is downloaded between the upload before and this one.
-      end = np.searchsorted(schedule.down_version, first + i, side='right')
-      for client, visit in zip(
-          schedule.down_client[begin:end],
-          schedule.down_visit[begin:end],
-          strict=True,
-      ):
-        turn = (row_of[client], visit)
-        downloads[group_of[client]][i].append(turn)
-        waiting[int(client)] = turn
-      begin = end
-      if int(sender) in waiting:
-        wave[i] = 1
-        for client, turn in waiting.items():
-          training[group_of[client]][i].append(turn)
-        waiting = {}
-    rounds.append(
-        Events(
-            np.array(senders, np.int32),
-            schedule.staleness[first : first + cohort_size],
-            wave,
-            _turns(federation, downloads),
-            _turns(federation, training),
-        )
-    )
-  return rounds
+  rounds = plan_rounds(schedule.events(), cohort_size)
+  return [lay_out(plan, federation) for plan in rounds]
 
 
-def _turns(federation: Federation, lists) -> dict[str, Turns]:
-  """Lists [group][upload][turn] as arrays of fixed shapes."""
+def _turns(federation: Federation, places, per_upload) -> dict[str, Turns]:
+  """Lists [upload][turn] of (client, visit) as arrays of fixed shapes."""
+  group_of, row_of = places
   result = {}
-  for group, per_upload in zip(federation.groups, lists, strict=True):
+  for number, group in enumerate(federation.groups):
     # A client has one turn more than it has uploads at most; a wave reads as
     # many turns as the group has clients, wherever it begins.
-    capacity = len(per_upload) + 2 * group.num_clients
-    flat = np.zeros((capacity, 2), np.int32)
-    turns = [turn for turns in per_upload for turn in turns]
+    flat = np.zeros((len(per_upload) + 2 * group.num_clients, 2), np.int32)
+    mine = [
+        [(row_of[k], visit) for k, visit in turns if group_of[k] == number]
+        for turns in per_upload
+    ]
+    turns = [turn for turns in mine for turn in turns]
     if turns:
       flat[: len(turns)] = turns
-    ends = np.cumsum([len(turns) for turns in per_upload])
+    ends = np.cumsum([len(turns) for turns in mine])
     bounds = np.concatenate([[0], ends]).astype(np.int32)
     result[group.name] = Turns(flat[:, 0].copy(), flat[:, 1].copy(), bounds)
   return result

@@ -13,16 +13,25 @@ happens in this order: first all uploads, by client id, then all downloads.
 Equal devices that never pause therefore act as in synchronous rounds.
 """
 
-from collections.abc import Iterator, Sequence
+import collections
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import heapq
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.engine.options import between, not_negative
+
 MODES = ('async', 'sequential')
 _UPLOAD, _DOWNLOAD = 0, 1  # Their order at one time.
+# Visits lost in a row after which no further upload is expected.
+_PATIENCE = 1_000_000
+# Seconds that a visit may take, some 30,000 years.
+_LONGEST = 1e12
+# Sigma of the jitter, whose factor is then e^10 in a visit of three.
+_MOST_JITTER = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +47,8 @@ class Device:
     latency: Seconds that every message takes besides.
     pause: Mean seconds between an upload and the next download, drawn from an
       exponential distribution; 0 for always available.
-    jitter: Sigma of the log-normal factor, of median 1, on the training time.
+    jitter: Sigma of the log-normal factor, of median 1, on the training time;
+      at most 10.
     drop_out: Probability that a visit never reaches the server. What the
       client did in it is lost with it.
 
@@ -60,11 +70,8 @@ class Device:
       if not value > 0:
         raise ValueError(f'{name} of a device must be above 0, got {value}.')
     for name in ('latency', 'pause', 'jitter'):
-      value = getattr(self, name)
-      if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(
-            f'{name} of a device must be finite and at least 0, got {value}.'
-        )
+      not_negative(**{f'{name} of a device': getattr(self, name)})
+    between(0, _MOST_JITTER, **{'jitter of a device': self.jitter})
     if not 0 <= self.drop_out <= 1:
       raise ValueError(
           f'drop_out of a device must be between 0 and 1, got {self.drop_out}.'
@@ -98,10 +105,11 @@ class Fleet(NamedTuple):
         + self.up_bytes[client] / device.up
     )
     training = examples / device.examples_per_second
-    if not 0 < messages + training < math.inf:
+    if not 0 < messages + training < _LONGEST:
       raise ValueError(
           f'A visit of client {client}, of {examples} examples, would take '
-          f'{messages + training} s; it must take some time.'
+          f'{messages + training} s; it must take some time, and less than '
+          f'{_LONGEST:.0e} s.'
       )
     while True:
       # Always three draws, so that one option does not shift the others.
@@ -142,6 +150,86 @@ class Schedule(NamedTuple):
   lost_version: np.ndarray
   staleness: np.ndarray
 
+  def events(self) -> Iterator[tuple[str, tuple]]:
+    """Yields downloads and uploads as `stream` does, but no losses."""
+    rows = zip(self.down_client, self.down_visit, self.down_version)
+    downloads = collections.deque(tuple(map(int, row)) for row in rows)
+    rows = zip(
+        self.client, self.visit, self.version, self.time, self.staleness
+    )
+    for number, (client, visit, version, time, staleness) in enumerate(rows):
+      while downloads and downloads[0][2] <= number:
+        yield 'd', downloads.popleft()
+      integers = map(int, (client, visit, version))
+      yield 'u', (*integers, float(time), int(staleness))
+
+
+def stream(
+    fleet: Fleet, mode: str = 'async', max_staleness: int | None = None
+) -> Iterator[tuple[str, tuple]]:
+  """Plans a run, event by event, without end.
+
+  Args:
+    fleet: The clients.
+    mode: See `plan`.
+    max_staleness: See `plan`.
+
+  Returns:
+    An iterator over ('d', (client, visit, version)) for downloads, ('u',
+    (client, visit, version, time, staleness)) for uploads that arrive and
+    ('l', (client, version)) for lost ones, in their order; fields as in
+    `Schedule`.
+
+  Raises:
+    ValueError: If the mode is unknown, no upload would ever arrive, or, while
+      iterating, a visit takes no time or a million visits in a row are lost.
+  """
+  if mode not in MODES:
+    raise ValueError(f'Unknown mode {mode!r}; known are {", ".join(MODES)}.')
+  if all(device.drop_out == 1 for device in fleet.devices):
+    raise ValueError(
+        'No upload would ever arrive: drop_out is 1 for every client.'
+    )
+  if mode == 'async':
+    return _with_patience(_async(fleet, max_staleness))
+  return _with_patience(_sequential(fleet))
+
+
+def _with_patience(events):
+  """Yields events; a ValueError where only losses come."""
+  lost = 0
+  for kind, event in events:
+    lost = lost + 1 if kind == 'l' else 0 if kind == 'u' else lost
+    if lost == _PATIENCE:
+      raise ValueError(
+          f'{_PATIENCE} visits in a row were lost: drop_out of the devices '
+          'leaves hardly any upload.'
+      )
+    yield kind, event
+
+
+class Window:
+  """Items of an iterator by their number, of which only the last are kept.
+
+  Asked for an item that is no longer kept, it begins anew.
+  """
+
+  def __init__(self, begin: Callable[[], Iterator[Any]], keep: int):
+    """Keeps the last `keep` items of the iterators that `begin` makes."""
+    self._begin = begin
+    self._kept = collections.deque(maxlen=keep)
+    self._items, self._end = begin(), 0
+
+  def __getitem__(self, number: int) -> Any:
+    """The item of that number, from 0."""
+    if number < self._end - len(self._kept):
+      self._kept.clear()
+      self._items, self._end = self._begin(), 0
+    while self._end <= number:
+      self._kept.append(next(self._items))
+      self._end += 1
+    return self._kept[number - self._end]
+
 
 def plan(
     fleet: Fleet,
@@ -151,7 +239,8 @@ def plan(
 ) -> Schedule:
   """Plans a run until the server has accepted so many uploads.
 
-  Planning more uploads repeats what was planned and goes on.
+  Planning more uploads repeats what was planned and goes on. `stream` gives
+  the same without end, and without holding it in memory.
 
   Args:
     fleet: The clients.
@@ -170,18 +259,8 @@ def plan(
     ValueError: If the mode is unknown, no upload would ever arrive, or a visit
       takes no time.
   """
-  if mode not in MODES:
-    raise ValueError(f'Unknown mode {mode!r}; known are {", ".join(MODES)}.')
-  if all(device.drop_out == 1 for device in fleet.devices):
-    raise ValueError(
-        'No upload would ever arrive: drop_out is 1 for every client.'
-    )
-  if mode == 'async':
-    events = _async(fleet, max_staleness)
-  else:
-    events = _sequential(fleet)
   uploads, downloads, losses = [], [], []
-  for kind, event in events:
+  for kind, event in stream(fleet, mode, max_staleness):
     if len(uploads) == num_uploads:
       break
     (uploads, downloads, losses)['udl'.index(kind)].append(event)
@@ -263,23 +342,39 @@ def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
     ValueError: If a client takes part that never returns, or a visit takes no
       time.
   """
-  visits = {int(k): fleet.visits(int(k)) for k in np.unique(cohorts)}
-  for client in visits:
+  check_return(fleet, cohorts)
+  return np.array([*synchronous_ends(fleet, cohorts)], np.float64)
+
+
+def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
+  """Raises ValueError if a client of a cohort can never return."""
+  for client in map(int, np.unique(cohorts)):
     if fleet.devices[client].drop_out == 1:
       raise ValueError(
           f'Client {client} never returns (drop_out is 1): a synchronous round '
           'would wait for it for ever.'
       )
-  ready = dict.fromkeys(visits, 0.0)
-  now, ends = 0.0, []
+
+
+def synchronous_ends(fleet: Fleet, cohorts) -> Iterator[float]:
+  """Yields what `synchronous_times` gives, for any iterator over cohorts."""
+  visits, ready, now = {}, {}, 0.0
   for cohort in cohorts:
     begin = now
     for client in map(int, cohort):
-      time, lost = max(begin, ready[client]), True
-      while lost:
+      if client not in visits:
+        visits[client], ready[client] = fleet.visits(client), 0.0
+      time = max(begin, ready[client])
+      for _ in range(_PATIENCE):
         seconds, lost, pause = next(visits[client])
         arrival = time + seconds
         time = ready[client] = arrival + pause
+        if not lost:
+          break
+      else:
+        raise ValueError(
+            f'{_PATIENCE} visits of client {client} in a row were lost: its '
+            'drop_out leaves hardly any upload.'
+        )
       now = max(now, arrival)
-    ends.append(now)
-  return np.array(ends, np.float64)
+    yield now

@@ -3,21 +3,103 @@
 from collections.abc import Collection
 from fractions import Fraction
 import math
+import numbers
+import re
+
+import numpy as np
+
+from fedjax_het.names import shown
+
+# Sizes of the numbers that float32 holds with all of its bits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
+# What arrays of sizes and counts hold.
+INT32_MAX = 2**31 - 1
+
+
+def is_finite(value) -> bool:
+  """Whether a value is a finite number, maybe an integer of any size."""
+  return isinstance(value, numbers.Integral) or (
+      isinstance(value, numbers.Real) and math.isfinite(value)
+  )
+
+
+def check_float32(name: str, value: float) -> None:
+  """Raises ValueError for a finite number that float32 cannot hold.
+
+  Args:
+    name: The option's name, for the message.
+    value: Any number; NaN and infinity have checks of their own.
+  """
+  if value and is_finite(value) and not _SMALLEST <= abs(value) <= _LARGEST:
+    raise ValueError(
+        f'{name} must be 0 or of a size between {_SMALLEST:.1e} and '
+        f'{_LARGEST:.1e}, which float32 holds, got {shown(value)}.'
+    )
 
 
 def one_of(name: str, value, known) -> None:
   """Raises ValueError unless `value` is one of `known`."""
   if value not in known:
     raise ValueError(
-        f'{name} must be one of {", ".join(known)}, got {value!r}.'
+        f'{name} must be one of {", ".join(known)}, got {shown(value)}.'
     )
+
+
+def between(
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    **options: float,
+) -> None:
+  """Raises ValueError for an option out of its range, NaN and infinity too.
+
+  Args:
+    low: The smallest value allowed.
+    high: The largest.
+    above: Whether a value must exceed `low`.
+    below: Whether it must stay below `high`.
+    **options: Values by name.
+  """
+  for name, value in options.items():
+    right = (
+        is_finite(value)
+        and (low < value if above else low <= value)
+        and (value < high if below else value <= high)
+    )
+    if not right:
+      must = [f'{"above" if above else "at least"} {low:g}']
+      if high < math.inf:
+        must.append(f'{"below" if below else "at most"} {high:g}')
+      else:
+        must.insert(0, 'finite')
+      raise ValueError(
+          f'{name} must be {" and ".join(must)}, got {shown(value)}.'
+      )
+    check_float32(name, value)
 
 
 def not_negative(**options: float) -> None:
   """Raises ValueError for an option that is negative or not finite."""
+  between(**options)
+
+
+def positive(**options: float) -> None:
+  """Raises ValueError for an option that is not above 0, or not finite."""
+  between(above=True, **options)
+
+
+def at_least(low: int, **options: int) -> None:
+  """Raises ValueError for an integer below `low` or beyond int32."""
   for name, value in options.items():
-    if not (value >= 0 and math.isfinite(value)):
-      raise ValueError(f'{name} must be finite and at least 0, got {value}.')
+    if value < low:
+      raise ValueError(f'{name} must be at least {low}, got {shown(value)}.')
+    if value > INT32_MAX:
+      raise ValueError(
+          f'{name} must be at most {INT32_MAX}, got {shown(value)}.'
+      )
 
 
 def shares(option: str, text: str, names: Collection[str]) -> dict:
@@ -39,6 +121,8 @@ def shares(option: str, text: str, names: Collection[str]) -> dict:
   if not text:
     return {name: Fraction(1, 2**i) for i, name in enumerate(sorted(names))}
   try:
+    if re.search(r'[eE][+-]?\d{4}', text):
+      raise ValueError  # A fraction of so many digits takes for ever.
     pairs = [item.split(':') for item in text.split()]
     found = {name: Fraction(share) for name, share in pairs}
   except (ValueError, ZeroDivisionError):

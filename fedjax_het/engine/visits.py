@@ -51,8 +51,9 @@ def make_training(
 
   Returns:
     `train(client, sent, data, visit) -> (summed, (client, kept, finite,
-    metrics, down, up))`, `data` being the client's own. A result that is not
-    finite is left out of the sums and leaves the client as it was.
+    metrics, down, up))`, `data` being the client's own. An update that is not
+    finite is replaced by zeros, in the sums and in what is kept apart, and
+    leaves the client as it was.
   """
 
   def train(client, sent, data, visit):
@@ -65,12 +66,14 @@ def make_training(
       return jnp.where(finite, new, old)
 
     updated = jax.tree.map(keep, updated, client)
-    summed = jax.tree.map(
-        lambda s: keep(s, jnp.zeros_like(s)), uplink.summed
+    # In what is kept, too: zero times NaN is NaN, and an upload in flight is
+    # part of the state.
+    summed, kept = jax.tree.map(
+        lambda s: keep(s, jnp.zeros_like(s)), (uplink.summed, uplink.kept)
     )
     return summed, (
         updated,
-        uplink.kept,
+        kept,
         finite,
         jax.tree.map(jnp.float32, metrics),
         measure(sent),

@@ -15,11 +15,12 @@ from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import BACKENDS, TRACEABLE, resolve_backend
+from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.experiment import options as opt
 from fedjax_het.models import MODELS, onednn
 from fedjax_het.models.lowering import CONVOLUTIONS
 from fedjax_het.models.products import PRODUCTS
-from fedjax_het.names import check_name, did_you_mean
+from fedjax_het.names import check_name, did_you_mean, shown
 
 
 class Field(NamedTuple):
@@ -31,6 +32,7 @@ class Field(NamedTuple):
     low: Smallest value allowed.
     above: A value that it must exceed.
     choices: All values allowed.
+    high: Largest value allowed; None for what int32 or float32 hold.
   """
 
   default: Any
@@ -38,8 +40,12 @@ class Field(NamedTuple):
   low: float | None = None
   above: float | None = None
   choices: tuple[str, ...] = ()
+  high: float | None = None
 
 
+# JAX's keys hold 32 bits of a seed: 2^32 would silently be seed 0.
+SEED = Field(0, int, low=0, high=2**32 - 1)
+MAYBE_SEED = SEED._replace(default=None, kind=int | None)
 AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
 SCHEDULES = ('constant', 'step', 'cosine')
 OPTIMIZERS = ('adam', 'adamw', 'sgd')
@@ -84,14 +90,14 @@ CLOCK = dict(
         'synchronous', str, choices=('synchronous', *clock_lib.MODES)
     ),
     # Of jitter, pauses, losses, and the order of 'sequential'.
-    seed=Field(0, int, low=0),
+    seed=SEED,
     # None deals devices to clients in order, a seed at random.
-    device_seed=Field(None, int | None, low=0),
+    device_seed=MAYBE_SEED,
 )
 FIELDS = dict(
     # Seeds of training, and of who takes part; the partition has its own.
-    seed=Field(0, int, low=0),
-    sampling_seed=Field(0, int, low=0),
+    seed=SEED,
+    sampling_seed=SEED,
     dataset=Field('digits', str, choices=tuple(DATASETS)),
     data_dir=Field(None, str | None),
     # Images are resized to this height and width; None leaves them.
@@ -112,7 +118,7 @@ FIELDS = dict(
     # test set, which flatters.
     validation=Field(None, float | None, above=0),
     # None deals clients to groups in order, a seed at random.
-    group_seed=Field(None, int | None, low=0),
+    group_seed=MAYBE_SEED,
     # Whether running norm statistics stay on the client (FedBN).
     local_stats=Field(False, bool),
     # Clients a round; None for all.
@@ -135,7 +141,7 @@ FIELDS = dict(
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and
-    # checkpoints. Their lines are written together.
+    # checkpoints, and 1,000 at most. Their lines are written together.
     rounds_per_dispatch=Field(1, int, low=1),
     # Where clients' states lie between their visits: on the device, or in the
     # host's memory, from which those of a cohort are brought.
@@ -223,9 +229,23 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     without them did. An entry that had no effect in this config is not there.
   """
   local = stored.get('local')
-  if isinstance(local, Mapping) and local.get('augment') == 'crop_flip_cutout':
-    return dict(local=dict(cutout='before'))
-  return {}
+  if not isinstance(local, Mapping) or 'cutout' in local:
+    return {}  # Of a version that stored what has changed since.
+  older = {}
+  if local.get('augment') == 'crop_flip_cutout':
+    older['local'] = dict(cutout='before')
+  groups = stored.get('groups')
+  models = {
+      entry.get('model', name) if isinstance(entry, Mapping) else name
+      for name, entry in (
+          groups.items() if isinstance(groups, Mapping) else ()
+      )
+  }
+  if 'preresnet20' in models:
+    older['model'] = dict(
+        init='he_fan_out', preact_shortcut=False, head_relu=True
+    )
+  return older
 
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,6 +278,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
     result[section] = {
         **full[section], **older.get(section, {}), **stored.get(section, {})
     }  # fmt: skip
+  result['model'] = {**older.get('model', {}), **result['model']}
   return result
 
 
@@ -277,7 +298,7 @@ def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:
       entry, 'to_dict'
   ) else dict(clients=entry)
   model, clients = entry.pop('model', name), entry.pop('clients', None)
-  if model not in MODELS:
+  if model not in [*MODELS]:  # A list: what is no name may not be hashable.
     return model, clients, entry
   known = opt.keyword_options(MODELS[model])
   common = {k: v for k, v in config.model.items() if k in known}
@@ -300,7 +321,7 @@ def device_spec(config, name: str) -> tuple[clock_lib.Device, int]:
   where = f'devices.{name}'
   if not hasattr(config.devices[name], 'items'):
     raise ValueError(
-        f'{where} must be a section, got {config.devices[name]!r}.'
+        f'{where} must be a section, got {shown(config.devices[name])}.'
     )
   entry = dict(config.devices[name])
   clients = entry.pop('clients', None)
@@ -330,7 +351,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_field(name, config[name], field)
   for name in SECTIONS:
     if not hasattr(config[name], 'items'):
-      raise ValueError(f'{name} must be a section, got {config[name]!r}.')
+      raise ValueError(f'{name} must be a section, got {shown(config[name])}.')
   _check_keys(config.local, LOCAL, 'local.')
   for name, field in LOCAL.items():
     _check_field(f'local.{name}', config.local[name], field)
@@ -344,9 +365,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'{", ".join(KEEP_OPTIMIZER)}.'
     )
   _check_section(config.partition, 'partition', PARTITIONS)
-  _check_field(
-      'partition.seed', config.partition.get('seed'), Field(0, int, low=0)
-  )
+  _check_field('partition.seed', config.partition.get('seed'), SEED)
   _check_groups(config)
   if config.convolutions == 'onednn':
     onednn.check()
@@ -384,13 +403,15 @@ def _check_keys(section, known, prefix: str) -> None:
 
 
 def _check_field(name: str, value: Any, field: Field) -> None:
-  opt.check_type(name, value, field.kind)
+  opt.check_type(name, value, field.kind, field.high)
   if value is None:
     return
   if field.choices:
     check_name(name, value, field.choices)
   if field.low is not None and value < field.low:
-    raise ValueError(f'{name} must be at least {field.low}, got {value}.')
+    raise ValueError(
+        f'{name} must be at least {field.low}, got {shown(value)}.'
+    )
   if field.above is not None and value <= field.above:
     raise ValueError(f'{name} must be above {field.above}, got {value}.')
 
@@ -433,6 +454,12 @@ def _check_clock(config, num_clients: int) -> None:
     )
   if config.clock.mode != 'synchronous':
     check_backend(config.backend)
+    uploads = config.num_rounds * (config.cohort_size or num_clients)
+    if uploads > INT32_MAX:
+      raise ValueError(
+          f'num_rounds={config.num_rounds} makes {uploads} uploads, more than '
+          f'the {INT32_MAX} that clock.mode={config.clock.mode!r} can count.'
+      )
     if config.client_store == 'host':
       raise ValueError(
           "client_store='host' is for synchronous rounds: what is in flight "
@@ -462,8 +489,10 @@ def _check_section(section, where: str, table) -> None:
   """A section of a name out of `table` and the options of that entry."""
   name = section.get('name')
   check_name(where, name, table)
-  given = {k: v for k, v in section.items() if k != 'name'}
   known = opt.keyword_options(table[name])
+  given = {k: v for k, v in section.items() if k != 'name'}
+  if 'seed' in known:  # It has a range of its own.
+    given.pop('seed', None)
   opt.check_options(where, given, known, f'{where} {name!r}')
 
 

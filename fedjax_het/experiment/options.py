@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 import inspect
-import math
 import types
 import typing
 from typing import Any
 
-from fedjax_het.names import did_you_mean
+from fedjax_het.engine.options import (
+  INT32_MAX,
+  check_float32,
+  is_finite,
+)
+from fedjax_het.names import did_you_mean, shown
 
 _WORDS = {
     bool: 'True or False',
@@ -29,7 +33,7 @@ def _accepts(kind: Any, value: Any) -> bool:
     return any(_accepts(one, value) for one in typing.get_args(kind))
   if kind is float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return number and is_finite(value)
   if kind is int:
     return isinstance(value, int) and not isinstance(value, bool)
   return isinstance(value, kind)
@@ -40,19 +44,31 @@ def _describe(kind: Any) -> str:
   return ' or '.join(_WORDS.get(k) or str(k) for k in kinds)
 
 
-def check_type(where: str, value: Any, kind: Any) -> None:
-  """Refuses a value of the wrong type, such as a bool for an integer.
+def check_type(
+    where: str, value: Any, kind: Any, high: float | None = None
+) -> None:
+  """Refuses a value of the wrong type or too large for an array.
 
   Args:
     where: The option's full name, for the message.
-    value: Its value.
+    value: Its value; a bool is no integer.
     kind: A type, a union of types, or Any.
+    high: Largest number allowed; None for what int32 or float32 hold.
 
   Raises:
     ValueError: Naming the value and what is expected.
   """
   if not _accepts(kind, value):
-    raise ValueError(f'{where} must be {_describe(kind)}, got {value!r}.')
+    raise ValueError(f'{where} must be {_describe(kind)}, got {shown(value)}.')
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return
+  kinds = typing.get_args(kind) or (kind,)
+  if high is None and int in kinds:
+    high = INT32_MAX
+  if high is not None and value > high:
+    raise ValueError(f'{where} must be at most {high}, got {shown(value)}.')
+  if float in kinds:
+    check_float32(where, value)
 
 
 def keyword_options(fn: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """The programs that a run calls every round, and what they need."""
 
 from collections.abc import Callable
+import itertools
 import logging
 import time
 from typing import Any, NamedTuple
@@ -13,10 +14,17 @@ from fedjax_het.engine import placement
 from fedjax_het.engine.asynchronous import (
   AsyncState,
   init_async_state,
+  lay_out,
   make_async_round,
-  round_events,
+  plan_rounds,
 )
-from fedjax_het.engine.clock import Fleet, plan, synchronous_times
+from fedjax_het.engine.clock import (
+  Fleet,
+  Window,
+  check_return,
+  stream,
+  synchronous_ends,
+)
 from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import visit_examples
@@ -37,6 +45,11 @@ from fedjax_het.experiment import layout
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)
+
+# The most rounds in one dispatch: enough that none waits for the host.
+_MOST_ROUNDS = 1000
+# Cohorts that are drawn at once, and those looked at before the first round.
+_COHORTS, _FIRST_ROUNDS = 256, 8192
 
 Collect = Callable[[], list[dict[str, GroupReport]]]
 
@@ -116,6 +129,17 @@ def state_shapes(experiment: Experiment) -> State | AsyncState:
   return layout.with_shardings(experiment, jax.eval_shape(init))
 
 
+def dispatch_size(config) -> int:
+  """The most rounds that one dispatch of a run can have."""
+  return min(
+      config.rounds_per_dispatch,
+      config.eval_every,
+      config.checkpoint_every,
+      config.num_rounds,
+      _MOST_ROUNDS,
+  )
+
+
 def _fleet(experiment: Experiment) -> Fleet:
   """All that the clients' virtual durations follow from."""
   federation = experiment.federation
@@ -152,12 +176,21 @@ def _synchronous(experiment: Experiment, options):
         lambda r: sample_cohort(key, r, federation.num_clients, size), rounds
     )
 
-  times = synchronous_times(
-      _fleet(experiment), np.asarray(cohorts(jnp.arange(config.num_rounds)))
+  def chunks():
+    for first in range(0, config.num_rounds, _COHORTS):
+      yield np.asarray(cohorts(first + jnp.arange(_COHORTS)))
+
+  fleet = _fleet(experiment)
+  if any(device.drop_out == 1 for device in fleet.devices):
+    for cohorts_ in itertools.islice(chunks(), _FIRST_ROUNDS // _COHORTS):
+      check_return(fleet, cohorts_)
+  times = Window(
+      lambda: synchronous_ends(fleet, itertools.chain.from_iterable(chunks())),
+      2 * dispatch_size(config) + 2,
   )
 
   def timeline(done):
-    return {'virtual_time': float(times[done - 1]) if done else 0.0}
+    return {'virtual_time': times[done - 1] if done else 0.0}
 
   return run_round, lambda round_num: key, timeline
 
@@ -168,30 +201,32 @@ def _asynchronous(experiment: Experiment, options):
   size = experiment.cohort_size
   fleet = _fleet(experiment)
   limit = experiment.algorithm.max_staleness
-  schedule = plan(fleet, config.num_rounds * size, config.clock.mode, limit)
-  events = round_events(schedule, federation, size)
+  # One dispatch is planned while the lines of another are still to come.
+  rounds = Window(
+      lambda: plan_rounds(stream(fleet, config.clock.mode, limit), size),
+      2 * dispatch_size(config) + 2,
+  )
   messages = np.add(fleet.down_bytes, fleet.up_bytes)
 
   def timeline(done):
     if not done:
       return {'virtual_time': 0.0}
-    lost = schedule.lost_client[schedule.lost_version // size == done - 1]
-    staleness = events[done - 1].staleness
-    dropped = {}
+    plan, dropped = rounds[done - 1], {}
     if limit is not None:
-      dropped['dropped'] = int(np.sum(staleness > limit))
+      late = np.asarray(plan.staleness) > limit
+      dropped['dropped'] = int(np.sum(late))
     return {
-        'virtual_time': float(schedule.time[done * size - 1]),
-        'staleness': float(np.mean(staleness)),
-        'lost': len(lost),
-        'bytes_lost': int(messages[lost].sum()),
+        'virtual_time': plan.time,
+        'staleness': float(np.mean(plan.staleness)),
+        'lost': len(plan.lost),
+        'bytes_lost': int(messages[np.array(plan.lost, int)].sum()),
         **dropped,
     }
 
   run_round = make_async_round(
       experiment.algorithm, federation, cohort_size=size, **options
   )
-  return run_round, events.__getitem__, timeline
+  return run_round, lambda done: lay_out(rounds[done], federation), timeline
 
 
 def compile_programs(
@@ -229,20 +264,20 @@ def compile_programs(
         dataset.train_labels[held_out],
     )
   _, key, _ = run_keys(config)
-  capacity = config.rounds_per_dispatch
-  if capacity > 1:
+  capacity, several = dispatch_size(config), config.rounds_per_dispatch > 1
+  if several:
     results = where and (where, placement.everywhere(mesh))
     run_round = make_rounds(run_round, capacity, results)
   memory = {}
 
   def arguments(done: int, num: int):
     """What the program takes beside the state."""
-    if capacity == 1:
+    if not several:
       return experiment.data, key, jax.device_put(participants(done))
-    # Beyond the last round there is nobody; those entries are not read.
-    last = config.num_rounds - 1
-    who = [participants(min(done + i, last)) for i in range(capacity)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *who)
+    # Entries beyond the rounds to run are not read.
+    who = [participants(done + i) for i in range(num)]
+    who += who[-1:] * (capacity - num)
+    stacked = jax.tree.map(_stack, *who)
     return experiment.data, key, stacked, jax.device_put(np.int32(num))
 
   if hasattr(run_round, 'lower'):
@@ -258,7 +293,7 @@ def compile_programs(
 
     def collect():
       host = jax.device_get(reports)
-      if capacity == 1:
+      if not several:
         return [host]
       return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(num)]
 
@@ -282,6 +317,13 @@ def compile_programs(
       return layout.place(experiment, state), reports
 
   return Programs(run_rounds, evaluate, validate, warm_up, memory, timeline)
+
+
+def _stack(*leaves):
+  """Stacks arrays of the host there, and copies of one key on the device."""
+  if isinstance(leaves[0], jax.Array):
+    return jnp.broadcast_to(leaves[0], (len(leaves), *leaves[0].shape))
+  return jax.device_put(np.stack(leaves))
 
 
 def _evaluate_on(experiment: Experiment, images, labels):

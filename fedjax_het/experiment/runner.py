@@ -21,6 +21,7 @@ from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
+  dispatch_size,
   first_state,
   state_shapes,
 )
@@ -363,7 +364,7 @@ def _rounds_to_run(config, done: int) -> int:
   ends = [config.num_rounds]
   for every in (config.eval_every, config.checkpoint_every):
     ends.append(done + every - done % every)
-  return min(config.rounds_per_dispatch, min(ends) - done)
+  return min(dispatch_size(config), min(ends) - done)
 
 
 def _check_finite(

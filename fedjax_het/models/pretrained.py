@@ -16,7 +16,6 @@ from collections.abc import Mapping
 import math
 import os
 from typing import Any
-import zipfile
 
 import jax
 import numpy as np
@@ -47,6 +46,8 @@ def load_vit(
     ValueError: If it cannot be read, or is of another architecture, naming
       the first leaf that does not fit.
   """
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise ValueError(f'{path} is no readable .npz file (no file at all).')
   try:
     with np.load(path, allow_pickle=False) as file:
       prefix = next((p for p in _PREFIXES if p + _FIRST in file), '')
@@ -57,21 +58,36 @@ def load_vit(
       }
   except FileNotFoundError:
     raise FileNotFoundError(f'No pretrained weights at {path}.') from None
-  except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError,
-          TypeError) as e:  # fmt: skip
-    raise ValueError(f'{path} is no readable .npz file ({e}).') from e
+  except Exception as e:  # A damaged header raises a type per broken part.
+    raise ValueError(
+        f'{path} is no readable .npz file ({type(e).__name__}: '
+        f'{" ".join(str(e).split())}).'
+    ) from e
+  for name, leaf in leaves.items():
+    if not np.all(np.isfinite(leaf)):
+      raise ValueError(f'{path}: {name} holds NaN or infinity.')
   blocks = {}
   for name in (name for name in shapes if name != 'head'):
-    if name == 'embed':
-      blocks[name] = _embed(path, leaves, shapes[name])
-    elif name == 'token':
-      norm = _norm(path, leaves, 'Transformer/encoder_norm')
-      blocks[name] = {'norm': norm}
-    else:
-      number = int(name.removeprefix('encoder'))
-      blocks[name] = _encoder_block(path, leaves, _NUMBER.format(number))
+    try:
+      blocks[name] = _block(path, leaves, name, shapes[name])
+    except (IndexError, ValueError) as e:
+      if str(path) in str(e):
+        raise
+      raise ValueError(
+          f'{path} is of another architecture: {name} cannot be read ({e}).'
+      ) from e
     _check(path, name, blocks[name], shapes[name])
   return blocks
+
+
+def _block(path, leaves, name, shapes):
+  """The parameters of one block."""
+  if name == 'embed':
+    return _embed(path, leaves, shapes)
+  if name == 'token':
+    return {'norm': _norm(path, leaves, 'Transformer/encoder_norm')}
+  number = int(name.removeprefix('encoder'))
+  return _encoder_block(path, leaves, _NUMBER.format(number))
 
 
 def _take(path, leaves, name):

@@ -329,7 +329,7 @@ def test_features_of_different_shapes_are_refused():
 @pytest.mark.parametrize(
     'options,message',
     [
-        (dict(temperature=0.0), 'temperature must be above 0'),
+        (dict(temperature=0.0), 'temperature must be at least 0.001'),
         (dict(alpha=-1.0), 'alpha must be finite and at least 0'),
         (dict(server_logits='both'), 'server_logits must be one of'),
         (dict(server_group='tiny9'), 'server_group must be one of tiny1'),

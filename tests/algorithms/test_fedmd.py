@@ -355,7 +355,7 @@ def test_optimisers_are_two_and_are_kept_or_not():
     [
         (dict(num_alignment=12), 'num_alignment must be between 1 and the 11'),
         (dict(digest_batch_size=0), 'digest_batch_size must be at least 1'),
-        (dict(transfer_patience=-1), 'transfer_patience must be finite'),
+        (dict(transfer_patience=-1), 'transfer_patience must be at least 0'),
     ],
 )
 def test_bad_options_are_refused(options, message):

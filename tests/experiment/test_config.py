@@ -253,6 +253,21 @@ def test_cut_outs_of_older_versions_were_black():
     assert with_new_entries(old)['local']['cutout'] == cutout
 
 
+def test_what_preresnets_of_older_versions_were():
+  config = default_config('fedavg')
+  config.groups = ml_collections.ConfigDict(
+      dict(a=dict(model='preresnet20', clients=10))
+  )
+  new = json.loads(json.dumps(config.to_dict()))
+  assert 'init' not in with_new_entries(new)['model']
+  old = {**new, 'local': {k: v for k, v in new['local'].items()
+                          if k != 'cutout'}}  # fmt: skip
+  model = with_new_entries(old)['model']
+  assert model['init'] == 'he_fan_out' and model['preact_shortcut'] is False
+  old['groups'] = dict(mlp=10)
+  assert 'init' not in with_new_entries(old)['model']
+
+
 def test_whose_optimisers_stay_is_read_from_older_configs():
   """Once an option of two methods; others did what they do by themselves."""
   for name, stored, want in (

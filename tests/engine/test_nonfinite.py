@@ -1,0 +1,60 @@
+"""An update that is not finite leaves no trace, whatever drives the rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import asynchronous, rounds
+from fedjax_het.engine.clock import Device, Fleet, plan
+from tests.tiny import tiny_data, tiny_federation
+
+KEY = jax.random.key(1)
+
+
+def broken(algorithm, client):
+  """The same algorithm, in which one client computes NaN and infinity."""
+
+  def client_update(group, state, sent, data, visit):
+    updated, uplink, metrics = algorithm.client_update(
+        group, state, sent, data, visit
+    )
+
+    def spoil(leaf):
+      if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+      return jnp.where(visit.client_id == client, leaf + jnp.inf - 1, leaf)
+
+    return updated, jax.tree.map(spoil, uplink), metrics
+
+  return algorithm._replace(client_update=client_update)
+
+
+def assert_finite(tree):
+  for leaf in jax.tree.leaves(jax.device_get(tree)):
+    if np.issubdtype(np.asarray(leaf).dtype, np.floating):
+      assert np.all(np.isfinite(leaf))
+
+
+@pytest.mark.parametrize('name', ['fedasync', 'fedin', 'fedgkt'])
+def test_nothing_in_flight_is_not_finite(name):
+  federation = tiny_federation((1, 2), norm=False, sizes=np.full(4, 6))
+  data = tiny_data((6, 6, 6, 6))
+  options = dict(server_epochs=1) if name == 'fedgkt' else {}
+  algorithm = broken(ALGORITHMS[name](federation, **options), client=2)
+  fleet = Fleet([Device()] * 4, [6] * 4, [0] * 4, [0] * 4)
+  events = asynchronous.round_events(plan(fleet, 4), federation, 4)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  state = asynchronous.init_async_state(algorithm, federation, state, data)
+  run_round = asynchronous.make_async_round(
+      algorithm, federation, cohort_size=4, backend='map'
+  )
+  state, reports = run_round(state, data, KEY, events[0])
+  bad = [
+      int(k)
+      for report in reports.values()
+      for k in np.asarray(report.client_id)[~np.asarray(report.finite)]
+  ]
+  assert bad == [2]
+  assert_finite(state)

@@ -1,0 +1,122 @@
+"""A process that tries one input after another, and may be killed.
+
+An input that hangs, or takes all memory, must not take the tests with it.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import pathlib
+import pickle
+import resource
+import select
+import subprocess
+import sys
+import tempfile
+import traceback
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Bytes of address space; more than any tiny run needs.
+_MEMORY = 12 << 30
+
+
+class Outcome(NamedTuple):
+  """What became of an input.
+
+  Attributes:
+    kind: 'done', 'refused' (one line), 'traceback', 'hang' or 'died'.
+    text: The line, the traceback, or ''.
+  """
+
+  kind: str
+  text: str = ''
+
+
+class Worker:
+  """Calls `module:function` in another process, within a time limit."""
+
+  def __init__(self):
+    self._process = None
+
+  def __call__(self, function: str, *args, seconds: float = 60.0) -> Outcome:
+    """What became of `function(*args)`; a process that hangs is killed."""
+    if self._process is None:
+      self._start()
+    pickle.dump((function, args), self._process.stdin)
+    self._process.stdin.flush()
+    if not select.select([self._process.stdout], [], [], seconds)[0]:
+      self.close()
+      return Outcome('hang', f'no answer in {seconds:.0f} s')
+    try:
+      return Outcome(*pickle.load(self._process.stdout))
+    except EOFError:
+      code = self._process.wait()
+      self.close()
+      return Outcome('died', f'exit status {code}')
+
+  def _start(self):
+    self._process = subprocess.Popen(
+        [sys.executable, '-m', 'tests.fuzz.worker'],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+    )
+    # The time limits are those of inputs, not of starting Python and JAX.
+    pickle.load(self._process.stdout)
+
+  def close(self):
+    if self._process is not None:
+      self._process.kill()
+      self._process.wait()
+      self._process = None
+
+
+def judge(call) -> tuple[str, str]:
+  """Calls a function as `launch.train` does, and names what came of it."""
+  try:
+    call()
+  except (ValueError, FileNotFoundError, ImportError, FloatingPointError) as e:
+    text = str(e)
+    # The commands print an error on one line; it must be one that was written
+    # for people, not the first of a page.
+    if isinstance(e, UnicodeError) or text.count('\n') or len(text) > 2000:
+      return 'traceback', traceback.format_exc()
+    return 'refused', text
+  except BaseException:
+    return 'traceback', traceback.format_exc()
+  return 'done', ''
+
+
+def _load(function: str) -> Any:
+  module, name = function.split(':')
+  return getattr(importlib.import_module(module), name)
+
+
+def main():
+  """Answers until its input ends."""
+  resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+  # What libraries print is no answer.
+  answers = os.fdopen(os.dup(1), 'wb')
+  os.dup2(2, 1)
+  from tests import conftest  # The settings of all tests.
+
+  del conftest
+  pickle.dump('ready', answers)
+  answers.flush()
+  with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError):
+    os.chdir(folder)
+    sys.path.insert(0, str(ROOT))
+    while True:
+      function, args = pickle.load(sys.stdin.buffer)
+      answer = judge(functools.partial(_load(function), *args))
+      pickle.dump(answer, answers)
+      answers.flush()
+
+
+if __name__ == '__main__':
+  main()
