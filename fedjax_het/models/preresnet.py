@@ -144,6 +144,8 @@ def preresnet20(
   check_policy(norm)
   if num_blocks < 1:
     raise ValueError(f'num_blocks must be at least 1, got {num_blocks}.')
+  if num_blocks > 200:  # 1,202 layers; each block is compiled by itself.
+    raise ValueError(f'num_blocks must be at most 200, got {num_blocks}.')
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
   blocks = [Block('stem', PreStem(channels[0], stem_norm, stem_bias, norm))]
   for stage, features in enumerate(channels, 1):
