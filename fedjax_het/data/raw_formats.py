@@ -17,6 +17,8 @@ import zlib
 
 import numpy as np
 
+from fedjax_het.names import shown
+
 _IDX_UBYTE = 0x08  # The IDX type code of unsigned bytes.
 # More bytes than any file of these data sets has; the largest has 182 MB.
 MAX_BYTES = 1 << 31
@@ -135,19 +137,14 @@ def _read_idx(path: pathlib.Path, file) -> np.ndarray:
     )
   shape = tuple(int(n) for n in np.frombuffer(sizes, '>u4'))
   size = math.prod(shape)
-  if size > MAX_BYTES:
-    raise ValueError(
-        f'{path}: the header says {" x ".join(map(str, shape[:5]))}, which is'
-        f' more than the {MAX_BYTES:,} bytes that a data set can have.'
-    )
-  data = file.read(size)
+  data = file.read(size) if size <= MAX_BYTES else b''
   # The end is read for a gzip file's checksum; what is too much is counted.
   more = 0
   while more < MAX_BYTES and (chunk := file.read(1 << 20)):
     more += len(chunk)
   if len(data) + more != size:
     raise ValueError(
-        f'{path}: the header says {shape}, which is {size:,} bytes, but'
+        f'{path}: the header says {shown(shape)}, which is {size:,} bytes, but'
         f' {len(data) + more:,} follow it.'
     )
   return np.frombuffer(data, np.uint8).reshape(shape).copy()

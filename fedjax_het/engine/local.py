@@ -8,8 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
+
+# Numbers in the orders of all epochs that are drawn at once, 64 MB.
+_ORDERS = 1 << 24
 
 
 def cross_entropy(logits, labels, mask=None):
@@ -101,7 +105,15 @@ def train_epochs(
   def shuffle(epoch):
     return shuffled_positions(jax.random.fold_in(order_key, epoch), data)
 
-  if steps is None:
+  most = steps_per_epoch(data.index.shape[0], batch_size, drop_last)
+  if steps is None and epochs * most > INT32_MAX:
+    raise ValueError(
+        f'{epochs} epochs of {most} steps are more than {INT32_MAX} steps.'
+    )
+  if steps is None and epochs * data.index.shape[0] > _ORDERS:
+    # So many orders would fill the memory: they are drawn epoch by epoch.
+    orders, num_steps = None, epochs * per_epoch
+  elif steps is None:
     orders = jax.vmap(shuffle)(jnp.arange(epochs))
     num_steps = epochs * per_epoch
   else:

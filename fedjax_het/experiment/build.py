@@ -31,12 +31,14 @@ from fedjax_het.data.splits import (
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
+from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
   Group,
   LocalTraining,
 )
+from fedjax_het.experiment import footprint
 from fedjax_het.experiment.config import check, device_spec, group_spec
 from fedjax_het.experiment.options import keyword_options
 from fedjax_het.experiment.tensorboard import check_installed
@@ -102,12 +104,13 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(clients for _, clients, _ in groups.values())
   dataset = load(config.dataset, config.data_dir)
-  dataset = _resize(_spoil(config, dataset), config.image_size)
+  dataset = _spoil(config, dataset)
   if num_clients > len(dataset.train_labels):
     raise ValueError(
         f'groups hold {num_clients} clients, more than the '
         f'{len(dataset.train_labels)} training examples of {config.dataset}.'
     )
+  dataset = _resize(dataset, config.image_size)
   labels, public, private = dataset.train_labels, None, None
   if config.public_size is not None:
     with _naming('public_size'):
@@ -161,7 +164,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   )
   if mesh is not None:
     data = placement.put(data, placement.everywhere(mesh))
-  return Experiment(
+  experiment = Experiment(
       ml_collections.FrozenConfigDict(config),
       dataset,
       parts,
@@ -174,6 +177,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       _devices(config, num_clients),
       mesh,
   )
+  footprint.check(experiment)
+  return experiment
 
 
 def _spoil(config, dataset: Dataset) -> Dataset:
@@ -249,6 +254,12 @@ def _check_batch_size(config, parts) -> None:
         'partition.min_size (where the partition has one) to at least '
         f'{config.local.batch_size}.'
     )
+  steps = -(-max(sizes) // config.local.batch_size) * config.local.epochs
+  if config.local.steps is None and steps > INT32_MAX:
+    raise ValueError(
+        f'local.epochs={config.local.epochs} makes {steps} steps of a visit, '
+        f'more than the {INT32_MAX} that can be counted.'
+    )
 
 
 def _warn_of_small_batches(local, groups, parts) -> None:
@@ -291,6 +302,10 @@ def _resize(dataset: Dataset, size: int | None) -> Dataset:
   """Resizes all images bilinearly to `size` x `size`, rounded to uint8."""
   if size is None or dataset.train_images.shape[1:3] == (size, size):
     return dataset
+  num, channels = len(dataset.train_labels), dataset.train_images.shape[3]
+  footprint.check_images(num + len(dataset.test_labels), channels, size)
+  # Images of one batch are floats; large ones are resized one by one.
+  step = 1000 if size <= 256 else max(1, 1000 * 256**2 // size**2)
 
   @jax.jit
   def resize(images):
@@ -300,7 +315,7 @@ def _resize(dataset: Dataset, size: int | None) -> Dataset:
     ).astype(jnp.uint8)
 
   def all_of(images):
-    batches = [images[i : i + 1000] for i in range(0, len(images), 1000)]
+    batches = [images[i : i + step] for i in range(0, len(images), step)]
     return np.concatenate([np.asarray(resize(batch)) for batch in batches])
 
   return dataset._replace(

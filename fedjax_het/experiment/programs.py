@@ -41,7 +41,7 @@ from fedjax_het.engine.streaming import (
   make_streamed_round,
 )
 from fedjax_het.engine.visits import message_bytes
-from fedjax_het.experiment import layout
+from fedjax_het.experiment import footprint, layout
 from fedjax_het.experiment.build import Experiment
 
 _log = logging.getLogger(__name__)
@@ -287,6 +287,12 @@ def compile_programs(
     seconds = time.perf_counter() - begin
     _log.info('Compiled in %.1f s.', seconds)
     memory = _program_memory(run_round)
+    if memory:
+      more = memory['temporary'] + memory['outputs'] - memory['reused']
+      footprint.refuse_if_too_large(
+          {'groups, chunk and local.batch_size': more},
+          'a round needs, by its compiled program,',
+      )
 
   def run_rounds(state, done: int, num: int):
     state, reports = run_round(state, *arguments(done, num))

@@ -10,6 +10,9 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 
+# Layers are compiled one by one.
+_DEEPEST = 1000
+
 
 class Layer(nn.Module):
   """Flatten, linear, norm, ReLU."""
@@ -53,6 +56,8 @@ def mlp(
   """
   check_policy(norm)
   layers.check_init(init)
+  if depth > _DEEPEST:
+    raise ValueError(f'An MLP has at most {_DEEPEST} layers, got {depth}.')
   if depth < 2 or hidden < 1:
     raise ValueError(
         'An MLP needs depth of at least 2 and hidden of at least 1, got '

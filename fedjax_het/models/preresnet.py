@@ -182,6 +182,8 @@ def preresnet20(
   layers.check_init(init)
   if num_blocks < 1:
     raise ValueError(f'num_blocks must be at least 1, got {num_blocks}.')
+  if num_blocks > 200:  # 1,202 layers; each block is compiled by itself.
+    raise ValueError(f'num_blocks must be at most 200, got {num_blocks}.')
   # With a kernel initialiser of its own the bias starts at zero.
   head = layers.INITS[init].head or layers.torch_uniform
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]

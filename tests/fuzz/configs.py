@@ -97,7 +97,7 @@ def values(path: Path, kind, choices, work: bool):
     numbers = st.lists(SMALL | LARGE, max_size=3)
     strategies += [numbers.map(tuple), FLOATS, SMALL]
   if not work:
-    strategies.append(ODD)
+    strategies = strategies * 4 + [ODD]
   return st.one_of(strategies)
 
 
