@@ -156,15 +156,15 @@ def fedin(
   not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
   if clip is not None and not clip > 0:
     raise ValueError(f'clip must be positive or None, got {clip}.')
-  if num_pairs is None:
-    num_pairs = local.batch_size
   _check_num_pairs(num_pairs, local.batch_size)
+  pair_shapes = check_pair_shapes(federation)
+  exchange = make_exchange(federation, aggregation, weights)
   if max_pair_age is not None and max_pair_age < 1:
     raise ValueError(
         f'max_pair_age must be at least 1 or None, got {max_pair_age}.'
     )
-  pair_shapes = check_pair_shapes(federation)
-  exchange = make_exchange(federation, aggregation, weights)
+  if num_pairs is None:
+    num_pairs = local.batch_size
   protect = Features(clip, noise, sigma)
   in_forward = protect if noise_at == 'forward' else PLAIN
   at_upload = protect if noise_at == 'upload' else PLAIN
@@ -374,7 +374,9 @@ def _final_pairs(model, end, data, key, num_chunks, batch_size, protect):
   return jax.lax.map(one, (place, jax.random.split(key, num_chunks)))
 
 
-def _check_num_pairs(num_pairs: int, batch_size: int) -> None:
+def _check_num_pairs(num_pairs: int | None, batch_size: int) -> None:
+  if num_pairs is None:
+    return
   if num_pairs < 1 or (num_pairs > batch_size and num_pairs % batch_size):
     raise ValueError(
         f'num_pairs must be between 1 and the batch size {batch_size}, or a '

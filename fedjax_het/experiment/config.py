@@ -63,14 +63,14 @@ LOCAL = dict(
     nesterov=Field(False, bool),
     # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
     weight_decay=Field(0.0, float, low=0),
+    # Whether 'crop_flip_cutout' cuts its square out 'after' images are
+    # normalised, which gives it the mean colour, or 'before', in black.
+    cutout=Field('after', str, choices=('after', 'before')),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
     # Leave out an epoch's last partial batch instead of masking its padding.
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
-    # Whether 'crop_flip_cutout' cuts its square out 'after' images are
-    # normalised, which gives it the mean colour, or 'before', in black.
-    cutout=Field('after', str, choices=('after', 'before')),
 )
 # Who waits for whom. Times are virtual: they follow from `devices`. Without
 # rounds that all share, a client's learning rate follows its own visits.
@@ -204,6 +204,28 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(config).lock()
 
 
+def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config with the entries that did not exist when it was stored.
+
+  Args:
+    stored: A config as plain JSON values, maybe of an older version.
+
+  Returns:
+    The same with the defaults of the entries that it lacks, which are what
+    that version did.
+  """
+  name = stored.get('algorithm', {}).get('name')
+  # A method that is no more: nothing is known of its options.
+  default = default_config(name if name in ALGORITHMS else 'private')
+  full = json.loads(json.dumps(default.to_dict()))
+  result, older = {**full, **stored}, older_entries(stored)
+  for section in ('local', 'algorithm', 'clock'):
+    result[section] = {
+        **full[section], **older.get(section, {}), **stored.get(section, {})
+    }  # fmt: skip
+  return result
+
+
 def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """What a stored config did where it lacks an entry with another default.
 
@@ -218,28 +240,6 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   if isinstance(local, Mapping) and local.get('augment') == 'crop_flip_cutout':
     return dict(local=dict(cutout='before'))
   return {}
-
-
-def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """A stored config with the entries that did not exist when it was stored.
-
-  Args:
-    stored: A config as plain JSON values, maybe of an older version.
-
-  Returns:
-    The same with the entries that it lacks: their defaults, which are what
-    that version did, or `older_entries`.
-  """
-  name = stored.get('algorithm', {}).get('name')
-  # A method that is no more: nothing is known of its options.
-  default = default_config(name if name in ALGORITHMS else 'private')
-  full = json.loads(json.dumps(default.to_dict()))
-  result, older = {**full, **stored}, older_entries(stored)
-  for section in ('local', 'algorithm', 'clock'):
-    result[section] = {
-        **full[section], **older.get(section, {}), **stored.get(section, {})
-    }  # fmt: skip
-  return result
 
 
 def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:

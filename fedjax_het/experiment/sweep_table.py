@@ -28,15 +28,15 @@ class Table(NamedTuple):
     families: {name: groups}: sets of groups that are compared besides, in a
       second table and in bars; {} for none.
     bars: Rows whose models are drawn as bars; () for all.
-    columns: Names of the columns, such as data set and split; one without a
-      name for a table that has none.
-    views: {label: (row, view)}: further rows, which show a view of the models
-      of another row, such as FedGKT's clients beside its server.
     mean: Which mean of accuracies the paper reports: over 'groups', all alike,
       or over 'clients', each group counting with the number of its clients.
       Results hold this one, best rounds and targets refer to it. Views are
       means over clients in either case.
     notes: {label: what the row is}, where its name does not say it.
+    columns: Names of the columns, such as data set and split; one without a
+      name for a table that has none.
+    views: {label: (row, view)}: further rows, which show a view of the models
+      of another row, such as FedGKT's clients beside its server.
   """
 
   title: str
@@ -46,10 +46,10 @@ class Table(NamedTuple):
   seeds: Sequence[int]
   families: Mapping[str, Sequence[str]] = {}
   bars: Sequence[str] = ()
-  columns: Sequence[str] = ('',)
-  views: Mapping[str, tuple[str, str]] = {}
   mean: str = 'groups'
   notes: Mapping[str, str] = {}
+  columns: Sequence[str] = ('',)
+  views: Mapping[str, tuple[str, str]] = {}
 
   @property
   def labels(self) -> list[str]:

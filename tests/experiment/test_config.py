@@ -231,6 +231,16 @@ def test_model_options_go_to_the_models_that_have_them():
   )  # fmt: skip
 
 
+def test_cut_outs_of_older_versions_were_black():
+  """The default has changed; a config without a cut-out does not notice."""
+  config = default_config('fedavg')
+  for augment, cutout in (('crop_flip_cutout', 'before'), ('none', 'after')):
+    config.local.augment = augment
+    old = json.loads(json.dumps(config.to_dict()))
+    del old['local']['cutout']
+    assert with_new_entries(old)['local']['cutout'] == cutout
+
+
 def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
   """What was stored stays, and chosen sections are not mixed with defaults."""
   config = default_config('fedprox')
@@ -241,13 +251,3 @@ def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
   del old['public_size'], old['local']['steps'], old['algorithm']['server_lr']
   assert with_new_entries(old) == full
   assert with_new_entries(dict(algorithm=dict(name='gone')))['seed'] == 0
-
-
-def test_cut_outs_of_older_versions_were_black():
-  """The default has changed; a config without a cut-out does not notice."""
-  config = default_config('fedavg')
-  for augment, cutout in (('crop_flip_cutout', 'before'), ('none', 'after')):
-    config.local.augment = augment
-    old = json.loads(json.dumps(config.to_dict()))
-    del old['local']['cutout']
-    assert with_new_entries(old)['local']['cutout'] == cutout
