@@ -68,7 +68,8 @@ LOCAL = dict(
     cutout=Field('after', str, choices=('after', 'before')),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
-    # Leave out an epoch's last partial batch instead of masking its padding.
+    # Leave out an epoch's last partial batch instead of masking its padding,
+    # unless it is all that a client has.
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
 )
