@@ -70,7 +70,8 @@ LOCAL = dict(
     weight_decay=Field(0.0, float, low=0),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
-    # Leave out an epoch's last partial batch instead of masking its padding.
+    # Leave out an epoch's last partial batch instead of masking its padding,
+    # unless it is all that a client has.
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
     # Whether 'crop_flip_cutout' cuts its square out 'after' images are
