@@ -209,8 +209,13 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     The same with the defaults of the entries that it lacks, which are what
-    that version did.
+    that version did. FeDepth's `planner` has become `plan`.
   """
+  stored = dict(stored)
+  if 'planner' in (section := dict(stored.get('algorithm', {}))):
+    planner = section.pop('planner')
+    section['plan'] = 'measured' if planner == 'xla' else planner
+    stored['algorithm'] = section
   name = stored.get('algorithm', {}).get('name')
   # A method that is no more: nothing is known of its options.
   default = default_config(name if name in ALGORITHMS else 'private')

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.depthwise import measured as measured_lib
 from fedjax_het.depthwise import memory, stages
 from fedjax_het.engine.types import LocalTraining
 from fedjax_het.models import create
@@ -166,7 +167,7 @@ def local_training():
 def measured():
   """Native convolutions: the products of a CPU need room for their slices."""
   model = small_preresnet((4, 4, 4, 4, 8), size=16)
-  costs = memory.measured_costs(model, local_training())
+  costs = measured_lib.measured_costs(model, local_training())
 
   def span(first, stop):
     with conv_lowering('native'):
@@ -178,7 +179,7 @@ def measured():
 def temporary(model, span):
   (stage,) = stages.make_stages(model, [span])
   with conv_lowering('native'):
-    return memory.step_memory(stage, local_training()).temporary
+    return measured_lib.step_memory(stage, local_training()).temporary
 
 
 def test_frozen_blocks_keep_nothing_for_a_backward_pass():
@@ -201,7 +202,7 @@ def test_a_schedule_by_xla_keeps_what_the_budget_promises(measured):
   model, costs = measured
   with conv_lowering('native'):
     (whole,) = stages.make_stages(model, [(0, costs.num_units)])
-    full = memory.step_memory(whole, local_training()).mb
+    full = measured_lib.step_memory(whole, local_training()).mb
   for share in (1 / 2, 2 / 3):
     spans = memory.pack(costs, full * share, slack=0.0)
     assert len(spans) > 1
@@ -212,7 +213,7 @@ def test_step_memory_counts_arguments():
   """Variables with momentum, a batch of images, labels and its mask."""
   model = small_preresnet()
   (stage,) = stages.make_stages(model, [(2, 3)])
-  plan = memory.step_memory(stage, local_training())
+  plan = measured_lib.step_memory(stage, local_training())
   params = {c.name: c.params for c in memory.block_table(model)}
   trained = sum(params[n] for n in ('unit2', 'pool', 'head'))
   frozen = sum(params[n] for n in ('stem', 'unit0', 'unit1'))
