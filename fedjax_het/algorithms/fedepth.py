@@ -26,8 +26,10 @@ loss is that of the authors' code.
 
 Read differently from the paper or its code: frozen leaves do not move (in the
 code weight decay and momentum move them); only those who trained a leaf are
-averaged (`dilute` for the code's way); the optimiser begins anew in each
-stage; embeddings of a ViT, its stem, train in the first stage only.
+averaged (`dilute` for the code's way); each stage is a problem of its own
+(Eq. 1), for which the optimiser begins anew (the code has one optimiser a
+visit: the head's momentum goes on from stage to stage); embeddings of a ViT,
+its stem, train in the first stage only.
 
 The state is the server's (and the private models of MKD). After a device
 upgrade, build the algorithm and the round with the new federation or budgets

@@ -241,3 +241,12 @@ def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
   del old['public_size'], old['local']['steps'], old['algorithm']['server_lr']
   assert with_new_entries(old) == full
   assert with_new_entries(dict(algorithm=dict(name='gone')))['seed'] == 0
+
+
+def test_a_stored_planner_is_a_plan():
+  for planner, plan in (('paper', 'paper'), ('xla', 'measured')):
+    stored = dict(algorithm=dict(name='fedepth', planner=planner, slack=0.1))
+    section = with_new_entries(stored)['algorithm']
+    assert (section['plan'], section['slack']) == (plan, 0.1)
+    assert 'planner' not in section
+    assert stored['algorithm']['planner'] == planner

@@ -140,10 +140,17 @@ def test_the_command(tmp_path):
   done = command(config, '--nomeasure', '--budget_mb=500')
   assert done.returncode == 0, done.stderr
   assert '1: stem to stage3_block2' in done.stdout
+  assert 'plan paper' in done.stdout
+  done = command('--paper_table', '--nomeasure')
+  assert 'Table 1, PreResNet-20, 32x32x3' in done.stdout
   for args, message in (
       ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1.00 MB '),
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: A budget is a share '),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
+      (
+          ('--config=configs/fedavg.py', '--plan=measured'),
+          'Error: --plan is for fedepth, not for fedavg.',
+      ),
   ):
     done = command(*args)
     assert done.returncode == 2
