@@ -2,15 +2,20 @@ r"""Prints what training takes in memory, and which schedules fit a budget.
 
   python -m launch.plan_memory --config=configs/fedepth.py --budget_mb=1,2
   python -m launch.plan_memory --config=configs/fedavg.py:v2 --nomeasure
+  python -m launch.plan_memory --paper_table
 
 For each model of the config: what its blocks take by the paper's estimate, and
-for each budget the schedule of FeDepth, with both estimates of every stage.
-Without `budget_mb` the budgets are those of the config, or shares of the whole
-model. One MB is 2^20 bytes; a stage's batch is `local.batch_size`. Data are
+for each budget the schedule of FeDepth, with the budget, the paper's estimate
+and the compiler's figure of every stage. `--plan=paper` or `--plan=measured`
+says by which of the two it is packed, else the config. Without `budget_mb` the
+budgets are those of the config, or shares of the whole model. `--paper_table`
+prints FeDepth's Table 1 instead, for PreResNet-20 and for ViT-T/16. One MB is
+2^20 bytes; a stage's batch is `local.batch_size`, in Table 1 it is 32. Data are
 not read. Exit codes: 0, or 2 if the command, the config or a budget is wrong.
 """
 
 from collections.abc import Iterator, Sequence
+import fractions
 
 from absl import app, flags
 
@@ -23,6 +28,7 @@ def define_flags() -> None:
   """Defines the flags; not at import, since other programs share names."""
   flags.DEFINE_list('budget_mb', None, 'Budgets in MB, separated by commas.')
   flags.DEFINE_bool('measure', True, 'Compile the steps and ask XLA.')
+  flags.DEFINE_bool('paper_table', False, "Print FeDepth's Table 1 instead.")
 
 
 def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
@@ -64,7 +70,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
     models.setdefault(net, []).append(name)
   options = config.algorithm
   heads, slack = options.get('heads', 'shared'), options.get('slack', 0.05)
-  planner = options.get('planner', 'paper')
+  by = options.get('plan', 'paper')
 
   for net, groups in models.items():
     yield (
@@ -93,37 +99,122 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
       plan = depthwise.step_memory(whole, local)
       line += f', {plan.mb:.2f} MB by XLA'
     yield f'{line}.'
-    if planner == 'xla':
-      costs = depthwise.measured_costs(net, local, heads)
-    else:
-      costs = paper
+    costs = paper
+    if by == 'measured':
+      costs, slack = depthwise.measured_costs(net, local, heads), 0.0
     for text in _budgets(config, groups, budgets_mb):
       budget = depthwise.budget_mb(text, costs.full)
       spans = depthwise.pack(costs, budget, slack)
       yield ''
       yield (
-          f'Budget {text}: {budget:.2f} MB, planner {planner}, slack {slack:g}'
+          f'Budget {text}: {budget:.2f} MB, plan {by}, slack {slack:g}'
       )
       stages = depthwise.make_stages(
           net, spans, heads=heads, partial=options.get('partial', 'frozen')
       )
-      rows = [('stage', 'MB (paper)')]
+      rows = [('stage', 'budget', 'MB (paper)')]
       if measure:
-        rows[0] += ('arguments', 'outputs', 'temporary', 'MB (XLA)')
+        rows[0] += ('MB (XLA)', 'arguments', 'outputs', 'temporary')
       for j, (stage, span) in enumerate(zip(stages, spans, strict=True), 1):
         trained = _listed(names, stage.trained)
-        row = (f'{j}: {trained}', f'{paper.span(*span):.2f}')
+        estimate = f'{paper.span(*span):.2f}'
+        row = (f'{j}: {trained}', f'{budget:.2f}', estimate)
         if measure:
           plan = depthwise.step_memory(stage, local)
           sizes = (plan.arguments, plan.outputs, plan.temporary)
-          row += tuple(f'{n / 2**20:.2f}' for n in sizes)
           row += (f'{plan.mb:.2f}',)
+          row += tuple(f'{n / 2**20:.2f}' for n in sizes)
         rows.append(row)
       yield as_text(rows)
       covered = {u for span in spans for u in range(*span)}
       rest = [u + 1 for u in range(head - 1) if u not in covered]
       if rest:
         yield f'Not trained: {_listed(names, rest)}'
+    yield ''
+
+
+# FeDepth's Table 1: MB of a block, and of the net at a share of its width.
+_DEPTH = (20.02,) * 3 + (14.05,) + (10.07,) * 2 + (7.21,) + (5.28,) * 2
+_WIDTH = {'1/8': 14.51, '1/6': 19.34, '1/3': 38.68, '1/2': 58.02, '1': 116.04}
+
+
+def _preresnet(share):
+  """The net whose estimate fits the paper's table, of a share of its width."""
+  from fedjax_het.models import create
+
+  return create(
+      'preresnet20', (32, 32, 3), 10, shortcut='A', stem_norm=False,
+      final_norm=False, width=float(share),
+  )  # fmt: skip
+
+
+def _vit(share):
+  """ViT-T/16 with a share of its 192 features, of three attention heads."""
+  from fedjax_het.models import create
+
+  return create(
+      'vit_t16', (224, 224, 3), 10, patch=16, head_dim=round(64 * share)
+  )
+
+
+def paper_table(measure: bool = True) -> Iterator[str]:
+  """FeDepth's Table 1 beside this library's figures.
+
+  Args:
+    measure: Whether to compile the steps of training.
+
+  Yields:
+    The lines to print, some of them tables of several.
+  """
+  import optax
+
+  from fedjax_het import depthwise
+  from fedjax_het.engine.types import LocalTraining
+  from fedjax_het.experiment.tables import as_text
+
+  # The paper's optimiser, with the momentum and weight decay of its code.
+  local = LocalTraining(
+      lambda rate: optax.chain(
+          optax.add_decayed_weights(5e-4), optax.sgd(rate, 0.9)
+      ),
+      lambda round_num: 0.1,
+      epochs=1,
+      batch_size=32,
+  )
+  blank = ('-',) * len(_DEPTH)
+  for name, make, depth, width in (
+      ('PreResNet-20, 32x32x3', _preresnet, _DEPTH, _WIDTH),
+      ('ViT-T/16, 224x224x3', _vit, blank, dict.fromkeys(_WIDTH, '-')),
+  ):
+    net = make(fractions.Fraction(1))
+    units = depthwise.head_start(net) - 1
+    costs = depthwise.paper_costs(net, local.batch_size)
+
+    def figures(net, span, paper, estimate):
+      row = [str(paper), f'{estimate:.2f}']
+      if measure:
+        (stage,) = depthwise.make_stages(net, [span])
+        row.append(f'{depthwise.step_memory(stage, local).mb:.2f}')
+      return row
+
+    head = ['printed', 'MB (paper)'] + ['MB (XLA)'] * measure
+    rows = [('depth', *head)]
+    for unit in range(units):
+      span = (unit, unit + 1)
+      printed = depth[unit] if unit < len(depth) else '-'
+      label = f'{unit + 1}: {net.block_names[unit + 1]}'
+      rows.append((label, *figures(net, span, printed, costs.span(*span))))
+    yield f'Table 1, {name}, 10 classes, batches of {local.batch_size}'
+    yield as_text(rows)
+    # The printed figures are shares of the whole net's, not a narrow net's.
+    rows = [('width', head[0], 'share of the whole', *head[1:])]
+    for share, printed in width.items():
+      small = make(fractions.Fraction(share))
+      estimate = depthwise.paper_costs(small, local.batch_size).full
+      printed, *own = figures(small, (0, units), printed, estimate)
+      part = f'{costs.full * float(fractions.Fraction(share)):.2f}'
+      rows.append((f'x {share}', printed, part, *own))
+    yield as_text(rows)
     yield ''
 
 
@@ -155,11 +246,17 @@ def main(argv: Sequence[str]) -> None:
   """Prints the plans that the flags ask for."""
   del argv
   from fedjax_het import experiment
+  from fedjax_het.experiment.cache import enable_compilation_cache
 
   config = flags.FLAGS.config
   try:
     experiment.check(config)
-    for line in report(config, flags.FLAGS.budget_mb, flags.FLAGS.measure):
+    if config.compilation_cache:
+      enable_compilation_cache()
+    lines = report(config, flags.FLAGS.budget_mb, flags.FLAGS.measure)
+    if flags.FLAGS.paper_table:
+      lines = paper_table(flags.FLAGS.measure)
+    for line in lines:
       print(line, flush=True)
   except ValueError as e:
     train.fail(e, 2)

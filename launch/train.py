@@ -52,6 +52,12 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 _PROCESS_ID = flags.DEFINE_integer(
     'process_id', None, 'Which this is, from 0, where JAX cannot find it.'
 )
+_PLAN = flags.DEFINE_enum(
+    'plan',
+    None,
+    ('paper', 'measured'),
+    "Whose figures FeDepth's schedules go by; else as the config says.",
+)
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 _OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]+)(=(?P<value>.*))?')
 _BOOLEANS = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(
@@ -91,6 +97,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       raise CommandError(
           f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
       )
+    if _PLAN.value is not None:
+      section = _CONFIG.value.algorithm
+      if 'plan' not in section:
+        raise CommandError(f'--plan is for fedepth, not for {section.name}.')
+      section.plan = _PLAN.value
     if not _DISTRIBUTED.value:
       for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
         if flag.value is not None:

@@ -26,8 +26,10 @@ loss is that of the authors' code.
 
 Read differently from the paper or its code: frozen leaves do not move (in the
 code weight decay and momentum move them); only those who trained a leaf are
-averaged (`dilute` for the code's way); the optimiser begins anew in each
-stage; embeddings of a ViT, its stem, train in the first stage only.
+averaged (`dilute` for the code's way); each stage is a problem of its own
+(Eq. 1), for which the optimiser begins anew (the code has one optimiser a
+visit: the head's momentum goes on from stage to stage); embeddings of a ViT,
+its stem, train in the first stage only.
 
 The state is the server's (and the private models of MKD). After a device
 upgrade, build the algorithm and the round with the new federation or budgets
@@ -42,24 +44,21 @@ References:
 """
 
 from collections.abc import Container
-import functools
 from typing import NamedTuple
 
 import jax
 
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.depthwise import memory
+from fedjax_het.depthwise.schedules import make_schedules
 from fedjax_het.depthwise.stages import (
   HEADS,
   PARTIAL,
   Stage,
-  head_start,
-  make_stages,
   own_heads,
 )
 from fedjax_het.depthwise.training import merge, share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
-from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.options import one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -86,7 +85,7 @@ def fedepth(
     federation: Federation,
     *,
     budgets: str = '',
-    planner: str = 'paper',
+    plan: str = 'paper',
     slack: float = 0.05,
     heads: str = 'shared',
     partial: str = 'frozen',
@@ -107,10 +106,13 @@ def fedepth(
       commas, such as 'x1_6:1/6,x1_3:38.68MB'. A number is a share of what
       training the whole model takes; MB are 2^20 bytes at the batch size of
       local training. A group that is not named trains the whole model.
-    planner: 'paper' packs by the paper's estimate of a block, 'xla' by what
-      the compiler plans for a stage's whole step (which is compiled here).
-    slack: How far a stage may exceed the budget; the paper's schedules need
-      5 %.
+    plan: 'paper' packs by the paper's estimate of a block, 'measured' by what
+      the compiler plans for a stage's whole step (which is compiled here, and
+      kept). The paper's estimate does not keep a device's budget, see
+      `launch.plan_memory`; a share of the whole model is one of the figure
+      that is counted with.
+    slack: How far a stage may exceed the budget by the paper's estimate; the
+      paper's schedules need 5 %. By the measured figure none may.
     heads: 'shared', or 'own' for m-FeDepth.
     partial: What becomes of front blocks that are not trained: 'frozen' or
       'bypass', see `depthwise.make_stages`.
@@ -141,54 +143,29 @@ def fedepth(
       budget does not hold the last block, no budget holds M models, there is
       nothing to calibrate, or shapes do not fit.
   """
-  one_of('planner', planner, memory.PLANNERS)
   one_of('heads', heads, HEADS)
   one_of('partial', partial, PARTIAL)
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
-  not_negative(slack=slack)
-  if planner == 'xla' and partial == 'bypass':
-    raise ValueError(
-        "planner='xla' measures stages behind frozen blocks; partial='bypass' "
-        "needs planner='paper'."
-    )
-  if mkd_models is not None and mkd_models < 2:
-    raise ValueError(
-        f'mkd_models must be at least 2 or None, got {mkd_models}.'
-    )
   if calibrate:
     _check_calibration(federation)
   exchange = make_exchange(federation, 'layerwise', weights)
   local = federation.local
 
-  @functools.cache
-  def costs_of(model):
-    if planner == 'paper':
-      return memory.paper_costs(model, local.batch_size)
-    return memory.measured_costs(model, local, heads)
-
-  schedules: dict[str, tuple[Stage, ...]] = {}
-  num_models: dict[str, int] = {}
-  named = parse_budgets(budgets, federation)
-  for group in federation.groups:
-    spans, times = ((0, head_start(group.model) - 1),), 1.0
+  schedules = make_schedules(
+      federation,
+      budgets=budgets,
+      plan=plan,
+      slack=slack,
+      heads=heads,
+      partial=partial,
+      mkd_models=mkd_models,
+  )
+  shares = {}
+  for name, schedule in schedules.items():
     try:
-      if group.name in named:
-        costs = costs_of(group.model)
-        limit = memory.budget_mb(named[group.name], costs.full)
-        spans, times = memory.pack(costs, limit, slack), limit / costs.full
-      schedules[group.name] = make_stages(
-          group.model, spans, heads=heads, partial=partial
-      )
-      share_out(local, len(spans), epochs_mode)
+      shares[name] = share_out(local, len(schedule.stages), epochs_mode)
     except ValueError as e:
-      raise ValueError(f'Group {group.name!r}: {e}') from e
-    rich = mkd_models is not None and times * (1 + 1e-9) >= mkd_models
-    num_models[group.name] = mkd_models if rich else 1
-  if mkd_models is not None and max(num_models.values()) == 1:
-    raise ValueError(
-        f'mkd_models={mkd_models} needs a group whose budget holds '
-        f'{mkd_models} whole models; budgets={budgets!r} gives none.'
-    )
+      raise ValueError(f'Group {name!r}: {e}') from e
   extra = {}  # m-FeDepth's heads: {block: the model that ends in it}.
   for group in federation.groups if heads == 'own' else ():
     for cut in own_heads(group.model).values():
@@ -207,32 +184,32 @@ def fedepth(
     mine = jax.random.fold_in(key, client_id)
     partners = tuple(
         group.model.init(jax.random.fold_in(mine, m))
-        for m in range(1, num_models[group.name])
+        for m in range(1, schedules[group.name].num_models)
     )
     return Client(exchange.init_client(group, key), partners)
 
   def downlink(server, group, visit):
     del visit
-    heads = _extras(schedules[group.name], extra)
+    heads = _extras(schedules[group.name].stages, extra)
     return merge(exchange.download(server, group), take(server, heads))
 
   def whole(group, client, sent):
     """The client's model, and the heads that its stages train."""
     return merge(
         exchange.assemble(group, client.own, sent),
-        take(sent, _extras(schedules[group.name], extra)),
+        take(sent, _extras(schedules[group.name].stages, extra)),
     )
 
   def client_update(group, client, sent, data, visit):
-    start, stages = whole(group, client, sent), schedules[group.name]
-    if num_models[group.name] > 1:
+    start, stages = whole(group, client, sent), schedules[group.name].stages
+    if schedules[group.name].num_models > 1:
       end, partners, metrics, num_steps = train_together(
           group.model, local, start, client.partners, data, visit
       )
     else:
       end, metrics, num_steps = train_stages(
           stages,
-          share_out(local, len(stages), epochs_mode),
+          shares[group.name],
           start,
           data,
           visit,
@@ -293,35 +270,6 @@ def _check_calibration(federation: Federation) -> None:
   if odd or federation.local_stats:
     what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
     raise ValueError(f'calibrate=True needs one model for everybody: {what}.')
-
-
-def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:
-  """{group: budget} of the option `budgets`, checked.
-
-  Args:
-    budgets: See `fedepth`.
-    federation: The groups that may be named.
-
-  Returns:
-    The budgets as texts for `depthwise.budget_mb`.
-
-  Raises:
-    ValueError: If an entry is not 'group:budget', or a group is unknown or
-      named twice.
-  """
-  known, found = [group.name for group in federation.groups], {}
-  for entry in filter(None, (e.strip() for e in budgets.split(','))):
-    name, colon, budget = entry.partition(':')
-    if not colon:
-      raise ValueError(f'budgets holds {entry!r}; write group:budget.')
-    if name not in known or name in found:
-      what = 'names twice' if name in found else 'names an unknown group'
-      raise ValueError(
-          f'budgets {what}, {name!r}; known are {", ".join(known)}.'
-      )
-    memory.budget_mb(budget, 1.0)
-    found[name] = budget
-  return found
 
 
 def _extras(stages: tuple[Stage, ...], extra: Container[str]) -> set[str]:

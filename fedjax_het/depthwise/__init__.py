@@ -6,17 +6,25 @@ between are the units that a schedule packs into stages.
 """
 
 from fedjax_het.depthwise.inference import blockwise_logits
-from fedjax_het.depthwise.memory import (
-  PLANNERS,
-  Costs,
+from fedjax_het.depthwise.measured import (
   StepMemory,
+  measured_costs,
+  step_memory,
+)
+from fedjax_het.depthwise.memory import (
+  Costs,
   block_table,
   budget_mb,
-  measured_costs,
   pack,
   paper_costs,
   paper_mb,
-  step_memory,
+)
+from fedjax_het.depthwise.schedules import (
+  PLANS,
+  Schedule,
+  make_schedules,
+  parse_budgets,
+  stage_figures,
 )
 from fedjax_het.depthwise.stages import (
   Stage,
@@ -30,8 +38,9 @@ from fedjax_het.depthwise.stages import (
 from fedjax_het.depthwise.training import runs, share_out, train_stages
 
 __all__ = [
-    'PLANNERS',
+    'PLANS',
     'Costs',
+    'Schedule',
     'Stage',
     'StepMemory',
     'adapt',
@@ -39,14 +48,17 @@ __all__ = [
     'blockwise_logits',
     'budget_mb',
     'head_start',
+    'make_schedules',
     'make_stages',
     'measured_costs',
     'own_heads',
     'pack',
     'paper_costs',
     'paper_mb',
+    'parse_budgets',
     'runs',
     'share_out',
+    'stage_figures',
     'stage_inputs',
     'stage_loss',
     'step_memory',

@@ -1,30 +1,22 @@
-"""How much memory a training step takes, and schedules that fit a budget.
+"""The paper's estimate of a training step, and schedules that fit a budget.
 
-Two estimates:
+FeDepth's own estimate, which reproduces its Table 1. Of each block,
 
-  'paper': FeDepth's own, which reproduces its Table 1. Of each block,
-      2 * 4 * B * (numbers in the outputs of its modules) + 4 * parameters
-    bytes, forward and backward, B examples. A module's output counts if the
-    module makes it: that of a module with no parts (convolution, norm, linear,
-    padding shortcut), and that of a block which does more than hand on the
-    output of its last part (a residual sum). Activation functions, attention
-    probabilities and matrix products outside of modules are no modules. In a
-    transformer these are the outputs of both norms, of the four linear layers
-    and of the block. The last block's outputs, the logits, are left out, which
-    is what fits the paper's 116.04 MB of the whole net (its net has neither
-    a norm in the stem nor one in the head: `stem_norm=False,
-    final_norm=False`). Stem, head and the optimiser are not counted in the
-    cost of a stage, as in the paper.
-  'xla': what the compiler plans for the training step of a stage on the
-    present backend: arguments, outputs and temporary buffers, stem, head,
-    frozen blocks and optimiser included.
+  2 * 4 * B * (numbers in the outputs of its modules) + 4 * parameters
 
-They differ. PreResNet-20 in batches of 32 takes 219 MB of temporaries on a CPU,
-most of it slices of convolutions, and the stages of the 1/6 budget at most 52:
-a factor of 4.2, not 6, since the first holds the stem, too. A schedule that
-shall keep a real budget is planned with 'xla'.
+bytes, forward and backward, B examples. A module's output counts if the module
+makes it: that of a module with no parts (convolution, norm, linear, padding
+shortcut), and that of a block which does more than hand on the output of its
+last part (a residual sum). Activation functions, attention probabilities and
+matrix products outside of modules are no modules. In a transformer these are
+the outputs of both norms, of the four linear layers and of the block. The last
+block's outputs, the logits, are left out, which is what fits the paper's figure
+of the whole net (its net has neither a norm in the stem nor one in the head:
+`stem_norm=False, final_norm=False`). Stem, head and the optimiser are not
+counted in the cost of a stage, as in the paper.
 
-One MB is 2^20 bytes.
+What the compiler plans is in `measured`: a schedule that shall keep a real
+budget is planned with that. One MB is 2^20 bytes.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
@@ -33,7 +25,6 @@ References:
 
 from collections.abc import Callable, Sequence
 import fractions
-import functools
 import math
 import re
 from typing import NamedTuple
@@ -41,20 +32,11 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_het.data.federated import Batch
-from fedjax_het.depthwise.stages import (
-  Stage,
-  head_start,
-  make_stages,
-  stage_loss,
-)
-from fedjax_het.engine.types import LocalTraining
-from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.depthwise.stages import head_start
+from fedjax_het.models.blocks import BlockModel
 
 MB = 2**20
-PLANNERS = ('paper', 'xla')
 
 
 class BlockCost(NamedTuple):
@@ -146,95 +128,6 @@ def paper_costs(model: BlockModel, batch_size: int = 32) -> Costs:
       paper_mb(cost, batch_size) for cost in (*table[:-1], logits)
   )
   return Costs(full, lambda a, b: math.fsum(units[a:b]), len(units))
-
-
-class StepMemory(NamedTuple):
-  """What XLA plans for one training step, in bytes.
-
-  Attributes:
-    arguments: Variables, optimiser state and one batch.
-    outputs: What the step returns.
-    reused: Outputs that take the place of arguments.
-    temporary: All that lives within the step.
-  """
-
-  arguments: int
-  outputs: int
-  reused: int
-  temporary: int
-
-  @property
-  def mb(self) -> float:
-    """All together in MB."""
-    total = self.arguments + self.outputs - self.reused + self.temporary
-    return total / MB
-
-
-def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
-  """Compiles the training step of a stage and asks what it takes.
-
-  Args:
-    stage: The stage.
-    local: The optimiser and the batch size.
-
-  Returns:
-    XLA's plan on the present backend.
-  """
-  whole = stage.model.abstract_variables
-  part = stage.pick(whole)
-  names = [stage.model.block_names[i] for i in stage.frozen]
-  frozen = Variables(*({n: t[n] for n in names if n in t} for t in whole))
-
-  def tx():
-    return local.optimizer(local.learning_rate(jnp.int32(0)))
-
-  def step(part, opt_state, frozen, batch, key):
-    loss_fn = stage_loss(stage, frozen)
-    (loss, (stats, _)), grads = jax.value_and_grad(
-        lambda p: loss_fn(Variables(p, part.stats), batch, key), has_aux=True
-    )(part.params)
-    updates, opt_state = tx().update(grads, opt_state, part.params)
-    params = optax.apply_updates(part.params, updates)
-    return Variables(params, stats), opt_state, loss
-
-  def batch(key):
-    size = local.batch_size
-    place = jnp.zeros(size, jnp.int32)
-    mask = None if local.drop_last else jnp.ones(size, bool)
-    x = jnp.zeros((size, *stage.model.input_shape))
-    return Batch(x, place, mask, place), key
-
-  stats = (
-      jax.jit(step, donate_argnums=(0, 1))
-      .lower(
-          part,
-          jax.eval_shape(lambda p: tx().init(p), part.params),
-          frozen,
-          *jax.eval_shape(batch, jax.random.key(0)),
-      )
-      .compile()
-      .memory_analysis()
-  )
-  return StepMemory(
-      int(stats.argument_size_in_bytes),
-      int(stats.output_size_in_bytes),
-      int(stats.alias_size_in_bytes),
-      int(stats.temp_size_in_bytes),
-  )
-
-
-def measured_costs(
-    model: BlockModel, local: LocalTraining, heads: str = 'shared'
-) -> Costs:
-  """XLA's plan of candidate stages; each is compiled when it is asked for."""
-  num_units = head_start(model) - 1
-
-  @functools.cache
-  def span(first, stop):
-    (stage,) = make_stages(model, [(first, stop)], heads=heads)
-    return step_memory(stage, local).mb
-
-  return Costs(span(0, num_units), span, num_units)
 
 
 def pack(

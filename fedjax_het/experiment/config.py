@@ -250,13 +250,17 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """A stored config whose entries stand where this version has them."""
+  """A stored config whose entries have the places and names of this version."""
   algorithm = dict(stored.get('algorithm', {}))
-  if 'keep_optimizer' not in algorithm:
-    return dict(stored)
-  keep = algorithm.pop('keep_optimizer')  # Once an option of two methods.
-  local = {'keep_optimizer': keep, **stored.get('local', {})}
-  return {**stored, 'algorithm': algorithm, 'local': local}
+  local = dict(stored.get('local', {}))
+  if 'keep_optimizer' in algorithm:  # Once an option of two methods.
+    keep = algorithm.pop('keep_optimizer')
+    local.setdefault('keep_optimizer', keep)
+  if 'planner' in algorithm:  # FeDepth's `plan`.
+    planner = algorithm.pop('planner')
+    algorithm['plan'] = 'measured' if planner == 'xla' else planner
+  moved = dict(algorithm=algorithm, local=local)
+  return {**stored, **{k: v for k, v in moved.items() if v or k in stored}}
 
 
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,6 +156,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
       '## Memory',
       _MEMORY,
       tables.as_markdown(tables.memory(facts)),
+      *_schedules(facts),
       *_program(facts),
   ]
   path = folder / 'report.md'
@@ -196,6 +197,21 @@ def _versions(facts: Mapping[str, Any]) -> str:
       f'Run with jax {versions["jax"]} on {versions["platform"]} '
       f'({versions["device"]}).'
   )
+
+
+def _schedules(facts: Mapping[str, Any]) -> list[str]:
+  """Budgets of FeDepth's clients, and what their stages take."""
+  if not facts.get('schedules'):
+    return []
+  plan = next(iter(facts['schedules'].values()))['plan']
+  who = "the paper's estimate" if plan == 'paper' else "the compiler's figure"
+  return [
+      f'What training a stage takes, planned by {who}, of which a budget is a '
+      "share: the paper's estimate of its blocks, and what the compiler plans "
+      'for the whole step (stem, head, frozen blocks and optimiser included). '
+      'MB are 2^20 bytes.',
+      tables.as_markdown(tables.schedules(facts)),
+  ]
 
 
 def _program(facts: Mapping[str, Any]) -> list[str]:

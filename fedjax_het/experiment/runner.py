@@ -18,6 +18,7 @@ from fedjax_het.experiment import layout, metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.config import check
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
@@ -95,11 +96,12 @@ def run(
   with contextlib.ExitStack() as stack:
     if config.get('convolutions') == 'onednn':
       stack.enter_context(no_compilation_cache())
+    processes.together(lambda: check(config))
+    _keep_programs(config)  # What `build` compiles is kept, too.
     experiment = processes.together(lambda: build(config))
     config = experiment.config
     processes.check_config(config)
     processes.together(lambda: layout.check(experiment))
-    _keep_programs(config)
 
     def claim():
       stack.enter_context(lock(folder))
@@ -121,6 +123,7 @@ def run(
       )
       facts['program_memory'] = programs.memory
       if processes.is_first():
+        facts['schedules'] = facts_lib.schedules(experiment)
         write_atomically(folder / 'facts.json', json.dumps(facts))
         writer = _Writer(folder, rows, observe, config.tensorboard)
       else:

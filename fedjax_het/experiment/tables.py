@@ -177,3 +177,22 @@ def memory(facts: Mapping[str, Any]) -> Table:
         megabytes(group['client_bytes'] * group['clients']),
     ])
   return [*table, ['server', '', '', '', '', megabytes(facts['server_bytes'])]]
+
+
+def schedules(facts: Mapping[str, Any]) -> Table:
+  """Budget and both estimates of each stage of FeDepth, in MB of 2^20 bytes."""
+  table = [['group', 'budget', 'stage', 'paper', 'compiler']]
+  for name, schedule in facts['schedules'].items():
+    budget = schedule['budget']
+    for number, stage in enumerate(schedule['stages'], 1):
+      first, last = stage['blocks'][0], stage['blocks'][-1]
+      blocks = first if first == last else f'{first} to {last}'
+      together = f', {schedule["models"]} models' * (schedule['models'] > 1)
+      table.append([
+          name if number == 1 else '',
+          '' if number > 1 else '-' if budget is None else f'{budget:.2f}',
+          f'{number}: {blocks}{together}',
+          f'{stage["paper"]:.2f}',
+          f'{stage["measured"]:.2f}',
+      ])
+  return table

@@ -25,7 +25,7 @@ from fedjax_het.models.products import dot_general
 _POSITION = layers.truncated_normal(0.02)
 # Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
 HEADS = {'s': 6, 't': 3, 'mini': 1}
-HEAD_DIM = 64  # Features of a head, in every size.
+HEAD_DIM = 64  # Features of a head, in every published size.
 
 
 def _dense(x, features, name, init):
@@ -125,6 +125,7 @@ def vit(
     variant: str,
     patch: int | None = None,
     width: float = 1.0,
+    head_dim: int = HEAD_DIM,
     init: str = 'truncated',
     pretrained: str | None = None,
 ) -> BlockModel:
@@ -137,8 +138,8 @@ def vit(
     variant: 's', 't' or 'mini'.
     patch: Height and width of a patch; None means 16 for images of at least
       64 pixels and 4 below.
-    width: Multiplies the heads, rounded down, at least 1; each has 64
-      features.
+    width: Multiplies the heads, rounded down, at least 1.
+    head_dim: Features of an attention head.
     init: How kernels and biases are drawn, a key of `layers.INITS`; the
       default is that of published vision transformers.
     pretrained: Path of an AugReg checkpoint to start from; see `pretrained`.
@@ -147,15 +148,17 @@ def vit(
     A `BlockModel`; a net of fewer blocks holds a subset of its leaves.
 
   Raises:
-    ValueError: For an unknown variant or init, a depth or width that is not
-      positive, a patch that does not divide the image, or a checkpoint of
-      another architecture.
+    ValueError: For an unknown variant or init, a depth, width or `head_dim`
+      that is not positive, a patch that does not divide the image, or a
+      checkpoint of another architecture.
     FileNotFoundError: If there is no checkpoint at that path.
   """
   layers.check_choice('variant', variant, HEADS)
   layers.check_init(init)
   if depth < 1:
     raise ValueError(f'A ViT needs a depth of at least 1, got {depth}.')
+  if head_dim < 1:
+    raise ValueError(f'A ViT needs a head_dim of at least 1, got {head_dim}.')
   height, width_pixels, _ = input_shape
   if patch is None:
     patch = 16 if min(height, width_pixels) >= 64 else 4
@@ -165,7 +168,7 @@ def vit(
         f'{height}x{width_pixels}.'
     )
   heads = layers.scale_channels(HEADS[variant], width)
-  blocks = [Block('embed', Embed(HEAD_DIM * heads, patch, init))]
+  blocks = [Block('embed', Embed(head_dim * heads, patch, init))]
   blocks += [
       Block(f'encoder{i:02d}', EncoderBlock(heads, scheme=init))
       for i in range(depth)

@@ -444,7 +444,7 @@ def test_the_rich_train_two_models_and_send_one():
             dict(mkd_models=2, budgets='rich:1.9'),
             'mkd_models=2 needs a group whose budget holds 2 whole models; ',
         ),
-        (dict(planner='best'), "planner must be one of paper, xla, got 'best'"),
+        (dict(plan='best'), "plan must be one of paper, measured, got 'best'"),
         (dict(heads='mine'), "heads must be one of shared, own, got 'mine'"),
         (dict(partial='skip'), "partial must be one of frozen, bypass, got"),
         (dict(epochs_mode='all'), 'epochs_mode must be one of per_stage, spl'),
@@ -455,8 +455,8 @@ def test_the_rich_train_two_models_and_send_one():
         ),
         (dict(weights='size'), "weights must be one of uniform, data, got 's"),
         (
-            dict(planner='xla', partial='bypass'),
-            "planner='xla' measures stages behind frozen blocks; partial=",
+            dict(plan='measured', partial='bypass'),
+            "plan='measured' compiles stages behind frozen blocks; partial=",
         ),
         (
             dict(epochs_mode='split', budgets=f'poor:{EACH}'),
@@ -506,13 +506,13 @@ def test_calibration_needs_one_model():
 
 
 @pytest.mark.slow
-def test_xla_plans_a_schedule_too():
+def test_a_measured_plan():
   federation = federate()
-  algorithm = fedepth(federation, planner='xla', budgets='poor:1', slack=0.0)
+  algorithm = fedepth(federation, plan='measured', budgets='poor:1')
   sent = jax.eval_shape(
       lambda: one_visit(algorithm, federation, small_data())[2]
   )
   names = set(federation.groups[0].model.block_names)
   assert set(sent.summed.change.params) == names
   with pytest.raises(ValueError, match='does not hold the last block and the'):
-    fedepth(federation, planner='xla', budgets='poor:0.001MB')
+    fedepth(federation, plan='measured', budgets='poor:0.001MB')

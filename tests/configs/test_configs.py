@@ -13,6 +13,8 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import KEEP_OPTIMIZER
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
+from fedjax_het.experiment.config import group_spec
+from fedjax_het.models import create
 from tests.models.augreg import PATCH, save
 
 FOLDER = pathlib.Path(common.__file__).parent
@@ -187,6 +189,30 @@ def test_fedepths_fine_tuning():
     assert (config.num_rounds, config.normalise) == (100, 'half')
     local = config.local
     assert (local.learning_rate, local.schedule) == (5e-4, 'cosine')
+
+
+def test_fedavg_beside_fedepths_fine_tuning():
+  """The whole ViT-T/16, and 33 of its 192 features without weights."""
+  fedavg, fedepth = load('fedavg'), load('fedepth')
+  whole, thin = (
+      fedavg.get_config(f'fedepth,{name}') for name in ('vit', 'vit_sixth')
+  )
+  theirs = fedepth.get_config('fedepth,vit')
+  for config in (whole, thin):
+    assert config.local.to_dict() == theirs.local.to_dict()
+    assert config.groups.to_dict() == theirs.groups.to_dict()
+    assert (config.num_rounds, config.image_size) == (100, 224)
+  assert whole.model.to_dict() == theirs.model.to_dict()
+  assert 'pretrained' not in thin.model
+  name, _, options = group_spec(thin, 'x1_6')
+  model = create(name, (224, 224, 3), 10, **options)
+  assert model.shapes[0] == (197, 33)
+
+
+def test_schedules_of_the_papers_setting_are_the_papers():
+  for variants, plan in (('', 'measured'), ('fedepth', 'paper')):
+    config = load('fedepth').get_config(variants)
+    assert config.algorithm.plan == plan
 
 
 def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):

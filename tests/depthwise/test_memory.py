@@ -1,5 +1,6 @@
 """Table 1 of FeDepth, the packing of blocks, and what XLA really plans."""
 
+import json
 import math
 import re
 
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.depthwise import measured as measured_lib
 from fedjax_het.depthwise import memory, stages
 from fedjax_het.engine.types import LocalTraining
 from fedjax_het.models import create
@@ -166,7 +168,7 @@ def local_training():
 def measured():
   """Native convolutions: the products of a CPU need room for their slices."""
   model = small_preresnet((4, 4, 4, 4, 8), size=16)
-  costs = memory.measured_costs(model, local_training())
+  costs = measured_lib.measured_costs(model, local_training())
 
   def span(first, stop):
     with conv_lowering('native'):
@@ -178,7 +180,7 @@ def measured():
 def temporary(model, span):
   (stage,) = stages.make_stages(model, [span])
   with conv_lowering('native'):
-    return memory.step_memory(stage, local_training()).temporary
+    return measured_lib.step_memory(stage, local_training()).temporary
 
 
 def test_frozen_blocks_keep_nothing_for_a_backward_pass():
@@ -201,7 +203,7 @@ def test_a_schedule_by_xla_keeps_what_the_budget_promises(measured):
   model, costs = measured
   with conv_lowering('native'):
     (whole,) = stages.make_stages(model, [(0, costs.num_units)])
-    full = memory.step_memory(whole, local_training()).mb
+    full = measured_lib.step_memory(whole, local_training()).mb
   for share in (1 / 2, 2 / 3):
     spans = memory.pack(costs, full * share, slack=0.0)
     assert len(spans) > 1
@@ -212,7 +214,7 @@ def test_step_memory_counts_arguments():
   """Variables with momentum, a batch of images, labels and its mask."""
   model = small_preresnet()
   (stage,) = stages.make_stages(model, [(2, 3)])
-  plan = memory.step_memory(stage, local_training())
+  plan = measured_lib.step_memory(stage, local_training())
   params = {c.name: c.params for c in memory.block_table(model)}
   trained = sum(params[n] for n in ('unit2', 'pool', 'head'))
   frozen = sum(params[n] for n in ('stem', 'unit0', 'unit1'))
@@ -221,3 +223,42 @@ def test_step_memory_counts_arguments():
   assert total <= plan.arguments <= total + 64
   assert plan.reused >= 4 * 2 * trained
   assert jax.default_backend() != 'cpu' or plan.temporary > 0
+
+
+def test_figures_are_kept_on_disk(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+      measured_lib, '_path', lambda program: tmp_path / 'a' / 'b.json'
+  )
+  (stage,) = stages.make_stages(small_preresnet(), [(2, 3)])
+  first = measured_lib.step_memory(stage, local_training())
+  path = tmp_path / 'a' / 'b.json'
+  assert measured_lib.StepMemory(*json.loads(path.read_text())) == first
+  path.write_text('[1, 2, 3, 4]')
+  again = measured_lib.step_memory(stage, local_training())
+  assert again == measured_lib.StepMemory(1, 2, 3, 4)
+  path.write_text('[1, 2')  # A damaged file is measured again.
+  assert measured_lib.step_memory(stage, local_training()) == first
+
+
+def test_figures_are_kept_by_program_and_only_with_a_folder():
+  one, other = (measured_lib._path(text) for text in ('one', 'other'))
+  assert one != other and one == measured_lib._path('one')
+  folder = jax.config.jax_compilation_cache_dir
+  jax.config.update('jax_compilation_cache_dir', None)
+  try:
+    assert measured_lib._path('one') is None
+  finally:
+    jax.config.update('jax_compilation_cache_dir', folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason="a CPU's figures")
+def test_the_papers_schedule_exceeds_a_devices_budget():
+  """At 1/6 blocks 7 to 9 take twice the budget, by what XLA plans."""
+  model = create('preresnet20', (32, 32, 3), 10, norm='batch_only')
+  costs = measured_lib.measured_costs(model, local_training())
+  paper = memory.paper_costs(model, 32)
+  spans = memory.pack(paper, paper.full / 6)
+  assert spans[-1] == (6, 9)
+  np.testing.assert_allclose(paper.span(6, 9), 17.78, atol=0.01)
+  assert 1.8 < costs.span(6, 9) / (costs.full / 6) < 2.3

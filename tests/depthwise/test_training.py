@@ -48,7 +48,7 @@ def test_runs_of_a_transformer():
   model = create('vit_t16', (32, 32, 3), 10, patch=8)
   spans = [(u, u + 2) for u in range(0, 12, 2)]
   assert ranges(model, spans) == ((0, 1), (1, 6))
-  # Seven epochs over six stages: the first has one more than the others.
+  # Eight epochs over six stages: the first two have one more than the others.
   local = dataclasses.replace(LOCAL, epochs=8)
   assert ranges(model, spans, local, 'split') == ((0, 1), (1, 2), (2, 6))
   # Pairs and single blocks are not alike, nor is what leaves a block out.

@@ -286,3 +286,12 @@ def test_whose_optimisers_stay_is_read_from_older_configs():
     new = with_new_entries(old)
     assert new['local']['keep_optimizer'] is want
     assert 'keep_optimizer' not in new['algorithm']
+
+
+def test_a_stored_planner_is_a_plan():
+  for planner, plan in (('paper', 'paper'), ('xla', 'measured')):
+    stored = dict(algorithm=dict(name='fedepth', planner=planner, slack=0.1))
+    section = with_new_entries(stored)['algorithm']
+    assert (section['plan'], section['slack']) == (plan, 0.1)
+    assert 'planner' not in section
+    assert stored['algorithm']['planner'] == planner

@@ -206,3 +206,21 @@ def test_tables():
   assert tables.megabytes(0) == '0.00 MB'
   assert tables.megabytes(1234) == '0.00123 MB'
   assert tables.megabytes(12_345_678) == '12.35 MB'
+
+
+def test_stages_stand_beside_their_budget():
+  facts = dict(schedules=dict(
+      poor=dict(plan='measured', budget=2.0, models=1, stages=[
+          dict(blocks=['stem', 'unit0'], paper=1.0, measured=1.951),
+          dict(blocks=['unit1'], paper=0.5, measured=1.5),
+      ]),
+      rich=dict(plan='measured', budget=None, models=2, stages=[
+          dict(blocks=['stem', 'unit1'], paper=4.0, measured=6.0),
+      ]),
+  ))  # fmt: skip
+  assert tables.schedules(facts) == [
+      ['group', 'budget', 'stage', 'paper', 'compiler'],
+      ['poor', '2.00', '1: stem to unit0', '1.00', '1.95'],
+      ['', '', '2: unit1', '0.50', '1.50'],
+      ['rich', '-', '1: stem to unit1, 2 models', '4.00', '6.00'],
+  ]

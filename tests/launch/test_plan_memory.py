@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from configs import common
@@ -34,21 +36,21 @@ def test_table_1_and_the_schedules_of_any_config():
   assert by_name['stage2_block0'][4] == '14.05'
   assert by_name['stage3_block2'][4] == '5.28'
   assert 'The whole model: 116.04 MB by the paper.' in out
-  start = out.index('Budget 1/6: 19.34 MB, planner paper, slack 0.05')
+  start = out.index('Budget 1/6: 19.34 MB, plan paper, slack 0.05')
   assert [' '.join(line.split()) for line in out[start + 3 : start + 9]] == [
-      '1: stem to stage1_block0 20.02',
-      '2: stage1_block1 20.02',
-      '3: stage1_block2 20.02',
-      '4: stage2_block0 14.05',
-      '5: stage2_block1 to stage2_block2 20.14',
-      '6: stage3_block0 to stage3_block2 17.78',
+      '1: stem to stage1_block0 19.34 20.02',
+      '2: stage1_block1 19.34 20.02',
+      '3: stage1_block2 19.34 20.02',
+      '4: stage2_block0 19.34 14.05',
+      '5: stage2_block1 to stage2_block2 19.34 20.14',
+      '6: stage3_block0 to stage3_block2 19.34 17.78',
   ]
 
 
 def test_budgets_in_mb_and_what_is_not_trained():
   out = lines(paper(), ['14.51', '39'], measure=False)
-  start = out.index('Budget 14.51MB: 14.51 MB, planner paper, slack 0.05')
-  assert ' '.join(out[start + 3].split()) == '1: stage2_block0 14.05'
+  start = out.index('Budget 14.51MB: 14.51 MB, plan paper, slack 0.05')
+  assert ' '.join(out[start + 3].split()) == '1: stage2_block0 14.51 14.05'
   assert out[start + 8] == 'Not trained: stage1_block0 to stage1_block2'
   config = paper('fedepth')
   config.algorithm.budgets = 'x1_8:14.51MB, x1_6:1/6'
@@ -56,7 +58,7 @@ def test_budgets_in_mb_and_what_is_not_trained():
   config.groups = dict(x1_8=config.groups.x1_6.to_dict())
   out = lines(config, measure=False)
   (row,) = (line for line in out if line.startswith('1: '))
-  assert ' '.join(row.split()) == '1: stem, stage2_block0 14.05'
+  assert ' '.join(row.split()) == '1: stem, stage2_block0 14.51 14.05'
   assert not any(line.startswith('Budget 1/6') for line in out)
 
 
@@ -75,11 +77,51 @@ def test_a_model_of_dense_layers_with_what_xla_plans():
   out = lines(config, ['1'])
   assert out[0] == 'Model mlp3 (mlp), input 8x8x1, batches of 16'
   header = next(line for line in out if line.startswith('stage'))
-  assert header.split()[-4:] == ['outputs', 'temporary', 'MB', '(XLA)']
+  assert header.split()[1:4] == ['budget', 'MB', '(paper)']
+  assert header.split()[4:] == [
+      'MB', '(XLA)', 'arguments', 'outputs', 'temporary'
+  ]
   row = next(line.split() for line in out if line.startswith('1: '))
-  arguments, outputs, temporary, total = map(float, row[-4:])
+  total, arguments, outputs, temporary = map(float, row[-4:])
+  assert row[-6] == '1.00'
   assert row[1:4] == ['stem', 'to', 'layer2']
   assert 0 < arguments and 0 < total <= arguments + outputs + temporary + 0.02
+
+
+def test_a_measured_plan_shows_both_estimates_and_keeps_the_budget():
+  config = paper('fedepth', 2)
+  config.algorithm.plan = 'measured'
+  config.dataset = 'digits'
+  config.groups = dict(x1_2=dict(model='preresnet20', clients=2, num_blocks=1))
+  config.model.update(width=0.25)
+  config.algorithm.budgets = 'x1_2:2/3'
+  out = lines(config)
+  (start,) = (i for i, line in enumerate(out) if line.startswith('Budget 2/3'))
+  assert 'plan measured, slack 0' in out[start]
+  rows = [line.split() for line in out[start + 3 :] if re.match(r'\d: ', line)]
+  for *_, budget, estimate, xla, _, _, _ in rows:
+    assert float(xla) <= float(budget) and float(estimate) > 0
+  assert len(rows) > 1
+
+
+def test_table_1_beside_the_papers_figures():
+  """The paper's own estimate, to the cent, for depth and width."""
+  out = [line.split() for line in plan_memory.paper_table(measure=False)
+         for line in line.splitlines()]  # fmt: skip
+  blocks = [row for row in out if row and row[0][:-1].isdigit()]
+  assert len(blocks) == 9 + 12
+  for _, _, printed, estimate in blocks[:9]:
+    assert printed == estimate
+  assert len({row[-1] for row in blocks[9:]}) == 1  # Equal encoder blocks.
+  widths = [row for row in out if row[:1] == ['x']]
+  assert [row[1] for row in widths] == 2 * ['1/8', '1/6', '1/3', '1/2', '1']
+  for _, _, printed, part, _ in widths[:5]:
+    assert printed == part
+  # A net of that width takes more: its weights are few, its maps are not.
+  assert widths[4][3] == widths[4][4]
+  # Two encoder blocks are 1/6 of ViT-T/16, but for embeddings and head.
+  pair, share = 2 * float(blocks[9][-1]), float(widths[6][3])
+  np.testing.assert_allclose(pair, share, rtol=0.02)
 
 
 @pytest.mark.slow
@@ -98,10 +140,17 @@ def test_the_command(tmp_path):
   done = command(config, '--nomeasure', '--budget_mb=500')
   assert done.returncode == 0, done.stderr
   assert '1: stem to stage3_block2' in done.stdout
+  assert 'plan paper' in done.stdout
+  done = command('--paper_table', '--nomeasure')
+  assert 'Table 1, PreResNet-20, 32x32x3' in done.stdout
   for args, message in (
       ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1.00 MB '),
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: A budget is a share '),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
+      (
+          ('--config=configs/fedavg.py', '--plan=measured'),
+          'Error: --plan is for fedepth, not for fedavg.',
+      ),
   ):
     done = command(*args)
     assert done.returncode == 2

@@ -1,0 +1,177 @@
+"""What the compiler plans for the training step of a stage.
+
+Arguments, outputs and temporary buffers of the compiled step on the present
+backend: stem, head, frozen blocks and optimiser included. It is more than the
+paper's estimate where convolutions and their gradients need room for slices,
+and where a stage holds the stem.
+
+Figures are kept beside the compilation cache, where there is one
+(`jax_compilation_cache_dir`), by the program, the backend and the versions.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import optax
+
+from fedjax_het.data.federated import Batch
+from fedjax_het.depthwise.memory import MB, Costs
+from fedjax_het.depthwise.stages import (
+  Stage,
+  head_start,
+  make_stages,
+  stage_loss,
+)
+from fedjax_het.engine.types import LocalTraining
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+class StepMemory(NamedTuple):
+  """What XLA plans for one training step, in bytes.
+
+  Attributes:
+    arguments: Variables, optimiser state and one batch.
+    outputs: What the step returns.
+    reused: Outputs that take the place of arguments.
+    temporary: All that lives within the step.
+  """
+
+  arguments: int
+  outputs: int
+  reused: int
+  temporary: int
+
+  @property
+  def mb(self) -> float:
+    """All together in MB."""
+    total = self.arguments + self.outputs - self.reused + self.temporary
+    return total / MB
+
+
+def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
+  """Compiles the training step of a stage and asks what it takes.
+
+  The figure of a step that was compiled before is read from the cache.
+
+  Args:
+    stage: The stage.
+    local: The optimiser and the batch size.
+
+  Returns:
+    XLA's plan on the present backend.
+  """
+  whole = stage.model.abstract_variables
+  part = stage.pick(whole)
+  names = [stage.model.block_names[i] for i in stage.frozen]
+  frozen = Variables(*({n: t[n] for n in names if n in t} for t in whole))
+
+  def tx():
+    return local.optimizer(local.learning_rate(jnp.int32(0)))
+
+  def step(part, opt_state, frozen, batch, key):
+    loss_fn = stage_loss(stage, frozen)
+    (loss, (stats, _)), grads = jax.value_and_grad(
+        lambda p: loss_fn(Variables(p, part.stats), batch, key), has_aux=True
+    )(part.params)
+    updates, opt_state = tx().update(grads, opt_state, part.params)
+    params = optax.apply_updates(part.params, updates)
+    return Variables(params, stats), opt_state, loss
+
+  def batch(key):
+    size = local.batch_size
+    place = jnp.zeros(size, jnp.int32)
+    mask = None if local.drop_last else jnp.ones(size, bool)
+    x = jnp.zeros((size, *stage.model.input_shape))
+    return Batch(x, place, mask, place), key
+
+  lowered = jax.jit(step, donate_argnums=(0, 1)).lower(
+      part,
+      jax.eval_shape(lambda p: tx().init(p), part.params),
+      frozen,
+      *jax.eval_shape(batch, jax.random.key(0)),
+  )
+  path = _path(lowered.as_text())
+  if (found := _read(path)) is not None:
+    return found
+  stats = lowered.compile().memory_analysis()
+  found = StepMemory(
+      int(stats.argument_size_in_bytes),
+      int(stats.output_size_in_bytes),
+      int(stats.alias_size_in_bytes),
+      int(stats.temp_size_in_bytes),
+  )
+  _write(path, found)
+  return found
+
+
+def _path(program: str) -> pathlib.Path | None:
+  """Where the figure of a program is kept; None without a folder."""
+  folder = jax.config.jax_compilation_cache_dir
+  if not folder:
+    return None
+  device = jax.devices()[0]
+  what = (
+      program,
+      jax.__version__,
+      jaxlib.__version__,
+      device.platform,
+      device.device_kind,
+      str(jax.config.read('jax_disable_most_optimizations')),
+      os.environ.get('XLA_FLAGS', ''),
+  )
+  name = hashlib.sha256('\n'.join(what).encode()).hexdigest()
+  return pathlib.Path(folder, 'step_memory', f'{name}.json')
+
+
+def _read(path: pathlib.Path | None) -> StepMemory | None:
+  if path is None:
+    return None
+  try:
+    return StepMemory(*map(int, json.loads(path.read_text(encoding='utf-8'))))
+  except (OSError, ValueError, TypeError):  # None yet, or a damaged one.
+    return None
+
+
+def _write(path: pathlib.Path | None, found: StepMemory) -> None:
+  if path is None:
+    return
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        'w', dir=path.parent, delete=False, encoding='utf-8'
+    ) as file:
+      json.dump(found, file)
+    os.replace(file.name, path)
+  except OSError:  # It is measured again next time.
+    pass
+
+
+def measured_costs(
+    model: BlockModel, local: LocalTraining, heads: str = 'shared'
+) -> Costs:
+  """XLA's plan of candidate stages; each is compiled when it is asked for.
+
+  Args:
+    model: The whole model.
+    local: The optimiser and the batch size.
+    heads: See `make_stages`.
+
+  Returns:
+    The costs, in MB.
+  """
+  num_units = head_start(model) - 1
+
+  @functools.cache
+  def span(first, stop):
+    (stage,) = make_stages(model, [(first, stop)], heads=heads)
+    return step_memory(stage, local).mb
+
+  return Costs(span(0, num_units), span, num_units)

@@ -1,0 +1,158 @@
+"""Which stages the clients of each memory budget train."""
+
+import functools
+from typing import NamedTuple
+
+from fedjax_het.depthwise import memory
+from fedjax_het.depthwise.measured import measured_costs, step_memory
+from fedjax_het.depthwise.stages import Stage, head_start, make_stages
+from fedjax_het.engine.options import not_negative, one_of
+from fedjax_het.engine.types import Federation, LocalTraining
+
+PLANS = ('paper', 'measured')
+
+
+class Schedule(NamedTuple):
+  """What a group's clients train.
+
+  Attributes:
+    spans: Half-open ranges of units, one a stage.
+    stages: The stages.
+    budget: MB, as the plan counts them; None for a group without a budget.
+    num_models: Whole models that are trained together (MKD); 1 for none.
+  """
+
+  spans: tuple[tuple[int, int], ...]
+  stages: tuple[Stage, ...]
+  budget: float | None = None
+  num_models: int = 1
+
+
+def make_schedules(
+    federation: Federation,
+    *,
+    budgets: str = '',
+    plan: str = 'paper',
+    slack: float = 0.05,
+    heads: str = 'shared',
+    partial: str = 'frozen',
+    mkd_models: int | None = None,
+) -> dict[str, Schedule]:
+  """Packs the units of each group's model into what its clients can hold.
+
+  Args:
+    federation: Groups, and local training.
+    budgets: See `fedepth`, as all that follows.
+    plan: Whose figures count.
+    slack: Of the paper's plan.
+    heads: Of the stages.
+    partial: Of the stages.
+    mkd_models: M for those whose budget holds M models; None for nobody.
+
+  Returns:
+    {group: schedule}.
+
+  Raises:
+    ValueError: If an option is unknown or out of range, a group is unknown, a
+      budget does not hold the last block, no budget holds M models, or shapes
+      do not fit.
+  """
+  one_of('plan', plan, PLANS)
+  not_negative(slack=slack)
+  if plan == 'measured' and partial == 'bypass':
+    raise ValueError(
+        "plan='measured' compiles stages behind frozen blocks; "
+        "partial='bypass' needs plan='paper'."
+    )
+  if mkd_models is not None and mkd_models < 2:
+    raise ValueError(
+        f'mkd_models must be at least 2 or None, got {mkd_models}.'
+    )
+  local = federation.local
+
+  @functools.cache
+  def costs_of(model):
+    if plan == 'paper':
+      return memory.paper_costs(model, local.batch_size)
+    return measured_costs(model, local, heads)
+
+  named, schedules = parse_budgets(budgets, federation), {}
+  for group in federation.groups:
+    spans, budget, times = ((0, head_start(group.model) - 1),), None, 1.0
+    try:
+      if group.name in named:
+        costs = costs_of(group.model)
+        budget = memory.budget_mb(named[group.name], costs.full)
+        exceed = slack if plan == 'paper' else 0.0
+        spans = memory.pack(costs, budget, exceed)
+        times = budget / costs.full
+      stages = make_stages(group.model, spans, heads=heads, partial=partial)
+    except ValueError as e:
+      raise ValueError(f'Group {group.name!r}: {e}') from e
+    rich = mkd_models is not None and times * (1 + 1e-9) >= mkd_models
+    schedules[group.name] = Schedule(
+        spans, stages, budget, mkd_models if rich else 1
+    )
+  if mkd_models is not None and all(
+      schedule.num_models == 1 for schedule in schedules.values()
+  ):
+    raise ValueError(
+        f'mkd_models={mkd_models} needs a group whose budget holds '
+        f'{mkd_models} whole models; budgets={budgets!r} gives none.'
+    )
+  return schedules
+
+
+def stage_figures(
+    schedule: Schedule, local: LocalTraining
+) -> list[dict[str, object]]:
+  """Both estimates of every stage of a schedule; compiles what it has to.
+
+  Args:
+    schedule: The schedule.
+    local: The optimiser and the batch size.
+
+  Returns:
+    For each stage `blocks` (names of the trained ones but the head's), and
+    `paper` and `measured` in MB; M times a model's where M train together.
+  """
+  figures = []
+  for span, stage in zip(schedule.spans, schedule.stages, strict=True):
+    model, whole = stage.model, schedule.stages[-1].model
+    paper = memory.paper_costs(whole, local.batch_size)
+    mb = paper.full if span == (0, paper.num_units) else paper.span(*span)
+    figures.append(dict(
+        blocks=[model.block_names[i] for i in stage.trained],
+        paper=schedule.num_models * mb,
+        measured=schedule.num_models * step_memory(stage, local).mb,
+    ))  # fmt: skip
+  return figures
+
+
+def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:
+  """{group: budget} of the option `budgets`, checked.
+
+  Args:
+    budgets: See `fedepth`.
+    federation: The groups that may be named.
+
+  Returns:
+    The budgets as texts for `depthwise.budget_mb`.
+
+  Raises:
+    ValueError: If an entry is not 'group:budget', or a group is unknown or
+      named twice.
+  """
+  known, found = [group.name for group in federation.groups], {}
+  for entry in filter(None, (e.strip() for e in budgets.split(','))):
+    name, colon, budget = entry.partition(':')
+    if not colon:
+      raise ValueError(f'budgets holds {entry!r}; write group:budget.')
+    if name not in known or name in found:
+      what = 'names twice' if name in found else 'names an unknown group'
+      raise ValueError(
+          f'budgets {what}, {name!r}; known are {", ".join(known)}.'
+      )
+    memory.budget_mb(budget, 1.0)
+    found[name] = budget
+  return found
