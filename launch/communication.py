@@ -23,6 +23,7 @@ TABLES = (
 )
 NUM_CLASSES = 10
 _NUM_CLIENTS = 10
+_MOST_PUBLIC = 10**6  # Far more than any data set here has.
 _NUM_BYTES = 4  # All that travels is float32.
 
 
@@ -182,6 +183,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   if flags.FLAGS.num_public < 1:
     terminal.fail(
         f'num_public must be at least 1, got {flags.FLAGS.num_public}.'
+    )
+  if flags.FLAGS.num_public > _MOST_PUBLIC:
+    terminal.fail(
+        f'num_public must be at most {_MOST_PUBLIC}, got '
+        f'{flags.FLAGS.num_public}.'
     )
   return rest
 

@@ -25,6 +25,7 @@ from absl import app, flags, logging
 import numpy as np
 
 from fedjax_het.data import raw_formats, sources, tfds_source
+from launch import terminal
 
 _DATASET = flags.DEFINE_string('dataset', None, 'Name; see --list.')
 _DATA_DIR = flags.DEFINE_string(
@@ -200,8 +201,16 @@ def prepare(
   return f'{done}; read back, {checked}.\n{summarize(data)}'
 
 
+def parse_flags(argv) -> list[str]:
+  """absl's flags parser with one line per error."""
+  try:
+    return terminal.read_flags(argv)
+  except terminal.CommandError as e:
+    _refuse(str(e))
+
+
 def main(argv) -> None:
-  """Reads flags; says in one line what is wrong and exits with code 2."""
+  """Prepares a data set; says in one line what is wrong, exit status 2."""
   logging.set_verbosity(logging.WARNING)  # tfds logs every file it opens.
   if len(argv) > 1:
     _refuse(f'unexpected argument {argv[1]!r}; all arguments are --flags.')
@@ -211,11 +220,14 @@ def main(argv) -> None:
   if _DATASET.value is None:
     _refuse(f'--dataset is missing; one of {", ".join(sources.DATASETS)}.')
   try:
+    folders = [
+        flag.value and terminal.folder(f'--{flag.name}', flag.value)
+        for flag in (_DATA_DIR, _RAW_DIR)
+    ]
     print(
         prepare(
             _DATASET.value,
-            _DATA_DIR.value,
-            _RAW_DIR.value,
+            *folders,
             verify=_VERIFY.value,
             allow_download=_DOWNLOAD.value,
         )
@@ -238,4 +250,4 @@ def _refuse(message: str) -> NoReturn:
 
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Only errors.
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

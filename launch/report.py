@@ -11,12 +11,11 @@ paper's numbers, as table.md with curves; cells that are missing leave gaps.
 """
 
 from collections.abc import Sequence
-import pathlib
 
 from absl import app, flags
 
 from launch import table_files
-from launch.terminal import fail
+from launch.terminal import CommandError, expanded, fail, folder, read_flags
 
 
 def define_flags() -> None:
@@ -35,8 +34,8 @@ def define_flags() -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser with one line per error."""
   try:
-    rest = flags.FLAGS(list(argv))
-  except flags.Error as e:
+    rest = read_flags(argv)
+  except CommandError as e:
     fail(e)
   options = flags.FLAGS
   if options.table is None:
@@ -57,11 +56,11 @@ def _report_table(name: str, scale: str | None, out: str | None) -> None:
   from fedjax_het.experiment import sweep_report, sweep_table
 
   found = table_files.find_table(name, scale)
-  folder = found.folder(out, 'results')
-  cells = sweep_table.read_cells(found.table, folder)
-  markdown = sweep_report.render(found.table, cells, folder)
+  where = folder('--out', str(found.folder(out, 'results')))
+  cells = sweep_table.read_cells(found.table, where)
+  markdown = sweep_report.render(found.table, cells, where)
   print(f'{found.heading}\n\n{markdown}')
-  print(f'\nTable: {folder / "table.md"}')
+  print(f'\nTable: {where / "table.md"}')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -69,14 +68,14 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het import experiment
 
   options = flags.FLAGS
-  folders = [pathlib.Path(arg) for arg in argv[1:]]
   try:
+    folders = [expanded(arg, 'DIR') for arg in argv[1:]]
     if options.table is not None:
       _report_table(options.table, options.scale, options.out)
     elif len(folders) == 1:
       print(f'Report: {experiment.write_report(folders[0])}')
     else:
-      out = pathlib.Path(options.out or 'comparison')
+      out = folder('--out', options.out or 'comparison')
       print(experiment.write_comparison(folders, out))
       print(f'\nComparison: {out / "comparison.md"}')
   except (ValueError, OSError, ImportError) as e:

@@ -15,12 +15,11 @@ extra `plots`, similarity.png.
 
 from collections.abc import Sequence
 import contextlib
-import pathlib
 
 from absl import app, flags
 
 from launch import train
-from launch.terminal import fail
+from launch.terminal import fail, folder
 
 
 def define_flags() -> None:
@@ -84,10 +83,17 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het.experiment.workdir import write_atomically
 
   options = flags.FLAGS
-  out = pathlib.Path(options.out)
   try:
+    for name in ('num_examples', 'num_clients'):
+      if options[name].value < 1:
+        raise ValueError(
+            f'--{name} must be at least 1, got {options[name].value}.'
+        )
     experiment.check(options.config)
-    workdir = options.workdir or experiment.new_workdir(options.config)
+    out = folder('--out', options.out)
+    workdir = experiment.new_workdir(options.config)
+    if options.workdir is not None:
+      workdir = folder('--workdir', options.workdir)
     layers, matrices = compare(
         options.config, workdir, options.num_examples, options.num_clients
     )

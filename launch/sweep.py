@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from launch import table_files
-from launch.terminal import fail, parse_flags
+from launch.terminal import fail, folder, parse_flags
 
 
 def define_flags() -> None:
@@ -57,15 +57,20 @@ def main(argv: Sequence[str]) -> None:
   failure = None
   try:
     found = table_files.find_table(options.table, options.scale)
-    out = found.folder(options.out, 'results')
+    out = folder('--out', str(found.folder(options.out, 'results')))
+    workdirs = folder(
+        '--workdirs', str(found.folder(options.workdirs, 'runs'))
+    )
     part = table_files.choose(
         found.table, options.seeds, options.rows, options.cols
     )
     if not options.render:
-      overrides = {'data_dir': options.data_dir} if options.data_dir else {}
+      overrides = {}
+      if options.data_dir is not None:
+        overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
       try:
         sweep.run_cells(
-            part, out, found.folder(options.workdirs, 'runs'),
+            part, out, workdirs,
             overrides=overrides,
             announce=lambda text: print(text, flush=True),
             progress=Progress,

@@ -1,13 +1,11 @@
 """Results tables by name: files, scales, and the cells that flags choose."""
 
 from collections.abc import Sequence
-import importlib.util
+import os
 import pathlib
-import sys
-from types import ModuleType
 from typing import NamedTuple
 
-from launch.terminal import line
+from launch import python_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -60,51 +58,30 @@ def find_table(name: str, scale: str | None = None) -> Found:
     ValueError: If there is no such table or scale, or the file is none; in a
       line that names what there is.
   """
+  from fedjax_het.experiment.sweep_table import Table
   from fedjax_het.names import check_name, did_you_mean
 
   paths = [pathlib.Path(name), _ROOT / name]
   if pathlib.Path(name).name == name:
     paths.append(_ROOT / 'configs' / 'tables' / f'{name}.py')
-  path = next((path for path in paths if path.is_file()), None)
+  path = next((path for path in paths if os.path.isfile(path)), None)
   if path is None:
     hint = did_you_mean(pathlib.Path(name).stem, names())
     raise ValueError(
         f'No results table {name!r}{hint}; there are {", ".join(names())}, or '
         'give the path of a file.'
     )
-  module = _load(path)
+  module = python_files.load(path, 'get_table')
   scales = getattr(module, 'SCALES', ('cpu',))
   scale = scales[0] if scale is None else scale
   check_name(f'scale of {path.stem}', scale, scales)
-  table = _get(module, path, *([scale] if hasattr(module, 'SCALES') else []))
+  args = [scale] if hasattr(module, 'SCALES') else []
+  table = python_files.call(module, 'get_table', *args)
+  if not isinstance(table, Table):
+    raise ValueError(
+        f'{path}: get_table returns {type(table).__name__}, not a Table.'
+    )
   return Found(table, path.stem, scale if len(scales) > 1 else '')
-
-
-def _load(path: pathlib.Path) -> ModuleType:
-  """The module of a file."""
-  if str(_ROOT) not in sys.path:
-    sys.path.append(str(_ROOT))
-  spec = importlib.util.spec_from_file_location('table_file', path)
-  if spec is None:
-    raise ValueError(f'{path} is no Python file.')
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-  except SyntaxError as e:
-    raise ValueError(f'{path}, line {e.lineno}: {e.msg}.') from e
-  except (AttributeError, NameError, TypeError) as e:
-    raise ValueError(f'{path}: {line(e)}') from e
-  if not hasattr(module, 'get_table'):
-    raise ValueError(f'{path} has no function get_table.')
-  return module
-
-
-def _get(module: ModuleType, path: pathlib.Path, *args: str):
-  try:
-    return module.get_table(*args)
-  except (AttributeError, KeyError, NameError, TypeError) as e:
-    # Most often an entry that a locked config does not have.
-    raise ValueError(f'{path}: {line(e)}') from e
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -1,10 +1,17 @@
 """What the programs share: flags that are refused, and errors, in one line."""
 
 from collections.abc import Sequence
+import os
+import pathlib
+import re
 import sys
 from typing import NoReturn
 
 from absl import flags, logging
+
+
+class CommandError(ValueError):
+  """A command line that cannot be understood."""
 
 
 def line(error: BaseException | str) -> str:
@@ -20,6 +27,121 @@ def fail(error: BaseException | str, code: int = 2) -> NoReturn:
   sys.exit(code)
 
 
+def read_flags(argv: Sequence[str]) -> list[str]:
+  """absl's flags parser, which also refuses what would pass in silence.
+
+  Args:
+    argv: The command line.
+
+  Returns:
+    What is not a flag, the program's name first.
+
+  Raises:
+    CommandError: If a flag is unknown, wrong, empty or given twice, or a
+      flagfile cannot be read; in one line that names it.
+  """
+  # Folders may have names that are not UTF-8.
+  if hasattr(sys.stdout, 'reconfigure'):
+    sys.stdout.reconfigure(errors='backslashreplace')
+  argv = with_flagfiles(argv)
+  _check_once(argv[1:])
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as e:
+    raise CommandError(line(e)) from e
+
+
+def with_flagfiles(argv: Sequence[str]) -> list[str]:
+  """The command line with the contents of its flagfiles in their places.
+
+  Args:
+    argv: The command line.
+
+  Returns:
+    The same without --flagfile.
+
+  Raises:
+    CommandError: If one cannot be read, or is not named.
+  """
+  _check_once(argv[1:])
+  try:
+    return flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False)
+  except flags.Error as e:
+    raise CommandError(line(e).removeprefix('ERROR:: ')) from e
+  except UnicodeDecodeError as e:
+    raise CommandError(f'The flagfile is not UTF-8 ({e}).') from e
+
+
+def _check_once(args: Sequence[str]) -> None:
+  """Raises CommandError for a flag that is empty or given twice."""
+  seen = set()
+  for arg in args:
+    if arg == '--':
+      return
+    match = re.fullmatch(r'--?([\w.]+)(=(.*))?', arg, re.DOTALL)
+    if not match:
+      continue
+    name, equals, value = match.groups()
+    if name not in flags.FLAGS and name.startswith('no'):
+      name = name[2:]
+    # Others are unknown, or the value of the flag before.
+    if name not in flags.FLAGS and name not in ('config', 'flagfile'):
+      if not name.startswith('config.'):
+        continue
+    if name in seen:
+      raise CommandError(f'--{name} is given twice.')
+    seen.add(name)
+    # What an entry of the config may be, the config's check knows.
+    if equals and not value and not name.startswith('config.'):
+      raise CommandError(
+          f'--{name} is empty; give it a value, or leave it out.'
+      )
+
+
+def folder(flag: str, text: str) -> pathlib.Path:
+  """The folder that a flag names, before anything is written there.
+
+  Args:
+    flag: The flag, for the error's text.
+    text: Its value; ~ is the home folder.
+
+  Returns:
+    The path.
+
+  Raises:
+    CommandError: If it can neither be there nor be made.
+  """
+  path = expanded(text, flag)
+  try:
+    there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+    if not there.is_dir():
+      raise CommandError(f'{flag}={text}: {there} is a file, not a folder.')
+    if not os.access(there, os.W_OK | os.X_OK):
+      raise CommandError(f'{flag}={text}: {there} cannot be written.')
+    path.exists()
+  except OSError as e:  # Such as a name that is too long.
+    raise CommandError(f'{flag}={text:.60}: {e.strerror}.') from e
+  return path
+
+
+def expanded(text: str, flag: str) -> pathlib.Path:
+  """A path with ~ replaced by the home folder; CommandError if there is none.
+
+  Args:
+    text: The path.
+    flag: Who names it, for the error's text.
+
+  Returns:
+    The path.
+  """
+  try:
+    return pathlib.Path(text).expanduser()
+  except RuntimeError as e:
+    raise CommandError(
+        f'{flag}={text}: the home folder of {text.split("/")[0]} is not known.'
+    ) from e
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser with one line per error; no other arguments.
 
@@ -27,8 +149,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """
   logging.set_verbosity(logging.WARNING)
   try:
-    rest = flags.FLAGS(list(argv))
-  except flags.Error as e:
+    rest = read_flags(argv)
+  except CommandError as e:
     fail(e)
   if len(rest) > 1:
     fail(f'Unexpected argument {rest[1]!r}; options look like --out=DIR.')

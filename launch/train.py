@@ -15,8 +15,8 @@ config is wrong, 130 interrupted.
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import importlib.util
 import logging
+import os
 import pathlib
 import re
 import shlex
@@ -27,16 +27,36 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
+import ml_collections
 from ml_collections import config_flags
 import tqdm
 
-from launch import distributed
-from launch.terminal import fail, line
+from launch import distributed, python_files
+from launch.terminal import (
+  CommandError,
+  expanded,
+  fail,
+  folder,
+  line,
+  read_flags,
+  with_flagfiles,
+)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'FILE[:variant,...]; configs/fedin.py by default.'
-)
+
+
+def _define_config():
+  """The config's flag; to define it would read the flagfiles of sys.argv."""
+  argv, sys.argv = sys.argv, sys.argv[:1]
+  try:
+    return config_flags.DEFINE_config_file(
+        'config', None, 'FILE[:variant,...]; configs/fedin.py by default.'
+    )
+  finally:
+    sys.argv = argv
+
+
+_CONFIG = _define_config()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run; a new one under ./runs by default.'
 )
@@ -59,7 +79,7 @@ _PLAN = flags.DEFINE_enum(
     "Whose figures FeDepth's schedules go by; else as the config says.",
 )
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
-_OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]+)(=(?P<value>.*))?')
+_OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]*)(=(?P<value>.*))?')
 _BOOLEANS = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(
     ('false', 'f', '0'), False
 )
@@ -74,10 +94,6 @@ _PARSERS = {
 _typed: list[str] = []
 
 
-class CommandError(ValueError):
-  """A command line that cannot be understood."""
-
-
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser, with the default config and one line per error.
 
@@ -89,10 +105,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """
   _typed[:] = argv[1:]
   try:
-    argv = _with_config(list(argv))
+    argv = _with_config(with_flagfiles(argv))
     _check_overrides(argv)
     sys.argv = argv  # Where the config flag looks for its overrides.
-    rest = flags.FLAGS(argv)
+    rest = read_flags(argv)
     if len(rest) > 1:
       raise CommandError(
           f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
@@ -107,7 +123,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if flag.value is not None:
           raise CommandError(f'--{flag.name} needs --distributed.')
     return rest
-  except (CommandError, flags.Error) as e:
+  except CommandError as e:
     if '--debug' in argv:
       raise
     fail(e, 2)
@@ -115,21 +131,23 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def _with_config(argv: list[str]) -> list[str]:
   """Puts the config in front as one argument with a path that exists."""
-  spec = None
-  rest = argv[1:]
-  for i, arg in enumerate(rest):
+  specs, rest, args = [], [], iter(argv[1:])
+  for arg in args:
     if re.fullmatch(r'--?config', arg):
-      if i + 1 == len(rest):
-        raise CommandError('--config needs a file, --config=FILE.')
-      spec, rest = rest[i + 1], rest[:i] + rest[i + 2 :]
-      break
-    if re.match(r'--?config=', arg):
-      spec, rest = arg.split('=', 1)[1], rest[:i] + rest[i + 1 :]
-      break
-  name, colon, variants = (spec or 'configs/fedin.py').partition(':')
+      specs.append(next(args, ''))
+    elif re.match(r'--?config=', arg):
+      specs.append(arg.split('=', 1)[1])
+    else:
+      rest.append(arg)
+  if '' in specs:
+    raise CommandError('--config needs a file, --config=FILE.')
+  if len(specs) > 1:
+    raise CommandError('--config is given twice.')
+  spec = specs[0] if specs else 'configs/fedin.py'
+  name, colon, variants = spec.partition(':')
   # From any folder, the experiments that come with the library are found.
   paths = [pathlib.Path(name), _ROOT / name]
-  path = next((path for path in paths if path.is_file()), None)
+  path = next((path for path in paths if os.path.isfile(path)), None)
   if path is None:
     known = sorted(
         f'configs/{path.name}'
@@ -145,25 +163,18 @@ def _with_config(argv: list[str]) -> list[str]:
 def _load_config(spec: str) -> Any:
   """The config of FILE[:variants], with errors that need no traceback."""
   name, colon, variants = spec.partition(':')
-  if str(_ROOT) not in sys.path:
-    sys.path.append(str(_ROOT))
-  module_spec = importlib.util.spec_from_file_location('config_file', name)
-  if module_spec is None:
-    raise CommandError(f'{name} is no Python file.')
-  module = importlib.util.module_from_spec(module_spec)
   try:
-    module_spec.loader.exec_module(module)
-  except SyntaxError as e:
-    raise CommandError(f'{name}, line {e.lineno}: {e.msg}.') from e
-  if not hasattr(module, 'get_config'):
-    raise CommandError(f'{name} has no function get_config.')
-  try:
-    return module.get_config(*([variants] if colon else []))
+    module = python_files.load(name, 'get_config')
+    config = python_files.call(
+        module, 'get_config', *([variants] if colon else [])
+    )
   except ValueError as e:
     raise CommandError(str(e)) from e
-  except (AttributeError, KeyError, TypeError) as e:
-    # Most often an entry that the locked config does not have.
-    raise CommandError(f'{name}: {line(e)}') from e
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise CommandError(
+        f'{name}: get_config returns {type(config).__name__}, not a ConfigDict.'
+    )
+  return config
 
 
 def _check_overrides(argv: list[str]) -> None:
@@ -263,9 +274,11 @@ def main(argv: Sequence[str]) -> None:
   workdir = None
   try:
     processes.together(lambda: experiment.check(config))
+    if config.data_dir:
+      expanded(config.data_dir, '--config.data_dir')
     workdir = pathlib.Path(
         processes.on_first(
-            lambda: str(_WORKDIR.value or experiment.new_workdir(config))
+            lambda: str(_folder() or experiment.new_workdir(config))
         )
     )
     if first:
@@ -298,6 +311,12 @@ def main(argv: Sequence[str]) -> None:
   distributed.finish(code)
   if code:
     sys.exit(code)
+
+
+def _folder() -> pathlib.Path | None:
+  """The workdir that the flag names."""
+  text = _WORKDIR.value
+  return None if text is None else folder('--workdir', text)
 
 
 def _show(config, workdir: pathlib.Path, result) -> None:

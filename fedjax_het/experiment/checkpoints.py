@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 import concurrent.futures
 import contextlib
 import errno
+import json
 import logging
 import pathlib
+import re
 import shutil
 from typing import Any, NamedTuple
 import zlib
@@ -15,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+
+from fedjax_het.experiment.workdir import set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,11 @@ def _checksum(array: np.ndarray) -> int:
   return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
+def notes_sum(notes: dict[str, Any]) -> int:
+  """CRC-32 of a checkpoint's notes."""
+  return zlib.crc32(json.dumps(notes, sort_keys=True).encode())
+
+
 class Checkpoints:
   """The last few states of a run, each written all or nothing.
 
@@ -77,8 +86,14 @@ class Checkpoints:
         enable_async_checkpointing=False,
         cleanup_tmp_directories=True,
     )
-    with _quiet():
-      return ocp.CheckpointManager(self.folder, options=options)
+    try:
+      _check_files(self.folder)
+      with _quiet():
+        return ocp.CheckpointManager(self.folder, options=options)
+    except Exception as e:  # Many kinds, by what lies there.
+      raise ValueError(
+          f'The checkpoints in {self.folder} cannot be opened: {_one_line(e)}'
+      ) from e
 
   def close(self) -> None:
     """Waits for what is being written, and releases what the manager holds."""
@@ -122,14 +137,15 @@ class Checkpoints:
 
   def _write(self, step, arrays, notes, before):
     before()
-    sums = self._checksums(arrays)
+    notes = dict(notes, step=step, checksums=self._checksums(arrays))
+    notes['notes'] = notes_sum(notes)
     try:
       with _quiet():
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays),
-                notes=ocp.args.JsonSave(dict(notes, step=step, checksums=sums)),
+                notes=ocp.args.JsonSave(notes),
             ),
             force=True,
         )
@@ -197,7 +213,7 @@ class Checkpoints:
     return sorted(
         int(path.name)
         for path in self.folder.glob('*')
-        if path.name.isdigit() and path.is_dir()
+        if re.fullmatch('0|[1-9][0-9]{0,17}', path.name) and path.is_dir()
     )
 
   def _attempt(
@@ -212,11 +228,7 @@ class Checkpoints:
 
   def _set_aside(self, step: int) -> None:
     """Renames a checkpoint, so that the step can be written again."""
-    path, count = self.folder / f'damaged-{step}', 1
-    while path.exists():
-      count += 1
-      path = self.folder / f'damaged-{step}-{count}'
-    (self.folder / str(step)).rename(path)
+    set_aside(self.folder / str(step))
 
   def _read(
       self, step: int, like: Any, on_host: str | None
@@ -235,6 +247,7 @@ class Checkpoints:
         ),
     )
     arrays, notes = restored.state, restored.notes
+    check_notes(notes, step)
     sums = notes.pop('checksums')
     for name, leaf in wanted.items():
       array = arrays[name]
@@ -245,9 +258,31 @@ class Checkpoints:
         )
       if _checksum(array) != sums.get(name):
         raise ValueError(f'the checksum of {name} does not match')
-    if notes.pop('step') != step:
-      raise ValueError('its folder has been renamed')
     return _fill(like, arrays, on_host), notes
+
+
+def _check_files(folder: pathlib.Path) -> None:
+  """Raises ValueError for a pipe, on which reading would wait for ever."""
+  for path in folder.rglob('*'):
+    if path.is_fifo():
+      raise ValueError(f'{path} is a pipe, not a file')
+
+
+def check_notes(notes: dict[str, Any], step: int) -> None:
+  """Verifies what is noted beside a state, and takes out what is for that.
+
+  Args:
+    notes: The notes of a checkpoint, changed in place.
+    step: The step of its folder.
+
+  Raises:
+    ValueError: If they are damaged or of another step.
+  """
+  # Checkpoints of an older version have no such sum.
+  if 'notes' in notes and notes.pop('notes') != notes_sum(notes):
+    raise ValueError('the checksum of its notes does not match')
+  if notes.pop('step') != step:
+    raise ValueError('its folder has been renamed')
 
 
 def _fill(like: Any, arrays: dict[str, np.ndarray], on_host) -> Any:

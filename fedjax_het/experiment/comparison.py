@@ -28,27 +28,33 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
   ]]  # fmt: skip
   for folder in folders:
     config, _, rows = report.read_run(folder)
-    summary = metrics.summarise(rows, config['target_accuracy'])
-    best = summary.best
-    table.append([
-        str(folder),
-        config['algorithm']['name'],
-        config['dataset'],
-        report.named(config['partition']),
-        str(config['seed']),
-        str(summary.rounds),
-        report.percent_of(summary.last),
-        tables.percent(summary.last['accuracy/worst']),
-        report.percent_of(best) + (f' ({best["round"]})' if best else ''),
-        '-' if summary.reached is None else str(summary.reached),
-        tables.megabytes(summary.bytes_up),
-        tables.megabytes(summary.bytes_down),
-        tables.seconds(summary.round_seconds),
-        '-'
-        if summary.virtual_time is None
-        else f'{summary.virtual_time:,.1f} s',
-    ])
+    with report.fitting(folder):
+      table.append(_line(folder, config, rows))
   return tables.as_markdown(table)
+
+
+def _line(folder: pathlib.Path, config, rows) -> list[str]:
+  """The cells of one workdir."""
+  summary = metrics.summarise(rows, config['target_accuracy'])
+  best = summary.best
+  return [
+      str(folder),
+      str(config['algorithm']['name']),
+      str(config['dataset']),
+      report.named(config['partition']),
+      str(config['seed']),
+      str(summary.rounds),
+      report.percent_of(summary.last),
+      tables.percent(summary.last['accuracy/worst']),
+      report.percent_of(best) + (f' ({best["round"]})' if best else ''),
+      '-' if summary.reached is None else str(summary.reached),
+      tables.megabytes(summary.bytes_up),
+      tables.megabytes(summary.bytes_down),
+      tables.seconds(summary.round_seconds),
+      '-'
+      if summary.virtual_time is None
+      else f'{summary.virtual_time:,.1f} s',
+  ]
 
 
 def write_comparison(
@@ -76,11 +82,12 @@ def write_comparison(
   for folder in folders:
     _, _, rows = report.read_run(folder)
     tests = [row for row in rows if row['split'] == 'test']
-    accuracies = [report.or_nan(row['accuracy']) for row in tests]
-    by_round[str(folder)] = [row['round'] for row in tests], accuracies
-    if all('virtual_time' in row for row in tests):
-      times = [row['virtual_time'] for row in tests]
-      by_time[str(folder)] = times, accuracies
+    with report.fitting(folder):
+      accuracies = [report.or_nan(row['accuracy']) for row in tests]
+      by_round[str(folder)] = [row['round'] for row in tests], accuracies
+      if all('virtual_time' in row for row in tests):
+        times = [float(row['virtual_time']) for row in tests]
+        by_time[str(folder)] = times, accuracies
   out.mkdir(parents=True, exist_ok=True)
   label = 'Mean test accuracy'
   try:

@@ -251,16 +251,17 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   """A stored config whose entries have the places and names of this version."""
-  algorithm = dict(stored.get('algorithm', {}))
-  local = dict(stored.get('local', {}))
+  result, algorithm = dict(stored), stored.get('algorithm')
+  if not isinstance(algorithm, Mapping):
+    return result
+  result['algorithm'] = algorithm = dict(algorithm)
   if 'keep_optimizer' in algorithm:  # Once an option of two methods.
     keep = algorithm.pop('keep_optimizer')
-    local.setdefault('keep_optimizer', keep)
+    result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
   if 'planner' in algorithm:  # FeDepth's `plan`.
     planner = algorithm.pop('planner')
     algorithm['plan'] = 'measured' if planner == 'xla' else planner
-  moved = dict(algorithm=algorithm, local=local)
-  return {**stored, **{k: v for k, v in moved.items() if v or k in stored}}
+  return result
 
 
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:

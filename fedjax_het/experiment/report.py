@@ -1,7 +1,7 @@
 """report.md of a workdir."""
 
-from collections.abc import Mapping
-import json
+from collections.abc import Iterator, Mapping
+import contextlib
 import logging
 import pathlib
 from typing import Any
@@ -11,7 +11,11 @@ import numpy as np
 from fedjax_het.analysis import pictures
 from fedjax_het.experiment import config as config_lib
 from fedjax_het.experiment import metrics, paper_targets, tables
-from fedjax_het.experiment.workdir import read_config, write_atomically
+from fedjax_het.experiment.workdir import (
+  read_config,
+  read_json,
+  write_atomically,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +37,9 @@ def read_run(
   """
   config = read_config(folder)
   try:
-    facts = json.loads((folder / 'facts.json').read_text(encoding='utf-8'))
+    facts = read_json(
+        folder / 'facts.json', 'the command that ran it measures them again'
+    )
   except FileNotFoundError:
     raise FileNotFoundError(
         f'{folder} has no facts.json: its run has not begun to train.'
@@ -42,6 +48,41 @@ def read_run(
   if not any(row['split'] == 'test' for row in rows):
     raise FileNotFoundError(f'{folder} holds no evaluation yet.')
   return config, facts, rows
+
+
+@contextlib.contextmanager
+def fitting(what: Any) -> Iterator[None]:
+  """Says in one line that files do not hold what a report is made of.
+
+  JSON that is valid can still lack any entry, or have another type in its
+  place; to ask for each of them would be longer than the report.
+
+  Args:
+    what: Whose files they are, for the error's text.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    ValueError: If an entry is missing or of another type.
+  """
+  try:
+    yield
+  except ImportError:
+    raise
+  except (
+      ArithmeticError,
+      AttributeError,
+      LookupError,
+      MemoryError,
+      RecursionError,
+      TypeError,
+      ValueError,
+  ) as e:
+    text = ' '.join(str(e).split())[:80]
+    raise ValueError(
+        f'The files of {what} do not fit together ({type(e).__name__}: {text}).'
+    ) from e
 
 
 def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -118,14 +159,26 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     OSError: If it cannot be written.
   """
   config, facts, rows = read_run(folder)
+  with fitting(folder):
+    # All of the text comes first: nothing is drawn if it cannot be made.
+    _sections(config, facts, rows, {})
+    text = '\n\n'.join(
+        _sections(config, facts, rows, _draw(folder, config, facts, rows))
+    )
+  path = folder / 'report.md'
+  write_atomically(path, text + '\n')
+  return path
+
+
+def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
+  """The paragraphs of a report; `drawn` are the paths of its pictures."""
   summary = metrics.summarise(rows, config['target_accuracy'])
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
-  drawn = _draw(folder, config, facts, rows, summary)
   if summary.rounds == config['num_rounds']:
     state = f'All {summary.rounds} rounds are done.'
   else:
     state = f'{summary.rounds} of {config["num_rounds"]} rounds are done.'
-  sections = [
+  return [
       f'# {title}',
       f'{state} Setting: {setting(config, facts)}. The whole config is in '
       f'`config.json`.\n\n{_versions(facts)}',
@@ -159,9 +212,6 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
       *_schedules(facts),
       *_program(facts),
   ]
-  path = folder / 'report.md'
-  write_atomically(path, '\n\n'.join(sections) + '\n')
-  return path
 
 
 NO_PICTURES = (
@@ -272,9 +322,13 @@ def percent_of(row: metrics.Row | None) -> str:
   return '-' if row is None else tables.percent(row['accuracy'])
 
 
-def _draw(folder, config, facts, rows, summary) -> dict[str, str]:
+def _draw(folder, config, facts, rows) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
-  counts = np.array(facts['partition'])
+  summary = metrics.summarise(rows)
+  counts = np.array(facts['partition'], np.int64)
+  if counts.ndim != 2 or counts.min() < 0 or counts.sum() > _MOST_EXAMPLES:
+    raise ValueError('partition holds no counts of examples')
+  by_round = _curves(rows, facts)
   # Labels and parts with these counts, whichever examples they were.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
@@ -291,7 +345,7 @@ def _draw(folder, config, facts, rows, summary) -> dict[str, str]:
         title=f'{config["dataset"]}, {named(config["partition"])}',
     )
     pictures.draw_curves(
-        _curves(rows, facts),
+        by_round,
         folder / 'curves.png',
         'Test accuracy',
         f'{config["algorithm"]["name"]} on {config["dataset"]}',
@@ -316,6 +370,8 @@ def _draw(folder, config, facts, rows, summary) -> dict[str, str]:
 
 
 VIRTUAL_TIME = 'Virtual time (s)'
+# More than any data set has; a damaged count must not fill the memory.
+_MOST_EXAMPLES = 10**8
 
 
 def _curves(
@@ -334,4 +390,4 @@ def _curves(
 
 def or_nan(value: float | None) -> float:
   """A number for a curve, in which None is a gap."""
-  return float('nan') if value is None else value
+  return float('nan') if value is None else float(value)

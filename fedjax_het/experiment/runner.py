@@ -31,7 +31,9 @@ from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import (
   lock,
+  read_json,
   settle_config,
+  store_config,
   write_atomically,
 )
 from fedjax_het.models.onednn import no_compilation_cache
@@ -110,11 +112,14 @@ def run(
     processes.on_first(claim)
     processes.check_folder(folder)
     _log.info('Workdir: %s', folder)
-    checkpoints = open_checkpoints(
-        folder / 'checkpoints', config.keep_checkpoints
+    checkpoints = processes.together(
+        lambda: open_checkpoints(
+            folder / 'checkpoints', config.keep_checkpoints
+        )
     )
     stack.callback(checkpoints.close)
     state, rows, notes = _begin(experiment, folder, checkpoints)
+    processes.on_first(lambda: store_config(folder, config))
     facts = facts_lib.measure(experiment)
     finished = True
     if int(state.round_num) < config.num_rounds or not rows:
@@ -139,7 +144,9 @@ def run(
           processes.Stop(stop),
       )
     else:
-      facts = processes.on_first(lambda: _read_facts(folder, facts))
+      facts = processes.on_first(
+          lambda: _read_facts(folder / 'facts.json', facts)
+      )
     processes.on_first(lambda: write_report(folder) and None)
   summary = metrics.summarise(rows, config.target_accuracy)
   return Result(folder, rows, facts, summary, state, finished)
@@ -153,19 +160,34 @@ def _keep_programs(config) -> None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
 
 
-def _read_facts(folder: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
+def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   """The facts that a finished run has stored, or those just measured."""
-  path = folder / 'facts.json'
-  if not path.exists():
-    write_atomically(path, json.dumps(facts))
-  return json.loads(path.read_text(encoding='utf-8'))
+  facts = json.loads(json.dumps(facts))
+  try:
+    stored = read_json(path, 'it is measured again')
+  except FileNotFoundError:
+    stored = {}
+  except ValueError as e:
+    _log.warning('%s', e)
+    stored = {}
+  # The versions are of those rounds; the others cannot differ.
+  differ = [k for k in facts if k != 'versions' and stored.get(k) != facts[k]]
+  if not differ and isinstance(stored.get('versions'), dict):
+    return stored
+  if stored:
+    _log.warning(
+        '%s is damaged or of another version (%s); it is measured again.',
+        path, ', '.join(differ or ['versions']),
+    )  # fmt: skip
+  write_atomically(path, json.dumps(facts))
+  return facts
 
 
 def _begin(
     experiment: Experiment, folder: pathlib.Path, checkpoints: Checkpoints
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
   """The state to go on from, the rows before it, and a checkpoint's notes."""
-  path = folder / 'metrics.jsonl'
+  path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
   notes = dict(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
@@ -178,7 +200,7 @@ def _begin(
   if restored is None:
     # The first checkpoint is written before the first line: without one,
     # lines mean that checkpoints were taken away.
-    if processes.on_first(lambda: path.exists() and path.stat().st_size > 0):
+    if processes.on_first(lambda: _holds_anything(path, copy)):
       raise processes.on_all(
           ValueError(
               f'{path} holds the metrics of a run whose checkpoints are gone; '
@@ -208,13 +230,24 @@ def _begin(
             f'num_rounds={experiment.config.num_rounds}.'
         )
     )
-  # The first checkpoint is from before the warm-up, which is done again.
+  mark = restored.notes.get('metrics')
+  if not restored.step:
+    # It is from before the warm-up, which is done again.
+    mark = metrics.NO_LINES
   rows = processes.on_first(
-      lambda: metrics.cut_rows(path, restored.step or -1)
+      lambda: metrics.restore_rows(path, copy, restored.step, mark)
   )
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
   return layout.place(experiment, restored.state), rows, notes
+
+
+def _holds_anything(*paths: pathlib.Path) -> bool:
+  """Whether one of the paths is anything but an empty file."""
+  return any(
+      os.path.lexists(path) and not (path.is_file() and not path.stat().st_size)
+      for path in paths
+  )
 
 
 class _Writer:
@@ -223,12 +256,14 @@ class _Writer:
   def __init__(self, folder, rows, observe, tensorboard):
     self.rows = rows
     self._observe = observe
-    self._file = metrics.MetricsFile(folder / 'metrics.jsonl')
+    self._file = metrics.MetricsFile(
+        folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
+    )
     self._board = None
     if tensorboard:
       done = rows[-1]['round'] if rows else -1
       self._board = Board(folder / 'tensorboard', done + 1)
-    self.sync, self.close = self._file.sync, self._close
+    self.mark, self.close = self._file.mark, self._close
 
   def __call__(self, row: metrics.Row) -> None:
     self._file.append(row)
@@ -252,8 +287,9 @@ class _Reader:
   def __call__(self, row: metrics.Row) -> None:
     self.rows.append(row)
 
-  def sync(self) -> None:
+  def mark(self):
     """There is no file."""
+    return metrics.NO_LINES, lambda: None
 
   def close(self) -> None:
     """There is no file."""
@@ -355,7 +391,8 @@ def _train(
     begun = None
     test(done, scores)
     if saving:
-      checkpoints.save(done, state, notes, before=write.sync)
+      mark, keep = write.mark()
+      checkpoints.save(done, state, dict(notes, metrics=mark), before=keep)
     if stopping:
       break
   checkpoints.wait()

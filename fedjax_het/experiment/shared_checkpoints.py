@@ -14,7 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_het.experiment import processes
-from fedjax_het.experiment.checkpoints import Checkpoints, leaves
+from fedjax_het.experiment.checkpoints import (
+  Checkpoints,
+  check_notes,
+  leaves,
+)
 
 
 def combine(first: int, second: int, length: int) -> int:
@@ -127,8 +131,7 @@ class SharedCheckpoints(Checkpoints):
               notes=ocp.args.JsonRestore(),
           ),
       )
-    if restored.notes['step'] != step:
-      raise ValueError('its folder has been renamed')
+    check_notes(restored.notes, step)
     return restored.state, restored.notes
 
   def _attempt(self, step: int, like: Any, on_host: str | None):
@@ -138,7 +141,6 @@ class SharedCheckpoints(Checkpoints):
       if reason:
         return f'process {process}: {reason}'
     arrays, notes = found
-    notes.pop('step')
     stored = notes.pop('checksums')
     for name, value in checksums(arrays).items():
       if value is None or value != stored.get(name):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedjax_het.experiment.config import group_spec, with_new_entries
 from fedjax_het.experiment.paper_targets import Target
+from fedjax_het.experiment.workdir import read_json
 
 # Entries of a config that do not change a cell's numbers, but for rounding.
 _IRRELEVANT = (
@@ -148,14 +149,16 @@ def read_cell(
     ValueError: If the file is damaged, or the result is of another config or
       mean; in one line that names the file.
   """
-  try:
-    cell = json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as e:
-    raise ValueError(
-        f'{path} is damaged ({e}); delete it to run the cell again.'
-    ) from e
+  advice = 'delete it to run the cell again'
+  cell = read_json(path, advice)
   wanted = _comparable(json.loads(config.to_json_best_effort()))
-  stored = _comparable(with_new_entries(cell['config']))
+  try:
+    _check_cell(cell)
+    stored = _comparable(with_new_entries(cell['config']))
+  except (AttributeError, LookupError, TypeError) as e:
+    raise ValueError(
+        f'{path} is damaged ({type(e).__name__}: {e}); {advice}.'
+    ) from e
   odd = sorted(k for k in wanted | stored if wanted.get(k) != stored.get(k))
   if odd:
     raise ValueError(
@@ -171,6 +174,34 @@ def read_cell(
         f'{mean}; delete it to run the cell again.'
     )
   return cell
+
+
+def _check_cell(cell: Mapping[str, Any]) -> None:
+  """Raises an error if a table cannot be made of a cell."""
+  number = int | float
+  kinds = dict(
+      row=str, column=str, seed=int, last=number | None, worst=number | None,
+      best=number | None, best_round=int, reached=int | None,
+      round_seconds=number | None, hardware=str, config=dict,
+  )  # fmt: skip
+  for name, kind in kinds.items():
+    # Cells without columns, and older ones, lack some.
+    if name not in ('column', 'worst') or name in cell:
+      if not isinstance(cell[name], kind):
+        raise TypeError(f'{name} is {cell[name]!r}')
+  series = dict(accuracy=cell['accuracy'], **cell.get('views', {}))
+  for name, values in series.items():
+    if len(values) != len(cell['rounds']) or not values:
+      raise TypeError(f'{name} does not fit the rounds')
+    _check_numbers(name, values)
+  for name, values in cell.get('models', {}).items():
+    _check_numbers(name, values)
+  _check_numbers('rounds', cell['rounds'])
+
+
+def _check_numbers(name: str, values: Sequence[Any]) -> None:
+  if not all(isinstance(value, int | float | None) for value in values):
+    raise TypeError(f'{name} holds {values!r:.60}')
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+import stat
 from typing import Any
 
 from fedjax_het.experiment import config as config_lib
@@ -60,7 +61,8 @@ def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
     OSError: If it cannot be written; the old file is then intact.
   """
   if isinstance(contents, str):
-    contents = contents.encode()
+    # A name that is not UTF-8, such as a folder's, is escaped.
+    contents = contents.encode(errors='backslashreplace')
   # Of this process alone: two sweeps may write one table.
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:
@@ -73,6 +75,104 @@ def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
     with contextlib.suppress(OSError):
       temporary.unlink(missing_ok=True)
     raise OSError(e.errno, f'{e.strerror} while writing {path}') from e
+
+
+def set_aside(path: pathlib.Path) -> pathlib.Path:
+  """Renames what is damaged to damaged-<name>, so that nothing is lost.
+
+  Args:
+    path: A file or folder.
+
+  Returns:
+    Its new path, which nothing had before.
+  """
+  new, count = path.with_name(f'damaged-{path.name}'), 1
+  while os.path.lexists(new):
+    count += 1
+    new = path.with_name(f'damaged-{path.name}-{count}')
+  path.rename(new)
+  return new
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """The contents of a regular file; others, such as pipes, are not opened.
+
+  Args:
+    path: The file.
+
+  Returns:
+    Its bytes.
+
+  Raises:
+    FileNotFoundError: If there is nothing of that name.
+    ValueError: If it is no file or cannot be read; in one line that names it.
+  """
+  try:
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+      what = 'a folder' if stat.S_ISDIR(mode) else 'something else'
+      raise ValueError(f'{path} is {what}, not a file; move it away.')
+    return path.read_bytes()
+  except FileNotFoundError:
+    if path.is_symlink():
+      raise ValueError(f'{path} is a link to nothing.') from None
+    raise
+  except OSError as e:
+    raise ValueError(f'{path} cannot be read: {e.strerror}.') from e
+
+
+def read_json(path: pathlib.Path, advice: str) -> dict[str, Any]:
+  """The object that a JSON file holds.
+
+  Args:
+    path: The file.
+    advice: What to do if it is damaged, for the error's text.
+
+  Returns:
+    The object.
+
+  Raises:
+    FileNotFoundError: If there is nothing of that name.
+    ValueError: If it holds anything else than one object, in UTF-8; in one
+      line that names it.
+  """
+  contents = read_bytes(path)
+  try:
+    value = json.loads(contents.decode())
+  except UnicodeDecodeError as e:
+    reason = f'byte {e.start} is not UTF-8'
+  except RecursionError:
+    reason = 'it is nested too deep'
+  except ValueError as e:
+    reason = str(e)
+  else:
+    if isinstance(value, dict):
+      return value
+    reason = 'it holds no JSON object'
+  raise ValueError(f'{path} is damaged ({reason}); {advice}.')
+
+
+# What a run writes, as files and as folders.
+_FILES = (
+    'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
+    'times.png',
+)  # fmt: skip
+_FOLDERS = ('checkpoints', 'tensorboard')
+
+
+def _check_places(folder: pathlib.Path) -> None:
+  """Raises ValueError if something else lies where a run writes.
+
+  metrics.jsonl is not asked for: what lies there can be restored.
+  """
+  for names, right, words in (
+      (_FILES, pathlib.Path.is_file, 'a file'),
+      (_FOLDERS, pathlib.Path.is_dir, 'a folder'),
+  ):
+    for name in names:
+      path = folder / name
+      if os.path.lexists(path) and not right(path):
+        raise ValueError(f'{path} is not {words}; move it away.')
 
 
 @contextlib.contextmanager
@@ -89,20 +189,30 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     Nothing.
 
   Raises:
-    ValueError: If another process holds it, or it is no folder.
+    ValueError: If another process holds it, it is no folder, or it cannot be
+      written.
   """
+  path = folder / '.lock'
   try:
     folder.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path) and not path.is_file():
+      raise ValueError(f'{path} is not a file; move it away.')
+    file = open(path, 'a+', encoding='utf-8', errors='replace')
   except (FileExistsError, NotADirectoryError) as e:
     raise ValueError(f'The workdir {folder} is a file, not a folder.') from e
-  with open(folder / '.lock', 'a+', encoding='utf-8') as file:
+  except OSError as e:
+    raise ValueError(
+        f'The workdir {folder} cannot be written: {e.strerror}.'
+    ) from e
+  with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
       file.seek(0)
+      owner = file.read(20).split('\n')[0].strip()
       raise ValueError(
-          f'The workdir {folder} is in use by process {file.read().strip()}; '
-          'wait for it or choose another one.'
+          f'The workdir {folder} is in use by process {owner}; wait for it or '
+          'choose another one.'
       ) from e
     file.truncate(0)
     file.write(f'{os.getpid()}\n')
@@ -121,24 +231,23 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
   Raises:
     FileNotFoundError: If there is none.
-    ValueError: If it is not valid JSON.
+    ValueError: If it holds no JSON object.
   """
-  path = folder / 'config.json'
   try:
-    stored = json.loads(path.read_text(encoding='utf-8'))
-    return config_lib.with_moved_entries(stored)
+    stored = read_json(
+        folder / 'config.json', 'restore it or choose another workdir'
+    )
   except FileNotFoundError:
     raise FileNotFoundError(
         f'{folder} is not a workdir: it has no config.json.'
     ) from None
-  except json.JSONDecodeError as e:
-    raise ValueError(
-        f'{path} is damaged ({e}); restore it or choose another workdir.'
-    ) from e
+  return config_lib.with_moved_entries(stored)
 
 
 def settle_config(folder: pathlib.Path, config) -> None:
   """Stores the config in a new workdir, or compares it with the one there.
+
+  That one is left as it is; see `store_config`.
 
   Args:
     folder: The workdir.
@@ -147,10 +256,12 @@ def settle_config(folder: pathlib.Path, config) -> None:
   Raises:
     ValueError: If the workdir holds a run of another config, or one whose
       config is lost; in one line that names the first entries that differ.
+      Or if something else lies where the run writes.
     OSError: If config.json cannot be written.
   """
-  mine = json.loads(json.dumps(config.to_dict()))
+  _check_places(folder)
   if (folder / 'config.json').exists():
+    mine = json.loads(json.dumps(config.to_dict()))
     differences = _differences(mine, read_config(folder))
     if differences:
       more = len(differences) - 3
@@ -162,11 +273,25 @@ def settle_config(folder: pathlib.Path, config) -> None:
       )
   else:
     for name in ('metrics.jsonl', 'checkpoints'):
-      if (folder / name).exists():
+      if os.path.lexists(folder / name):
         raise ValueError(
             f'The workdir {folder} holds {name} but no config.json, so its '
             'run cannot be resumed; choose another workdir.'
         )
+    store_config(folder, config)
+
+
+def store_config(folder: pathlib.Path, config) -> None:
+  """Stores the config, with the entries that may change in a run's course.
+
+  Args:
+    folder: The workdir.
+    config: The config.
+
+  Raises:
+    OSError: If config.json cannot be written.
+  """
+  mine = json.loads(json.dumps(config.to_dict()))
   text = json.dumps(mine, indent=2, sort_keys=True) + '\n'
   write_atomically(folder / 'config.json', text)
 

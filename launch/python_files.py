@@ -1,0 +1,72 @@
+"""Python files that users write: configs and results tables."""
+
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from launch.terminal import line
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def load(path: str | pathlib.Path, function: str) -> ModuleType:
+  """The module of a file; whatever it raises is said in one line.
+
+  Args:
+    path: The file, in which `import configs` finds those of the library.
+    function: A function that it must have.
+
+  Returns:
+    The module.
+
+  Raises:
+    ValueError: If it is no Python file, fails, or has no such function.
+  """
+  if str(_ROOT) not in sys.path:
+    sys.path.append(str(_ROOT))
+  spec = importlib.util.spec_from_file_location(function, path)
+  if spec is None:
+    raise ValueError(f'{path} is no Python file.')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except SyntaxError as e:
+    where = f', line {e.lineno}' if e.lineno else ''
+    raise ValueError(f'{path}{where}: {e.msg}.') from e
+  except (Exception, SystemExit) as e:
+    raise ValueError(f'{path}: {_text(e)}') from e
+  if not callable(getattr(module, function, None)):
+    raise ValueError(f'{path} has no function {function}.')
+  return module
+
+
+def call(module: ModuleType, function: str, *args: str) -> Any:
+  """What a function of such a module returns.
+
+  Args:
+    module: See `load`.
+    function: Its name.
+    *args: What it is called with.
+
+  Returns:
+    Its value.
+
+  Raises:
+    ValueError: If it fails; its own ValueErrors are passed on.
+  """
+  try:
+    return getattr(module, function)(*args)
+  except ValueError:
+    raise
+  except (Exception, SystemExit) as e:
+    # Most often an entry that a locked config does not have.
+    raise ValueError(f'{module.__file__}: {_text(e)}') from e
+
+
+def _text(error: BaseException) -> str:
+  """An error's text, after its kind where it does not speak for itself."""
+  plain = (AttributeError, ImportError, KeyError, NameError, TypeError)
+  kind = '' if isinstance(error, plain) else f'{type(error).__name__}: '
+  return kind + line(error)

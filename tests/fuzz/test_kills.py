@@ -1,0 +1,123 @@
+"""Runs that are killed at random, again and again, end like one that is not.
+
+A kill comes either after so many operations on the workdir's files, or after
+so many milliseconds: the first falls between the steps of writing a line, a
+copy or a checkpoint, the second anywhere.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.experiment.tiny_runs import without_seconds
+from tests.fuzz import forks
+from tests.fuzz.driver_config import DRIVERS, get_config
+
+ROUNDS = 24
+# Operations that leave something else behind, where a kill comes between them.
+_OPERATIONS = (
+    'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate',
+)  # fmt: skip
+
+
+def _train(driver: str, workdir: str, last_operation: int | None) -> None:
+  """Runs or resumes; ends by SIGKILL at an operation, if there is one."""
+  left = last_operation
+
+  def watch(event, args):
+    nonlocal left
+    if left is None or event not in _OPERATIONS:
+      return
+    if str(args[0]).startswith(workdir):
+      left -= 1
+      if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+  import jax
+
+  from fedjax_het import experiment
+
+  jax.config.update('jax_disable_most_optimizations', True)
+  jax.config.update('jax_compilation_cache_dir', f'{workdir}-xla')
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  sys.addaudithook(watch)
+  experiment.run(get_config(f'{driver},{ROUNDS}'), workdir)
+
+
+def _final(workdir: pathlib.Path) -> tuple[list, dict[str, int]]:
+  """The rows of a finished run and the checksums of its last state."""
+  notes = workdir / 'checkpoints' / str(ROUNDS) / 'notes' / 'metadata'
+  sums = json.loads(notes.read_text())['checksums']
+  return without_seconds(workdir / 'metrics.jsonl'), sums
+
+
+def _kill_again_and_again(driver, folder, kills, seed):
+  """Returns how many starts were killed, and rounds done at each."""
+  rng = random.Random(f'{driver}-{seed}')
+  whole = folder / 'whole'
+  process = forks.start(_train, driver, str(whole), None)
+  process.join(120)
+  assert process.exitcode == 0
+  workdir, done, killed = folder / 'killed', [], 0
+  # The same programs: what a kill meets is then the run, not the compiler.
+  os.symlink(f'{whole}-xla', f'{workdir}-xla')
+  starts = 0
+  while killed < kills:
+    starts += 1
+    assert starts < 3 * kills
+    by_file = rng.random() < 0.5
+    count = rng.randint(1, 150) if by_file else None
+    seconds = rng.uniform(0.0, 1.5)
+    process = forks.start(_train, driver, str(workdir), count)
+    if not by_file:
+      _wait_for_lock(workdir, process)
+      process.join(seconds)
+      process.kill()
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    killed += process.exitcode == -signal.SIGKILL
+    path = workdir / 'metrics.jsonl'
+    done.append(path.read_bytes().count(b'"train"') if path.exists() else 0)
+    if process.exitcode == 0:
+      # It was faster than the kills; the next begins anew.
+      assert _final(workdir) == _final(whole)
+      workdir = folder / f'killed{starts}'
+      os.symlink(f'{whole}-xla', f'{workdir}-xla')
+  process = forks.start(_train, driver, str(workdir), None)
+  process.join(120)
+  assert process.exitcode == 0
+  assert _final(workdir) == _final(whole)
+  return killed, done
+
+
+def _wait_for_lock(workdir, process):
+  """Until the run has taken its workdir: what comes before writes nothing."""
+  end = time.monotonic() + 60
+  size = workdir.joinpath('.lock')
+  before = size.read_bytes() if size.exists() else b''
+  while time.monotonic() < end and process.is_alive():
+    if size.exists() and size.read_bytes() not in (b'', before):
+      return
+    time.sleep(0.005)
+
+
+def test_two_kills(tmp_path):
+  """The fast part: two kills of the synchronous driver."""
+  killed, _ = _kill_again_and_again('synchronous', tmp_path, 2, seed=0)
+  assert killed == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('driver', DRIVERS)
+def test_twenty_two_kills_of_a_driver(driver, tmp_path):
+  killed, done = _kill_again_and_again(driver, tmp_path, 22, seed=1)
+  print(f'{driver}: {killed} kills after {done} rounds')
+  assert killed == 22
+  assert len(set(done)) > 3  # They fell on different rounds.
