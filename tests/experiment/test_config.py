@@ -167,13 +167,13 @@ def test_refuses_values(change, expected):
             'groups',
             dict(mlp=dict(clients=2, dpth=3)),
             "groups.mlp.dpth: model 'mlp' has no option 'dpth' (did you mean "
-            "'depth'?); it takes depth, hidden, norm.",
+            "'depth'?); it takes depth, hidden, norm, init.",
         ),
         (
             'model',
             dict(widht=2.0),
             "model.widht: none of the models has an option 'widht'; they take "
-            'depth, hidden, norm.',
+            'depth, hidden, init, norm.',
         ),
         (
             'model',
