@@ -117,7 +117,6 @@ def test_table_1_beside_the_papers_figures():
   assert [row[1] for row in widths] == 2 * ['1/8', '1/6', '1/3', '1/2', '1']
   for _, _, printed, part, _ in widths[:5]:
     assert printed == part
-  # A net of that width takes more: its weights are few, its maps are not.
   assert widths[4][3] == widths[4][4]
   # Two encoder blocks are 1/6 of ViT-T/16, but for embeddings and head.
   pair, share = 2 * float(blocks[9][-1]), float(widths[6][3])
