@@ -20,8 +20,8 @@ def _new_optimizers(config):
 
 
 def _aligned(config):
-  """In FedHe's setting: as many public images a visit as FedMD's own paper."""
-  config.algorithm.num_alignment = None
+  """The 5,000 public examples a visit of FedMD's own experiments."""
+  config.algorithm.num_alignment = min(5000, PUBLIC[config.dataset])
 
 
 def _cold(config):
@@ -63,6 +63,10 @@ def get_config(arg=''):
       # As many public examples a round as a visit there has private ones.
       config.algorithm.num_alignment = 150
   if 'quick' in names:
+    if config.algorithm.num_alignment is not None:
+      config.algorithm.num_alignment = min(
+          config.algorithm.num_alignment, PUBLIC['digits']
+      )
     config.algorithm.pretrain_epochs = min(
         config.algorithm.pretrain_epochs, 2
     )
