@@ -57,6 +57,7 @@ def test_the_entry_that_needs_most_is_named(monkeypatch):
   text = message(config)
   assert text.startswith('eval_batch_size=9999: the run needs at least 0.38')
   assert text.endswith(', 0.37 GB of it here, but 0.10 GB are available.')
+  monkeypatch.setattr(footprint, 'available_bytes', lambda: 3 * 10**7)
   config.eval_batch_size, config.local.batch_size = 1, 64
   assert message(config).startswith('local.batch_size=64: the run needs ')
 
