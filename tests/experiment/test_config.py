@@ -295,3 +295,59 @@ def test_a_stored_planner_is_a_plan():
     assert (section['plan'], section['slack']) == (plan, 0.1)
     assert 'planner' not in section
     assert stored['algorithm']['planner'] == planner
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'expected'),
+    [
+        ('seed', 2**32, 'seed must be at most 4294967295, got 4294967296.'),
+        ('seed', 2**63, 'seed must be at most 4294967295, got 92233720368547'),
+        ('sampling_seed', 2**63, 'sampling_seed must be at most 4294967295'),
+        ('group_seed', 2**63, 'group_seed must be at most 4294967295'),
+        ('clock.seed', 2**64, 'clock.seed must be at most 4294967295'),
+        ('clock.device_seed', 2**64, 'clock.device_seed must be at most 42949'),
+        ('partition.seed', 2**64, 'partition.seed must be at most 4294967295'),
+        ('local.steps', 2**64, 'local.steps must be at most 2147483647, got 1'),
+        ('local.lr_rounds', (2**40,), 'local.lr_rounds must be at most 214748'),
+        ('num_rounds', 10**12, 'num_rounds must be at most 2147483647, got 1'),
+        (
+            'num_rounds',
+            10**1000,
+            'num_rounds must be at most 2147483647, got an integer of 3322 bit',
+        ),
+        ('model.hidden', 2**31, 'groups.large.hidden must be at most 21474836'),
+        ('partition.min_size', 2**40, 'partition.min_size must be at most 214'),
+        ('algorithm.mu', 1e300, 'algorithm.mu must be 0 or of a size between'),
+        ('algorithm.mu', 1e-300, 'algorithm.mu must be 0 or of a size between'),
+        ('local.learning_rate', 1e-46, 'local.learning_rate must be 0 or of a'),
+        ('groups.small.model', ['mlp'], "Unknown model of groups.small ['mlp'"),
+        ('clock.mode', {'a': {'b': 1}}, 'clock.mode must be a string, got a: '),
+        ('dataset', 'x' * 9000, "Unknown dataset 'xxxxxxxxxxxxx"),
+    ],
+)
+def test_refuses_what_no_array_holds(name, value, expected):
+  config = tiny_config('fedprox')
+  *path, key = name.split('.')
+  section = config
+  for part in path:
+    section = section[part]
+  with config.unlocked(), config.ignore_type():
+    section[key] = value
+    if key == 'lr_rounds':
+      config.local.schedule = 'step'
+  text = message(config)
+  assert text.startswith(expected)
+  assert len(text) < 600
+
+
+def test_the_largest_seed_is_right():
+  experiment.check(tiny_config(seed=2**32 - 1, partition__seed=2**32 - 1))
+
+
+def test_refuses_more_uploads_than_can_be_counted():
+  config = tiny_config(num_rounds=10**9, clock__mode='async')
+  assert message(config).startswith(
+      'num_rounds=1000000000 makes 4000000000 uploads, more than the 21474836'
+  )
+  config.num_rounds = 5 * 10**8
+  experiment.check(config)

@@ -77,8 +77,20 @@ def entries(algorithm: str, partition: str, model: str) -> dict[Path, tuple]:
 
 
 def values(path: Path, kind, choices, work: bool):
-  """Values for an entry: mostly of its type, sometimes not."""
+  """Values for an entry: some may be right, a few have another type."""
   kinds = typing.get_args(kind) or (kind,)
+  right = [
+      values_
+      for type_, values_ in (
+          (int, st.sampled_from([1, 2, 3, 5, 8, 16])),
+          (float, st.sampled_from([1e-3, 0.1, 0.25, 0.5, 1.0])),
+          (bool, st.booleans()),
+          (type(None), st.none()),
+      )
+      if type_ in kinds
+  ]
+  if choices:
+    right = [st.sampled_from(choices)]
   strategies = []
   if choices:
     strategies += [st.sampled_from(choices)] * 4
@@ -98,28 +110,29 @@ def values(path: Path, kind, choices, work: bool):
     strategies += [numbers.map(tuple), FLOATS, SMALL]
   if not work:
     strategies = strategies * 4 + [ODD]
-  return st.one_of(strategies)
+  extreme = st.one_of(strategies)
+  return st.one_of(right[0], right[-1], extreme) if right else extreme
 
 
 @st.composite
-def cases(draw, work: bool = False):
+def cases(draw, work: bool = False, models=('mlp', 'mlp', *MODELS)):
   """(method, partition, model, {path: value}).
 
   Args:
     draw: Hypothesis' own.
     work: Whether the config is to be run: sizes of work then stay small, and
       the models dense.
+    models: To choose from, if it is not to be run.
 
   Returns:
     A case for `try_config`.
   """
   algorithm = draw(st.sampled_from([*ALGORITHMS]))
   partition = draw(st.sampled_from([*PARTITIONS]))
-  names = ['mlp'] if work else ['mlp', 'mlp', *MODELS]
-  model = draw(st.sampled_from(names))
+  model = draw(st.sampled_from(['mlp'] if work else models))
   known = entries(algorithm, partition, model)
   paths = draw(
-      st.lists(st.sampled_from([*known]), min_size=1, max_size=4, unique=True)
+      st.lists(st.sampled_from([*known]), min_size=1, max_size=3, unique=True)
   )
   changes = {path: draw(values(path, *known[path], work)) for path in paths}
   if not work and draw(st.integers(0, 19)) == 0:

@@ -10,16 +10,19 @@ from tests.fuzz import configs, trials
 TRY = 'tests.fuzz.configs:try_config'
 
 
-def build(number, seed):
-  return trials.run(
-      st.tuples(configs.cases()), number, TRY, seconds=60, first_seed=seed
-  )
+# Tracing deep models takes most of the time.
+SHALLOW = ('mlp', 'mini_resnet6', 'mini_vit4', 'simple_cnn', 'fedhe_cnn0')
+
+
+def build(number, seed, **options):
+  cases = st.tuples(configs.cases(**options))
+  return trials.run(cases, number, TRY, seconds=120, first_seed=seed)
 
 
 def test_some_configs():
-  totals, wrong = build(100, seed=1)
+  totals, wrong = build(60, seed=1, models=SHALLOW)
   assert not wrong
-  assert totals['done'] > 10 and totals['refused'] > 10
+  assert totals['done'] > 5 and totals['refused'] > 5
 
 
 def test_a_new_option_is_tried_without_a_word():
