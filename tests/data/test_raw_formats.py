@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import os
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -202,3 +204,38 @@ def test_check_digest(tmp_path, algorithm):
   path.write_bytes(b'abd')
   with pytest.raises(ValueError, match=f'3 bytes.*official file has {digest}'):
     raw_formats.check_digest(path, f'{algorithm}:{digest}')
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+  (tmp_path / 'folder').mkdir()
+  os.mkfifo(tmp_path / 'pipe')
+  (tmp_path / 'zeros').symlink_to('/dev/zero')
+  for name in ('folder', 'pipe', 'zeros'):
+    for read in (
+        raw_formats.read_idx,
+        raw_formats.read_svhn_mat,
+        lambda path: raw_formats.read_cifar_binary(path, 1),
+        lambda path: raw_formats.check_digest(path, 'md5:00'),
+    ):
+      with pytest.raises(ValueError, match=f'{name}: expected a file, got a f'):
+        read(tmp_path / name)
+
+
+def test_files_beyond_every_data_set_are_refused(tmp_path):
+  path = tmp_path / 'sparse.bin'
+  with open(path, 'wb') as file:
+    file.truncate(1 << 40)
+  with pytest.raises(ValueError, match='expected at most 2,147,483,648 bytes'):
+    raw_formats.read_cifar_binary(path, 1)
+
+
+def test_an_image_of_too_many_pixels_is_refused(tmp_path):
+  write_images(tmp_path, {'cat': random_bytes(1, 4, 4, 3)})
+  path = tmp_path / 'cat' / '0.png'
+  data = bytearray(path.read_bytes())
+  data[16:24] = struct.pack('>II', 20_000, 20_000)
+  data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match=r'0\.png: not a readable image') as e:
+    raw_formats.read_image_folders(tmp_path, ('cat',), (4, 4))
+  assert '\n' not in str(e.value)

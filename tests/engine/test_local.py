@@ -201,3 +201,18 @@ def test_masked_examples_do_not_count_in_the_loss():
       rtol=1e-6,
   )
   assert float(local.cross_entropy(logits, labels, jnp.zeros(3, bool))) == 0.0
+
+
+def test_orders_drawn_epoch_by_epoch_are_those_drawn_at_once(monkeypatch):
+  client = make_data([7]).client(0)
+  at_once = seen_batches(client, epochs=3, batch_size=3)
+  monkeypatch.setattr(local, '_ORDERS', 1)
+  one_by_one = seen_batches(client, epochs=3, batch_size=3)
+  for a, b in zip(one_by_one, at_once, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_more_steps_than_can_be_counted_are_refused():
+  client = make_data([7]).client(0)
+  with pytest.raises(ValueError, match='are more than 2147483647 steps'):
+    seen_batches(client, epochs=2**31 - 1, batch_size=3)

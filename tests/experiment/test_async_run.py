@@ -155,3 +155,17 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
 )
 def test_wrong_clocks_are_refused(config, expected):
   assert message(config) == expected
+
+
+@pytest.mark.parametrize('mode', ['async', 'sequential'])
+def test_a_hundred_million_rounds_begin_at_once(tmp_path, mode):
+  """Nothing is planned that no round needs, and nothing is stacked."""
+  config = tiny_config('private', num_rounds=10**8, clock__mode=mode)
+  config.rounds_per_dispatch = config.checkpoint_every = 10**6
+  config.eval_every = 2
+  config.model.norm = 'none'
+  seen = []
+  result = experiment.run(
+      config, tmp_path, observe=seen.append, stop=lambda: len(seen) > 3
+  )
+  assert not result.finished and result.summary.rounds < 10

@@ -1,6 +1,7 @@
 """Runs: what lies in the workdir, and that a run resumes exactly."""
 
 import errno
+import itertools
 import json
 import logging
 import multiprocessing
@@ -176,6 +177,17 @@ def test_several_rounds_in_a_dispatch(tmp_path):
   assert_rows_agree(
       tmp_path / 'three' / 'metrics.jsonl', tmp_path / 'one' / 'metrics.jsonl'
   )
+
+
+def test_a_dispatch_is_no_longer_than_it_can_be():
+  config = tiny_config(rounds_per_dispatch=10**6)
+  names = ('num_rounds', 'eval_every', 'checkpoint_every')
+  for name, number in itertools.product(names, (1, 7)):
+    config.update(dict.fromkeys(names, 10**9) | {name: number})
+    assert programs.dispatch_size(config) == number
+  config.update(dict.fromkeys(names, 10**9))
+  assert programs.dispatch_size(config) == 1000
+  assert runner._rounds_to_run(config, 10**9 - 3) == 3
 
 
 def test_client_states_in_host_memory(tmp_path):

@@ -160,3 +160,54 @@ def test_blocks_of_a_wider_model_are_refused(tmp_path):
   shapes = create('vit_t16', (8, 8, 3), 5, patch=PATCH).abstract_variables
   with pytest.raises(ValueError, match=r'embed.*\(64,\) there and \(192,\)'):
     load_vit(tmp_path / 'w.npz', shapes.params)
+
+
+def damaged_header(data):
+  """The first array's header is no Python literal any more."""
+  place = data.index(b"{'descr'")
+  return data[:place] + b'{(((((((' + data[place + 8 :]
+
+
+def no_header_at_all(data):
+  return data.replace(b'\x93NUMPY', b'\x93NUMPX')
+
+
+def unknown_compression(data):
+  for signature, offset in ((b'PK\x03\x04', 8), (b'PK\x01\x02', 10)):
+    place = data.index(signature) + offset
+    data = data[:place] + b'\x63' + data[place + 1 :]
+  return data
+
+
+@pytest.mark.parametrize(
+    'damage', [damaged_header, no_header_at_all, unknown_compression]
+)
+def test_damaged_archives_are_refused_in_one_line(tmp_path, damage):
+  path = tmp_path / 'w.npz'
+  save(path)
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(ValueError, match=r'w\.npz is no readable \.npz') as error:
+    small(path)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('leaf', 'value', 'expected'),
+    [
+        ('cls', np.float32(np.nan), 'cls holds NaN or infinity'),
+        ('embedding/kernel', np.float32(1), 'another architecture: embed'),
+        ('Transformer/posembed_input/pos_embedding', np.ones(3), 'embed'),
+        (
+            'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel',
+            np.ones((0, 3)),
+            'another architecture: encoder0',
+        ),
+    ],
+)
+def test_leaves_of_no_sense_are_refused(tmp_path, leaf, value, expected):
+  path, leaves = tmp_path / 'w.npz', augreg()
+  leaves[leaf] = value
+  np.savez(path, **leaves)
+  with pytest.raises(ValueError, match=expected) as error:
+    small(path)
+  assert str(path) in str(error.value)
