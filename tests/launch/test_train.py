@@ -123,7 +123,7 @@ def test_refuses_a_config_file_that_is_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
-        ('def get_config():\n  pass\n', 'get_config returns NoneType, not a Co'),
+        ('def get_config():\n  pass\n', 'get_config returns NoneType, not '),
         ('def get_config():\n  return {}\n', 'returns dict, not a ConfigDict.'),
         ('get_config = 3\n', 'has no function get_config.'),
         ('def get_config():\n  1 / 0\n', 'ZeroDivisionError: division by ze'),
