@@ -108,6 +108,9 @@ def run(
     def claim():
       stack.enter_context(lock(folder))
       settle_config(folder, config)
+      path = folder / 'metrics.jsonl'
+      if not (folder / 'checkpoints').exists() and _holds_anything(path):
+        raise _without_checkpoints(path)
 
     processes.on_first(claim)
     processes.check_folder(folder)
@@ -201,12 +204,7 @@ def _begin(
     # The first checkpoint is written before the first line: without one,
     # lines mean that checkpoints were taken away.
     if processes.on_first(lambda: _holds_anything(path, copy)):
-      raise processes.on_all(
-          ValueError(
-              f'{path} holds the metrics of a run whose checkpoints are gone; '
-              'restore them, or choose another workdir.'
-          )
-      )
+      raise processes.on_all(_without_checkpoints(path))
     state = first_state(experiment)
     checkpoints.save(0, state, notes)
     checkpoints.wait()
@@ -240,6 +238,13 @@ def _begin(
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
   return layout.place(experiment, restored.state), rows, notes
+
+
+def _without_checkpoints(path: pathlib.Path) -> ValueError:
+  return ValueError(
+      f'{path} holds the metrics of a run whose checkpoints are gone; restore '
+      'them, or choose another workdir.'
+  )
 
 
 def _holds_anything(*paths: pathlib.Path) -> bool:

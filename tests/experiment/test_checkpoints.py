@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import shutil
 import subprocess
 import threading
 
@@ -103,6 +104,11 @@ def garble_the_notes(folder):
   (folder / 'notes' / 'metadata').write_text('{"data": 1')
 
 
+def change_a_note(folder):
+  path = folder / 'notes' / 'metadata'
+  path.write_text(path.read_text().replace('"data": 15', '"data": 16'))
+
+
 @pytest.mark.parametrize(
     'damage',
     [
@@ -111,6 +117,7 @@ def garble_the_notes(folder):
         delete_a_file,
         empty,
         garble_the_notes,
+        change_a_note,
     ],
 )
 def test_falls_back_to_the_one_before(saved, damage, caplog):
@@ -164,6 +171,20 @@ def test_a_checksum_finds_what_the_format_does_not(saved, monkeypatch):
 def test_a_folder_under_another_name_is_not_believed(saved):
   (saved / '15').rename(saved / '20')
   assert restore(saved).step == 10
+
+
+@pytest.mark.parametrize('name', ['²', '٣', '007', '9' * 30, 'x', '-1'])
+def test_other_folders_are_no_checkpoints(saved, name):
+  shutil.copytree(saved / '15', saved / name)
+  assert restore(saved).step == 15
+  assert (saved / name).is_dir()
+
+
+def test_a_pipe_is_not_waited_for(saved):
+  (saved / '10' / '_CHECKPOINT_METADATA').unlink()
+  os.mkfifo(saved / '10' / '_CHECKPOINT_METADATA')
+  with pytest.raises(ValueError, match='is a pipe, not a file'):
+    restore(saved)
 
 
 def test_none_left_is_a_clear_error(saved):

@@ -1,6 +1,7 @@
 """Lines of metrics.jsonl: what they add up to, torn lines, missing rounds."""
 
 import types
+import zlib
 
 import numpy as np
 import pytest
@@ -151,6 +152,48 @@ def test_read_rows_forgives_a_torn_end_only(tmp_path):
   write(path, [TEST0, '{"rou\n', TRAIN1])
   with pytest.raises(ValueError, match='line 2 is damaged'):
     metrics.read_rows(path)
+
+
+def test_read_rows_names_what_is_out_of_order(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  for lines, number in (
+      ([TEST0, TRAIN1, TRAIN1, TEST1], 3),
+      ([TEST0, TRAIN2, TRAIN1], 3),
+      ([TEST0, TEST1, TRAIN1], 3),
+      ([TEST0, '3\n'], 2),
+      ([TEST0, '{"round": "1", "split": "train"}\n'], 2),
+      ([TEST0, '[' * 9999 + '\n', TRAIN1], 2),
+  ):
+    write(path, lines)
+    with pytest.raises(ValueError, match=f'line {number} is damaged') as error:
+      metrics.read_rows(path)
+    assert '\n' not in str(error.value)
+
+
+def test_a_checkpoint_marks_lines_and_keeps_a_copy(tmp_path):
+  path, copy = tmp_path / 'metrics.jsonl', tmp_path / 'copy.jsonl'
+  file = metrics.MetricsFile(path, copy)
+  file.append({'round': 0, 'split': 'test'})
+  mark, keep = file.mark()
+  file.append({'round': 1, 'split': 'train'})
+  keep()  # By another thread, while lines are written.
+  first = b'{"round": 0, "split": "test"}\n'
+  assert copy.read_bytes() == first
+  assert mark == dict(bytes=len(first), crc32=zlib.crc32(first))
+  file.mark()[1]()
+  file.close()
+  assert copy.read_bytes() == path.read_bytes()
+  rows = metrics.restore_rows(path, copy, 0, mark)
+  assert rows == [{'round': 0, 'split': 'test'}]
+  # Both are now as they were; a run goes on from there.
+  assert copy.read_bytes() == path.read_bytes() == first
+  file = metrics.MetricsFile(path, copy)
+  file.append({'round': 1, 'split': 'train'})
+  second, keep = file.mark()
+  keep()
+  file.close()
+  assert second['crc32'] == zlib.crc32(path.read_bytes())
+  assert copy.read_bytes() == path.read_bytes()
 
 
 def test_summary():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -85,6 +86,39 @@ def test_refuses_what_is_no_run(workdir, tmp_path):
   (tmp_path / 'config.json').write_text((workdir / 'config.json').read_text())
   with pytest.raises(FileNotFoundError, match='its run has not begun'):
     report.write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('name', 'contents'),
+    [
+        ('config.json', '{}'),
+        ('config.json', '{"target_accuracy": null, "algorithm": 3}'),
+        ('facts.json', '{}'),
+        ('facts.json', '[]'),
+        ('facts.json', '{"groups": '),
+        ('facts.json', '[' * 5000),
+        ('metrics.jsonl', '{"round": 0, "split": "test"}\n'),
+        ('metrics.jsonl', 'x\n'),
+    ],
+)
+def test_refuses_damaged_files_in_one_line(workdir, tmp_path, name, contents):
+  folder = tmp_path / 'w'
+  shutil.copytree(workdir, folder)
+  (folder / name).write_text(contents)
+  (folder / 'report.md').unlink()
+  (folder / 'curves.png').unlink()
+  for make in (
+      lambda: report.write_report(folder),
+      lambda: experiment.write_comparison([workdir, folder], tmp_path / 'out'),
+  ):
+    if name == 'facts.json' and contents == '{}':
+      continue  # A comparison needs no facts.
+    with pytest.raises(ValueError) as error:
+      make()
+    assert str(folder) in str(error.value) and '\n' not in str(error.value)
+  assert not (folder / 'report.md').exists()
+  assert not (folder / 'curves.png').exists()
+  assert not (tmp_path / 'out').exists()
 
 
 def config_of(algorithm, dataset, partition, groups=None, **options):

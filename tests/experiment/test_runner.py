@@ -317,17 +317,162 @@ def test_refuses_metrics_without_their_checkpoints(finished, tmp_path):
   assert 'holds the metrics of a run whose checkpoints are gone' in refused(
       folder
   )
+  assert not (folder / 'checkpoints').exists()
 
 
-def test_refuses_checkpoints_without_their_metrics(finished, tmp_path):
-  folder = tmp_path / 'w'
-  shutil.copytree(finished.workdir, folder)
-  path = folder / 'metrics.jsonl'
+def lose_a_line(path):
   lines = path.read_bytes().splitlines(keepends=True)
   path.write_bytes(b''.join(lines[:3] + lines[4:]))
-  assert 'lacks or repeats round 2, but the checkpoint has done 4' in refused(
-      folder
+
+
+def double_a_line(path):
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b''.join(lines[:3] + lines[2:]))
+
+
+def swap_two_lines(path):
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b''.join([*lines[:2], lines[3], lines[2], *lines[4:]]))
+
+
+def change_a_digit(path):
+  old = path.read_bytes()
+  path.write_bytes(old.replace(b'"accuracy": 0.', b'"accuracy": 1.', 1))
+
+
+def a_folder_instead(path):
+  path.unlink()
+  path.mkdir()
+
+
+DAMAGES = {
+    'partial last line': lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    'double': double_a_line,
+    'swapped': swap_two_lines,
+    'lost': lose_a_line,
+    'digit': change_a_digit,
+    'mark': lambda path: path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes()),
+    'crlf': lambda path: path.write_bytes(
+        path.read_bytes().replace(b'\n', b'\r\n')
+    ),
+    'zeros': lambda path: path.write_bytes(bytes(500)),
+    'not utf-8': lambda path: path.write_bytes(b'\xff' + path.read_bytes()),
+    'empty': lambda path: path.write_bytes(b''),
+    'absent': lambda path: path.unlink(),
+    'folder': a_folder_instead,
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damaged_metrics_are_restored(finished, tmp_path, damage, caplog):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  DAMAGES[damage](folder / 'metrics.jsonl')
+  result = experiment.run(tiny_config(), folder)
+  assert result.rows == finished.rows
+  assert (folder / 'metrics.jsonl').read_bytes() == (
+      finished.workdir / 'metrics.jsonl'
+  ).read_bytes()
+  assert 'metrics.jsonl is damaged; restored as of round 4 from ' in caplog.text
+  # What was there may still be of use to somebody.
+  kept = (folder / 'damaged-metrics.jsonl').exists()
+  assert kept == (damage != 'absent')
+
+
+def test_a_killed_run_with_damaged_metrics_ends_alike(finished, tmp_path):
+  folder = tmp_path / 'w'
+  with pytest.raises(Killed):
+    experiment.run(tiny_config(), folder, observe=killed_at(8))
+  lose_a_line(folder / 'metrics.jsonl')
+  experiment.run(tiny_config(), folder)
+  same = without_seconds(finished.workdir / 'metrics.jsonl')
+  assert without_seconds(folder / 'metrics.jsonl') == same
+  copy = folder / 'checkpoints' / 'metrics.jsonl'
+  assert copy.read_bytes() == (folder / 'metrics.jsonl').read_bytes()
+
+
+def test_refuses_metrics_that_cannot_be_restored(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  lose_a_line(folder / 'metrics.jsonl')
+  (folder / 'checkpoints' / 'metrics.jsonl').unlink()
+  assert refused(folder) == (
+      f'{folder}/metrics.jsonl is damaged, and {folder.absolute()}/checkpoints/'
+      'metrics.jsonl, from which it would be restored, is so too; restore one '
+      'of them or choose another workdir.'
   )
+
+
+def test_a_run_of_a_version_without_the_copy_goes_on(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / 'checkpoints' / 'metrics.jsonl').unlink()
+  for step in (0, 2, 4):
+    path = folder / 'checkpoints' / str(step) / 'notes' / 'metadata'
+    notes = json.loads(path.read_text())
+    notes.pop('metrics', None)  # The first is from before any line.
+    del notes['notes']
+    path.write_text(json.dumps(notes))
+  damaged = tmp_path / 'damaged'
+  shutil.copytree(folder, damaged)
+  lose_a_line(damaged / 'metrics.jsonl')
+  assert 'lacks or repeats round 2, but the checkpoint has done 4' in refused(
+      damaged
+  )
+  longer = experiment.run(tiny_config(num_rounds=6), folder)
+  assert longer.rows[: len(finished.rows)] == finished.rows
+  copy = folder / 'checkpoints' / 'metrics.jsonl'
+  assert copy.read_bytes() == (folder / 'metrics.jsonl').read_bytes()
+
+
+@pytest.mark.parametrize(
+    'contents', [b'', b'{}', b'[]', b'{"groups": 3}', b'\xff', b'{' * 9999]
+)
+def test_damaged_facts_are_measured_again(finished, tmp_path, contents, caplog):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / 'facts.json').write_bytes(contents)
+  again = experiment.run(tiny_config(), folder)
+  assert again.facts.items() <= finished.facts.items()
+  stored = json.loads((folder / 'facts.json').read_text())
+  assert stored == again.facts
+  assert contents == b'{}' or 'measured again' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('contents', 'reason'),
+    [
+        (b'{"seed": ', 'Expecting value: line 1'),
+        (b'\xff{}', 'byte 0 is not UTF-8'),
+        (b'[]', 'it holds no JSON object'),
+        (b'null', 'it holds no JSON object'),
+        (b'[' * 5000 + b']' * 5000, 'it is nested too deep'),
+        (b'9' * 5000, 'Exceeds the limit'),
+    ],
+)
+def test_refuses_a_damaged_config(finished, tmp_path, contents, reason):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / 'config.json').write_bytes(contents)
+  text = refused(folder)
+  assert text.startswith(f'{folder}/config.json is damaged ({reason}')
+  with pytest.raises(ValueError, match=r'config\.json is damaged'):
+    experiment.write_report(folder)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'facts.json', 'report.md'])
+def test_refuses_what_lies_where_the_run_writes(finished, tmp_path, name):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  (folder / name).unlink()
+  os.mkfifo(folder / name)
+  assert refused(folder) == f'{folder / name} is not a file; move it away.'
+
+
+def test_a_refused_run_keeps_its_config(finished, tmp_path):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  assert 'has done 4 rounds' in refused(folder, tiny_config(num_rounds=3))
 
 
 def test_refuses_a_workdir_without_config(finished, tmp_path):
@@ -421,8 +566,8 @@ def test_a_client_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
   )
   rows = metrics.read_rows(tmp_path / 'w' / 'metrics.jsonl')
   assert rows[-1]['round'] == 2
-  folders = {p.name for p in (tmp_path / 'w' / 'checkpoints').iterdir()}
-  assert folders == {'0', '2'}
+  paths = (tmp_path / 'w' / 'checkpoints').iterdir()
+  assert {p.name for p in paths if p.is_dir()} == {'0', '2'}
 
 
 def test_a_client_that_is_not_finite_can_be_left_out(

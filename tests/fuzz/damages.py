@@ -68,9 +68,8 @@ def _noise(path, rng):
 def _zeros(path, rng):
   data = bytearray(path.read_bytes())
   begin = rng.randrange(max(1, len(data)))
-  data[begin : begin + rng.randint(1, 600)] = bytes(
-      len(data[begin : begin + rng.randint(1, 600)])
-  )
+  end = min(len(data), begin + rng.randint(1, 600))
+  data[begin:end] = bytes(end - begin)
   path.write_bytes(data)
 
 
@@ -269,6 +268,14 @@ FOLDERS = (
 )  # fmt: skip
 
 
+def damage_file(path: pathlib.Path, rng: random.Random) -> str:
+  """Damages one file; returns how."""
+  text = path.suffix in ('.json', '.jsonl') or path.name == 'metadata'
+  change = rng.choice(ANY + TEXT if text else ANY)
+  change(path, rng)
+  return change.__name__.removeprefix('_').replace('_', ' ')
+
+
 def damage(folder: pathlib.Path, seed: int) -> str:
   """Damages a whole workdir in one place.
 
@@ -288,10 +295,9 @@ def damage(folder: pathlib.Path, seed: int) -> str:
     )
     path = rng.choice([folder / 'checkpoints', *steps])
     change = rng.choice(FOLDERS)
+    change(path, rng)
+    how = change.__name__.removeprefix('_').replace('_', ' ')
   else:
     path = rng.choice(files[kind])
-    text = path.suffix in ('.json', '.jsonl') or path.name == 'metadata'
-    change = rng.choice(ANY + TEXT if text else ANY)
-  change(path, rng)
-  name = change.__name__.removeprefix('_').replace('_', ' ')
-  return f'{name}: {path.relative_to(folder)}'
+    how = damage_file(path, rng)
+  return f'{how}: {path.relative_to(folder)}'

@@ -20,6 +20,8 @@ from tests.fuzz import forks
 from tests.fuzz.driver_config import DRIVERS, get_config
 
 ROUNDS = 24
+# Seconds after which a run counts as one that hangs; a slow machine is none.
+HANG = 600
 # Operations that leave something else behind, where a kill comes between them.
 _OPERATIONS = (
     'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate',
@@ -63,7 +65,7 @@ def _kill_again_and_again(driver, folder, kills, seed):
   rng = random.Random(f'{driver}-{seed}')
   whole = folder / 'whole'
   process = forks.start(_train, driver, str(whole), None)
-  process.join(120)
+  process.join(HANG)
   assert process.exitcode == 0
   workdir, done, killed = folder / 'killed', [], 0
   # The same programs: what a kill meets is then the run, not the compiler.
@@ -80,7 +82,7 @@ def _kill_again_and_again(driver, folder, kills, seed):
       _wait_for_lock(workdir, process)
       process.join(seconds)
       process.kill()
-    process.join(120)
+    process.join(HANG)
     assert process.exitcode in (0, -signal.SIGKILL)
     killed += process.exitcode == -signal.SIGKILL
     path = workdir / 'metrics.jsonl'
@@ -91,7 +93,7 @@ def _kill_again_and_again(driver, folder, kills, seed):
       workdir = folder / f'killed{starts}'
       os.symlink(f'{whole}-xla', f'{workdir}-xla')
   process = forks.start(_train, driver, str(workdir), None)
-  process.join(120)
+  process.join(HANG)
   assert process.exitcode == 0
   assert _final(workdir) == _final(whole)
   return killed, done

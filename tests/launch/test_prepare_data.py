@@ -92,6 +92,24 @@ def test_command_lists_and_refuses():
   )
 
 
+@pytest.mark.parametrize(
+    ('args', 'expected'),
+    [
+        (['--foo'], "Unknown command line flag 'foo'"),
+        (['--verify=maybe'], 'flag --verify=maybe: '),
+        (['--data_dir='], '--data_dir is empty; give it a value, or leave'),
+        (['--flagfile=missing'], 'Unable to open flagfile: '),
+        (['--dataset=mnist', '--dataset=digits'], '--dataset is given twice.'),
+    ],
+)
+def test_wrong_flags_are_refused(args, expected, capsys):
+  with pytest.raises(SystemExit) as end:
+    prepare_data.parse_flags(['prepare_data', *args])
+  err = capsys.readouterr().err
+  assert end.value.code == 2 and err.count('\n') == 1
+  assert err.startswith(f'prepare_data: {expected}')
+
+
 @pytest.fixture
 def main(capsys):
   """Runs `main` in this process with flags given by keyword."""

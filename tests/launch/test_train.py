@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launch import train
+from launch import terminal, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = '--config=configs/fedavg.py:quick'
@@ -85,6 +85,19 @@ def refused(capsys, *args):
             'tensorboard must be true or false, got',
         ),
         (['--wrkdir=x'], "Unknown command line flag 'wrkdir'. Did you mean: w"),
+        (['--config='], '--config is empty; give it a value, or leave it out.'),
+        ([QUICK, QUICK], '--config is given twice.'),
+        (['--workdir='], '--workdir is empty; give it a value, or leave it'),
+        (['--workdir=a', '--workdir=b'], '--workdir is given twice.'),
+        (['--config.seed=1', '--config.seed=2'], '--config.seed is given tw'),
+        (['--distributed', '--nodistributed'], '--distributed is given twi'),
+        (['--config.=1'], 'Unknown config key ; known are algorithm'),
+        (
+            ['--flagfile=missing'],
+            'Unable to open flagfile: [Errno 2] No such file or directory: ',
+        ),
+        (['--flagfile='], '--flagfile is empty; give it a value, or leave'),
+        (['--flagfile'], '--flagfile with no argument'),
         (['stray'], "Unexpected argument 'stray'; options look like --workd"),
     ],
 )
@@ -105,6 +118,56 @@ def test_refuses_a_config_file_that_is_none(tmp_path, capsys):
   assert 'Did you mean "num_rounds"' in refused(capsys, f'--config={path}')
   path.write_text('x = 1\n')
   assert 'has no function get_config.' in refused(capsys, f'--config={path}')
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        ('def get_config():\n  pass\n', 'get_config returns NoneType, not '),
+        ('def get_config():\n  return {}\n', 'returns dict, not a ConfigDict.'),
+        ('get_config = 3\n', 'has no function get_config.'),
+        ('def get_config():\n  1 / 0\n', 'ZeroDivisionError: division by ze'),
+        ('import no_such_module\n', "No module named 'no_such_module'"),
+        ('raise SystemExit(0)\n', 'SystemExit: 0'),
+        ('x = 1\0\n', 'null bytes'),
+    ],
+)
+def test_refuses_a_config_file_that_fails(tmp_path, capsys, text, expected):
+  path = tmp_path / 'mine.py'
+  path.write_text(text)
+  assert expected in refused(capsys, f'--config={path}')
+
+
+def test_a_flagfile_counts_as_what_it_holds(tmp_path, capsys):
+  path = tmp_path / 'flags'
+  path.write_text(f'{QUICK}\n--config.seed=3\n')
+  assert refused(capsys, f'--flagfile={path}', QUICK) == (
+      '--config is given twice.'
+  )
+  assert refused(capsys, f'--flagfile={path}', '--config.seed=4') == (
+      '--config.seed is given twice.'
+  )
+  path.write_bytes(b'\xff\n')
+  assert refused(capsys, f'--flagfile={path}').startswith(
+      "The flagfile is not UTF-8 ('utf-8' codec can't decode byte 0xff"
+  )
+
+
+def test_folders_are_checked_before_anything_is_written(tmp_path):
+  (tmp_path / 'file').write_text('x')
+  good = tmp_path / 'new' / 'deeper'
+  assert terminal.folder('--out', str(good)) == good
+  assert not good.exists()
+  assert terminal.folder('--out', '~/x') == pathlib.Path.home() / 'x'
+  for text, expected in (
+      (f'{tmp_path}/file', f'{tmp_path}/file is a file, not a folder.'),
+      (f'{tmp_path}/file/x', f'{tmp_path}/file is a file, not a folder.'),
+      ('~no_such_user/x', 'the home folder of ~no_such_user is not known.'),
+      ('x' * 300, 'File name too long.'),
+  ):
+    with pytest.raises(terminal.CommandError) as error:
+      terminal.folder('--out', text)
+    assert str(error.value).endswith(expected)
 
 
 def test_a_config_that_does_not_fit_ends_before_training(tmp_path):

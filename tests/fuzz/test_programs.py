@@ -1,0 +1,59 @@
+"""Wrong command lines: one line, exit status 2, nothing written, no hang."""
+
+import shutil
+
+import pytest
+
+from tests.fuzz import forks
+from tests.fuzz.commands import PROGRAMS, commands
+from tests.fuzz.programs import contents
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _one_cpu():
+  """The programs run on the CPU, and import this library."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JAX_PLATFORMS', 'cpu')
+    yield
+
+
+def _refuses(name, args, here):
+  """Runs one command; raises AssertionError unless it is refused."""
+  before = contents(here)
+  ended = forks.run(name, args, here)
+  assert ended.code == 2, (name, args, ended)
+  assert 'Traceback' not in ended.err, (name, args, ended)
+  first = 'prepare_data: ' if name == 'prepare_data' else 'Error: '
+  lines = ended.err.splitlines()
+  assert lines[-1].startswith(first), (name, args, ended)
+  if name != 'prepare_data':  # It says what it reads before that.
+    assert sum(line.startswith(first) for line in lines) == 1, ended
+  after = contents(here)
+  for held in (before, after):  # A workdir is locked before it is read.
+    held.pop('list/.lock', None)
+  assert after == before, (name, args)
+
+
+@pytest.fixture
+def here(tmp_path):
+  folder = tmp_path / 'here'
+  folder.mkdir()
+  yield folder
+  shutil.rmtree(folder)
+
+
+def test_wrong_commands(here):
+  """The fast part: each program, and every twelfth command."""
+  everything = commands(here)
+  assert len(everything) >= 80
+  assert {name for name, _ in everything} == {*PROGRAMS}
+  for name, args in everything[::12]:
+    _refuses(name, args, here)
+
+
+@pytest.mark.slow
+def test_all_wrong_commands(here):
+  everything = commands(here)
+  for name, args in everything:
+    _refuses(name, args, here)
+  print(f'{len(everything)} commands refused')
