@@ -166,9 +166,10 @@ def render(title: str, table: Sequence[Row], num_public: int) -> str:
 NOTE = """\
 FedAvg's upload holds one number more than the model, the weight of its change.
 The model counts with its norms' running statistics. FedHe sends ten logits and
-one count for every class, FD ten numbers. FedMD sends down the consensus and
-the seed of the public subset, two numbers; its images, which the paper counts,
-are sent once, or lie on the devices.
+one count for every class, FD ten numbers. FedMD sends the public subset's
+number with all logits, and down the seed that subsets are drawn from, two
+numbers; its images, which the paper counts, are sent once, or lie on the
+devices.
 """
 
 

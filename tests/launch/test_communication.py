@@ -48,9 +48,9 @@ def test_class_means_are_the_same_on_both_data_sets(tables):
 def test_fedmd_grows_with_the_public_set(tables, title, each):
   logits = tables[title]['FedMD, logits']
   images = tables[title]['FedMD, logits and images']
-  # Down: the consensus, and the seed of the subset.
-  assert (logits.down, logits.up) == (102, 100)
-  assert images.up == 10 * each
+  # The subset's number besides; down also the seed that it is drawn from.
+  assert (logits.down, logits.up) == (103, 101)
+  assert images.up == 10 * each + 1
   assert images.paper == f'n x {each} = {10 * each:,}'
 
 
@@ -84,7 +84,7 @@ def test_the_command_prints_both_tables():
   assert done.returncode == 0, done.stderr
   assert 'Table III, MNIST: ' in done.stdout
   assert 'Table IV, CIFAR-10: ' in done.stdout
-  assert '| FedMD, logits and images | 50,002 | 3,970,000 |' in done.stdout
+  assert '| FedMD, logits and images | 50,003 | 3,970,001 |' in done.stdout
 
 
 def test_mistakes_take_one_line():
