@@ -45,7 +45,7 @@ def _become(name: str, args: Sequence[str], cwd: str, streams: str) -> None:
 
 
 def run(
-    name: str, args: Sequence[str], cwd: pathlib.Path, seconds: float = 60.0
+    name: str, args: Sequence[str], cwd: pathlib.Path, seconds: float = 600.0
 ) -> Ended:
   """Runs a program of `launch` and waits for its end.
 

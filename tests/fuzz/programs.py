@@ -43,7 +43,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     signal.signal(signal.SIGALRM, old)
 
 
-def call(name: str, args: Sequence[str], seconds: float = 60.0) -> Outcome:
+def call(name: str, args: Sequence[str], seconds: float = 600.0) -> Outcome:
   """Calls `train` or `report` in this process.
 
   Args:
