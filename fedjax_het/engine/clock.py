@@ -2,7 +2,7 @@
 
 How long a visit takes follows from the device, the bytes that travel and the
 examples that are trained on, never from what is learned; so all that will
-happen is planned before training, on the host, and training follows the plan.
+happen is planned on the host, as rounds need it, and training follows the plan.
 
 A visit of client k takes
 
