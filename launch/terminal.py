@@ -37,14 +37,17 @@ def read_flags(argv: Sequence[str]) -> list[str]:
     What is not a flag, the program's name first.
 
   Raises:
-    CommandError: If a flag is unknown, wrong, empty or given twice, or a
-      flagfile cannot be read; in one line that names it.
+    CommandError: If a flag is unknown, wrong, empty or given twice on the
+      command line, or a flagfile cannot be read; in one line that names it.
   """
   # Folders may have names that are not UTF-8.
   if hasattr(sys.stdout, 'reconfigure'):
     sys.stdout.reconfigure(errors='backslashreplace')
-  argv = with_flagfiles(argv)
-  _check_once(argv[1:])
+  return read_expanded(with_flagfiles(argv))
+
+
+def read_expanded(argv: Sequence[str]) -> list[str]:
+  """`read_flags` of a command line that holds no flagfile any more."""
   try:
     return flags.FLAGS(argv)
   except flags.Error as e:
@@ -61,19 +64,23 @@ def with_flagfiles(argv: Sequence[str]) -> list[str]:
     The same without --flagfile.
 
   Raises:
-    CommandError: If one cannot be read, or is not named.
+    CommandError: If one cannot be read, or is not named, or a flag is empty
+      or given twice on the command line; the last one counts where a flagfile
+      gives it, too.
   """
-  _check_once(argv[1:])
+  _check_flags(argv[1:], twice=False)
   try:
-    return flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False)
+    argv = flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False)
   except flags.Error as e:
     raise CommandError(line(e).removeprefix('ERROR:: ')) from e
   except UnicodeDecodeError as e:
     raise CommandError(f'The flagfile is not UTF-8 ({e}).') from e
+  _check_flags(argv[1:], twice=True)
+  return argv
 
 
-def _check_once(args: Sequence[str]) -> None:
-  """Raises CommandError for a flag that is empty or given twice."""
+def _check_flags(args: Sequence[str], *, twice: bool) -> None:
+  """Raises CommandError for a flag that is empty, or given twice if not so."""
   seen = set()
   for arg in args:
     if arg == '--':
@@ -88,7 +95,7 @@ def _check_once(args: Sequence[str]) -> None:
     if name not in flags.FLAGS and name not in ('config', 'flagfile'):
       if not name.startswith('config.'):
         continue
-    if name in seen:
+    if name in seen and not twice:
       raise CommandError(f'--{name} is given twice.')
     seen.add(name)
     # What an entry of the config may be, the config's check knows.

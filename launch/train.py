@@ -38,7 +38,7 @@ from launch.terminal import (
   fail,
   folder,
   line,
-  read_flags,
+  read_expanded,
   with_flagfiles,
 )
 
@@ -108,7 +108,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     argv = _with_config(with_flagfiles(argv))
     _check_overrides(argv)
     sys.argv = argv  # Where the config flag looks for its overrides.
-    rest = read_flags(argv)
+    rest = read_expanded(argv)
     if len(rest) > 1:
       raise CommandError(
           f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
@@ -141,9 +141,8 @@ def _with_config(argv: list[str]) -> list[str]:
       rest.append(arg)
   if '' in specs:
     raise CommandError('--config needs a file, --config=FILE.')
-  if len(specs) > 1:
-    raise CommandError('--config is given twice.')
-  spec = specs[0] if specs else 'configs/fedin.py'
+  # Of a flagfile's and the command line's the last one counts.
+  spec = specs[-1] if specs else 'configs/fedin.py'
   name, colon, variants = spec.partition(':')
   # From any folder, the experiments that come with the library are found.
   paths = [pathlib.Path(name), _ROOT / name]

@@ -140,13 +140,18 @@ def test_refuses_a_config_file_that_fails(tmp_path, capsys, text, expected):
 
 def test_a_flagfile_counts_as_what_it_holds(tmp_path, capsys):
   path = tmp_path / 'flags'
-  path.write_text(f'{QUICK}\n--config.seed=3\n')
-  assert refused(capsys, f'--flagfile={path}', QUICK) == (
-      '--config is given twice.'
+  path.write_text(f'{QUICK}\n--config.sed=3\n')
+  assert refused(capsys, f'--flagfile={path}').startswith(
+      'Unknown config key sed'
   )
-  assert refused(capsys, f'--flagfile={path}', '--config.seed=4') == (
-      '--config.seed is given twice.'
-  )
+  # What stands behind it goes before what it says.
+  path.write_text(f'{QUICK}\n--config.seed=3\n--workdir=a\n')
+  assert refused(
+      capsys, f'--flagfile={path}', '--config.seed=4', '--config.seed=5'
+  ) == '--config.seed is given twice.'
+  assert refused(
+      capsys, f'--flagfile={path}', '--config.seed=4', '--workdir=b', 'stray'
+  ).startswith("Unexpected argument 'stray'")
   path.write_bytes(b'\xff\n')
   assert refused(capsys, f'--flagfile={path}').startswith(
       "The flagfile is not UTF-8 ('utf-8' codec can't decode byte 0xff"
