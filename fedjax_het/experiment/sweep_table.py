@@ -7,8 +7,9 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from fedjax_het.experiment.config import group_spec, with_new_entries
+from fedjax_het.experiment.config import group_spec
 from fedjax_het.experiment.paper_targets import Target
+from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.experiment.workdir import read_json
 
 # Entries of a config that do not change a cell's numbers, but for rounding.

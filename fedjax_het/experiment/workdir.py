@@ -11,6 +11,7 @@ import stat
 from typing import Any
 
 from fedjax_het.experiment import config as config_lib
+from fedjax_het.experiment import stored_config
 
 # Entries that may change between two starts of one run: they do not touch
 # what the rounds compute. `num_rounds` may too, with a schedule that does not
@@ -241,7 +242,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     raise FileNotFoundError(
         f'{folder} is not a workdir: it has no config.json.'
     ) from None
-  return config_lib.with_moved_entries(stored)
+  return stored_config.with_moved_entries(stored)
 
 
 def settle_config(folder: pathlib.Path, config) -> None:
@@ -311,7 +312,7 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
           *config_lib.FIELDS, 'local', 'algorithm', 'clock'
       )
   }
-  defaults |= _flat(config_lib.older_entries(old))
+  defaults |= _flat(stored_config.older_entries(old))
   sentences = []
   for name in sorted({*new, *was}):
     # An entry that a newer version added has had its default so far, or what

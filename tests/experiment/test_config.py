@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_het import algorithms, experiment
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.experiment.config import default_config, with_new_entries
+from fedjax_het.experiment.config import default_config
+from fedjax_het.experiment.stored_config import with_new_entries
 from tests.experiment.tiny_runs import tiny_config
 
 
