@@ -1,0 +1,77 @@
+"""Configs of older versions, as this one reads them."""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.experiment.config import default_config
+
+
+def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """What a stored config did where it lacks an entry with another default.
+
+  Args:
+    stored: A config as plain JSON values, maybe of an older version.
+
+  Returns:
+    {section: {entry: value}}, for entries whose default is not what versions
+    without them did. An entry that had no effect in this config is not there.
+  """
+  local = stored.get('local')
+  if not isinstance(local, Mapping) or 'cutout' in local:
+    return {}  # Of a version that stored what has changed since.
+  older = {}
+  if local.get('augment') == 'crop_flip_cutout':
+    older['local'] = dict(cutout='before')
+  groups = stored.get('groups')
+  models = {
+      entry.get('model', name) if isinstance(entry, Mapping) else name
+      for name, entry in (
+          groups.items() if isinstance(groups, Mapping) else ()
+      )
+  }
+  if 'preresnet20' in models:
+    older['model'] = dict(
+        init='he_fan_out', preact_shortcut=False, head_relu=True
+    )
+  return older
+
+
+def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config whose entries have the places and names of this version."""
+  result, algorithm = dict(stored), stored.get('algorithm')
+  if not isinstance(algorithm, Mapping):
+    return result
+  result['algorithm'] = algorithm = dict(algorithm)
+  if 'keep_optimizer' in algorithm:  # Once an option of two methods.
+    keep = algorithm.pop('keep_optimizer')
+    result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
+  if 'planner' in algorithm:  # FeDepth's `plan`.
+    planner = algorithm.pop('planner')
+    algorithm['plan'] = 'measured' if planner == 'xla' else planner
+  return result
+
+
+def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config with the entries that did not exist when it was stored.
+
+  Args:
+    stored: A config as plain JSON values, maybe of an older version.
+
+  Returns:
+    The same with the entries that it lacks: their defaults, which are what
+    that version did, or `older_entries`.
+  """
+  stored = with_moved_entries(stored)
+  name = stored.get('algorithm', {}).get('name')
+  # A method that is no more: nothing is known of its options.
+  default = default_config(name if name in ALGORITHMS else 'private')
+  full = json.loads(json.dumps(default.to_dict()))
+  result, older = {**full, **stored}, older_entries(stored)
+  for section in ('local', 'algorithm', 'clock'):
+    result[section] = {
+        **full[section], **older.get(section, {}), **stored.get(section, {})
+    }  # fmt: skip
+  result['model'] = {**older.get('model', {}), **result['model']}
+  return result
