@@ -47,11 +47,12 @@ def steps_per_epoch(size, batch_size: int, drop_last: bool):
   With `drop_last` the last partial batch is left out, unless it is the only
   one: fewer examples than a batch make one partial batch. 0 for no example.
   """
+  batches = -(-size // batch_size)
   if not drop_last:
-    return -(-size // batch_size)
-  # An integer for an integer, which `jnp` would trace.
-  whole = size // batch_size
-  return whole + ((whole == 0) & (size > 0))
+    return batches
+  if isinstance(size, int):  # Which `jnp` would trace.
+    return max(size // batch_size, min(batches, 1))
+  return jnp.maximum(size // batch_size, jnp.minimum(batches, 1))
 
 
 def shuffled_positions(key, data: ClientData) -> jax.Array:

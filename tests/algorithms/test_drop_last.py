@@ -47,7 +47,12 @@ def test_a_client_below_a_batch_takes_its_one_batch(name):
   """It trains, and uploads, what it does where nothing is dropped."""
   got, want = one_visit(name, True), one_visit(name, False)
   assert jax.tree.structure(got) == jax.tree.structure(want)
-  jax.tree.map(np.testing.assert_array_equal, got, want)
+  # Two programs, which XLA may round differently.
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      got,
+      want,
+  )
   _, uplink, metrics = got
   assert float(metrics['train_loss']) > 0
   weight = getattr(uplink.summed, 'weight', None)
