@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_het.names import shown
+
 _NUMBER = 'Transformer/encoderblock_{}/'
 _FIRST = 'embedding/kernel'  # The patch embedding, which every file has.
 _PREFIXES = ('', 'opt/target/', 'target/', 'params/')
@@ -57,7 +59,7 @@ def load_vit(
           if name.startswith(prefix)
       }
   except FileNotFoundError:
-    raise FileNotFoundError(f'No pretrained weights at {path}.') from None
+    raise FileNotFoundError(f'No pretrained weights at {shown(str(path))}.') from None
   except Exception as e:  # A damaged header raises a type per broken part.
     raise ValueError(
         f'{path} is no readable .npz file ({type(e).__name__}: '

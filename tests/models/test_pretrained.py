@@ -136,6 +136,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
   path = tmp_path / 'w.npz'
   with pytest.raises(FileNotFoundError, match='No pretrained weights at'):
     small(path)
+  with pytest.raises(FileNotFoundError) as raised:  # In one line.
+    small('\n')
+  assert str(raised.value) == r"No pretrained weights at '\n'."
   path.write_bytes(b'not an archive')
   with pytest.raises(ValueError, match=r'is no readable \.npz file'):
     small(path)
