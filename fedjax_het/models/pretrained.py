@@ -59,7 +59,9 @@ def load_vit(
           if name.startswith(prefix)
       }
   except FileNotFoundError:
-    raise FileNotFoundError(f'No pretrained weights at {shown(str(path))}.') from None
+    raise FileNotFoundError(
+        f'No pretrained weights at {shown(str(path))}.'
+    ) from None
   except Exception as e:  # A damaged header raises a type per broken part.
     raise ValueError(
         f'{path} is no readable .npz file ({type(e).__name__}: '

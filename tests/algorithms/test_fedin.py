@@ -366,7 +366,7 @@ def test_sizes_of_both_papers():
         (dict(scope='x'), 'scope must be one of leaf, tree'),
         (dict(clip=-3.0), 'clip must be finite and above 0, got -3.0'),
         (dict(num_pairs=6), 'num_pairs must be between 1 and the batch size 4'),
-        (dict(max_pair_age=0), 'max_pair_age must be at least 1 or None, got'),
+        (dict(max_pair_age=0), 'max_pair_age must be at least 1, got 0'),
         (dict(aggregation='x'), 'aggregation must be one of layerwise'),
     ],
 )

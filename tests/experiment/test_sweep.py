@@ -374,6 +374,7 @@ def unequal(table, tmp_path, monkeypatch):
         'round': round_num, 'split': 'test', 'accuracy': sum(groups) / 3,
         'accuracy/clients': (4 * groups[0] + groups[1] + groups[2]) / 6,
         'accuracy/worst': min(groups),
+        **{f'accuracy/{k}': v for k, v in found.items()},
         **{f'accuracy/{k}/models': [v] for k, v in found.items()},
     }  # fmt: skip
 

@@ -127,7 +127,8 @@ def test_create_knows_its_names_and_options():
       'stem': 'imagenet', 'width': 1.0, 'norm': 'batch', 'init': 'he_fan_out',
   }
   assert model_options('vit_s8') == {
-      'patch': None, 'width': 1.0, 'init': 'truncated', 'pretrained': None,
+      'patch': None, 'width': 1.0, 'head_dim': 64, 'init': 'truncated',
+      'pretrained': None,
   }
   assert all('norm' in model_options(n) for n in MODELS if 'vit' not in n)
 
