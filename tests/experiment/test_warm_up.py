@@ -29,12 +29,14 @@ def test_the_warm_up_is_a_row_of_its_own(whole):
       (2, 'test'),
   ]
   warm = whole.rows[0]
-  # All five clients, though a cohort has four: logits up, and a seed down.
+  # All five clients, though a cohort has four: logits up, and a seed down;
+  # with either the number of the subset.
+  up, down = 4 * (20 * 10 + 1), 8 + 4
   assert warm['clients'] == 5 and whole.rows[2]['clients'] == 4
-  assert warm['bytes_up'] == 5 * 4 * 20 * 10
-  assert warm['bytes_down'] == 5 * 8
-  assert whole.rows[2]['bytes_down'] == 4 * (8 + 4 * 20 * 10)
-  assert whole.summary.bytes_up == (5 + 4 + 4) * 4 * 20 * 10
+  assert warm['bytes_up'] == 5 * up
+  assert warm['bytes_down'] == 5 * down
+  assert whole.rows[2]['bytes_down'] == 4 * (down + 4 * 20 * 10)
+  assert whole.summary.bytes_up == (5 + 4 + 4) * up
   assert whole.summary.rounds == 2
   assert whole.rows[2]['digest_loss'] > 0
 
