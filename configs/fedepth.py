@@ -130,8 +130,8 @@ def get_config(arg=''):
   paper's case study with `fedepth`:
   `--config=configs/fedepth.py:fedepth,lack --config.data_dir=DIR`. What fits
   into which memory: `python -m launch.plan_memory --config=configs/fedepth.py`.
-  Schedules keep the budget by what the compiler plans; with `fedepth` they are
-  the paper's, by its own estimate. `--plan=paper`, or `measured`, says which.
+  Schedules keep the budget by what the compiler plans; with `fedepth`, `quick`
+  and `vit_mini` they follow the paper's estimate. `--plan=paper`, or `measured`, says which.
 
   Clients whose budget holds two models train two by mutual distillation. The
   authors hold a fifth of each client's examples out: `--config.validation=0.2`.
@@ -161,7 +161,8 @@ def get_config(arg=''):
   config.algorithm.budgets = ','.join(f'{n}:{BUDGETS[n]}' for n in named)
   if 'x2' in named:
     config.algorithm.mkd_models = 2
-  # `quick` has nets of which the last layer alone is half of what is measured.
-  if not {'fedepth', 'quick'} & set(arg.split(',')):
+  # Of the nets of `quick` and `vit_mini` the last layer alone is more than the
+  # smallest budget holds, by what is measured.
+  if not {'fedepth', 'quick', 'vit_mini'} & set(arg.split(',')):
     config.algorithm.plan = 'measured'
   return config

@@ -220,8 +220,6 @@ def test_schedules_of_the_papers_setting_are_the_papers():
 def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):
   path = tmp_path / 'w.npz'
   config = load('fedepth').get_config('vit_mini')
-  # By the compiler a third of so small a model does not hold its last block.
-  config.algorithm.plan = 'paper'
   config.model.patch, config.model.pretrained = PATCH, str(path)
   leaves = save(path, depth=4)
   for group in build(config).federation.groups:
