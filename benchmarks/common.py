@@ -51,7 +51,7 @@ def local_training(
       1,
       batch_size,
       steps=steps,
-      skip_idle=True,
+      drop_unused_weights=True,
   )
 
 

@@ -16,7 +16,7 @@ is not timed (slow forms take few steps, and are repeated less):
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a process of its own.
     Of several cases the first alone has `vmap`; quick runs have 'auto' alone.
-    With ', oneDNN' they take `config.convolutions='onednn'`; left out where
+    With ', oneDNN' they take `config.conv_backend='onednn'`; left out where
     there is none, for nets without convolutions, and in quick runs but for the
     simulators' net.
   PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
@@ -48,7 +48,7 @@ from benchmarks import common, engine_table, memory, programs
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import BACKENDS, Case, torch
 from fedjax_het.engine.mapping import resolve_backend
-from fedjax_het.models import onednn
+from fedjax_het.kernels import onednn
 
 LETTERS = dict(zip('abcde', WORKLOADS, strict=True))
 NUM_DEVICES = 2

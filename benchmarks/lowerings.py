@@ -3,13 +3,13 @@
   python -m benchmarks.lowerings [--models=resnet18,...] [--quick]
     [--output=FILE]
 
-The ways are those of `fedjax_het.models.conv`; the passes are the forward pass
+The ways are those of `fedjax_het.kernels.conv`; the passes are the forward pass
 and the gradients of the input and of the kernel. A pass is timed in a loop, as
 local training runs it, on all threads, the ways in turn, and the least time of
 each counts. Layers of one shape are timed once. One row a layer and pass, the
 way that `choose_lowering` takes in bold, and its speed; operations with padding
 are not counted. Then one row a net, all layers summed: what is chosen, what is
-with `convolutions='onednn'`, the fastest of every row (what a choice measured
+with `conv_backend='onednn'`, the fastest of every row (what a choice measured
 on this machine could reach), one way throughout, what the operations would take
 at the speed of large products, and a whole local step, in which norms, pooling
 and the optimiser come on top, with both choices. A way that takes another's
@@ -25,14 +25,14 @@ from jax import lax
 import jax.numpy as jnp
 
 from benchmarks import common, flops, nets, programs
-from fedjax_het.models import BlockModel, create, onednn
-from fedjax_het.models import taps as taps_lib
-from fedjax_het.models.conv import conv
-from fedjax_het.models.lowering import (
-  CONVOLUTIONS,
+from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.lowering import (
+  CONV_BACKENDS,
   Lowering,
   choose_lowering,
 )
+from fedjax_het.models import BlockModel, create, onednn
 
 WAYS = {
     'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
@@ -84,7 +84,7 @@ def layers_of(model: BlockModel) -> dict[Layer, int]:
 
 
 def chosen_lowering(
-    layer: Layer, batch_size: int, convolutions: str = 'xla'
+    layer: Layer, batch_size: int, conv_backend: str = 'xla'
 ) -> Lowering:
   """What `conv` takes for a layer when nothing is forced."""
   sizes = layer.images[:2]
@@ -98,7 +98,7 @@ def chosen_lowering(
       layer.strides,
       channels=layer.kernel[2:],
       padding_share=taps_lib.padding_share(geometry, sizes),
-      convolutions=convolutions,
+      conv_backend=conv_backend,
   )
 
 
@@ -178,13 +178,13 @@ def measure(
 
 
 def libraries() -> tuple[str, ...]:
-  """Those of `CONVOLUTIONS` that can be called here."""
-  return CONVOLUTIONS[:1] if onednn.why_not() else CONVOLUTIONS
+  """Those of `CONV_BACKENDS` that can be called here."""
+  return CONV_BACKENDS[:1] if onednn.why_not() else CONV_BACKENDS
 
 
 def local_steps(name: str, repetitions: int) -> tuple[dict[str, float], float]:
   """Milliseconds of a local step by library, and the peak."""
-  steps = {c: nets.local_epoch(name, convolutions=c) for c in libraries()}
+  steps = {c: nets.local_epoch(name, conv_backend=c) for c in libraries()}
   for step in steps.values():
     step.call()
   multiply, num = programs.matrix_product()

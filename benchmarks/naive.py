@@ -14,7 +14,8 @@ import optax
 
 from fedjax_het.data.federated import Batch
 from fedjax_het.depthwise import Stage, stage_loss
-from fedjax_het.engine.local import cross_entropy, model_loss
+from fedjax_het.engine.local import model_loss
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.models import BlockModel, Variables
 
 
@@ -43,7 +44,8 @@ def whole_model(model: BlockModel, tx) -> Callable[..., Variables]:
   """Training of a whole model by cross-entropy, for one client."""
 
   def client(start, images, labels, key):
-    return _fit(model_loss(model), tx, start, images, labels, key)
+    loss_fn = model_loss(model, CLASSIFICATION)
+    return _fit(loss_fn, tx, start, images, labels, key)
 
   return client
 
@@ -55,7 +57,7 @@ def depthwise(stages: Sequence[Stage], tx) -> Callable[..., Variables]:
     end = start
     for j, stage in enumerate(stages):
       part = _fit(
-          stage_loss(stage, end),
+          stage_loss(CLASSIFICATION, stage, end),
           tx,
           stage.pick(end),
           images,
@@ -74,7 +76,7 @@ def class_logits(model: BlockModel, tx, means) -> Callable[..., Variables]:
   def loss_fn(variables, batch, key):
     logits, stats = model.apply(variables, batch.x, train=True, key=key)
     error = jnp.mean(jnp.square(logits - means[batch.y]))
-    return cross_entropy(logits, batch.y) + error, (stats, {})
+    return CLASSIFICATION.loss(logits, batch.y) + error, (stats, {})
 
   def client(start, images, labels, key):
     return _fit(loss_fn, tx, start, images, labels, key)

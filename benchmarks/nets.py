@@ -24,16 +24,16 @@ STEPS = 8
 def local_epoch(
     name: str,
     steps: int = STEPS,
-    products: str = 'float32',
-    convolutions: str = 'xla',
+    matmul_dtype: str = 'float32',
+    conv_backend: str = 'xla',
 ) -> programs.Program:
   """Local steps of one client of FedAvg.
 
   Args:
     name: A key of `NETS`.
     steps: Minibatches that a call takes.
-    products: Type of the operands of products.
-    convolutions: Whose the net calls.
+    matmul_dtype: Type of the operands of products.
+    conv_backend: Whose the net calls.
 
   Returns:
     The program.
@@ -41,7 +41,11 @@ def local_epoch(
   batch_size, optimizer = NETS[name]
   federation, data = common.make_federation(
       create(
-          name, INPUT_SHAPE, 10, products=products, convolutions=convolutions
+          name,
+          INPUT_SHAPE,
+          10,
+          matmul_dtype=matmul_dtype,
+          conv_backend=conv_backend,
       ),
       1,
       batch_size * steps,

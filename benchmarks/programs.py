@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
-from fedjax_het.models.lowering import conv_lowering, convolutions_by
+from fedjax_het.kernels.lowering import conv_lowering, using_conv_backend
 
 
 class Program(NamedTuple):
@@ -86,7 +86,7 @@ def _compile(jitted, *args):
 
 
 def library(
-    task: Round, backend: str, num_images: int, convolutions: str = 'xla'
+    task: Round, backend: str, num_images: int, conv_backend: str = 'xla'
 ) -> Program:
   """A whole round, with sending, collecting and averaging.
 
@@ -94,7 +94,7 @@ def library(
     task: The round.
     backend: How its clients are mapped.
     num_images: Images that a round trains on.
-    convolutions: Whose its models call on a CPU.
+    conv_backend: Whose its models call on a CPU.
 
   Returns:
     The program; it goes on from round to round, with new cohorts.
@@ -106,14 +106,14 @@ def library(
   keys = jax.random.split(jax.random.key(0))
   state = init_state(algorithm, federation, keys[0])
   # Kept by JAX: the calls find what is compiled here.
-  with convolutions_by(convolutions):
+  with using_conv_backend(conv_backend):
     _, seconds, megabytes = _compile(run_round, state, data, *keys)
   compilations = []
 
   def call():
     nonlocal state
     before = _compilations.number
-    with convolutions_by(convolutions):
+    with using_conv_backend(conv_backend):
       state, _ = jax.block_until_ready(run_round(state, data, *keys))
     compilations.append(_compilations.number - before)
 

@@ -63,8 +63,8 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
         model,
         shape,
         source.num_classes,
-        products=config.products,
-        convolutions=config.convolutions,
+        matmul_dtype=config.matmul_dtype,
+        conv_backend=config.conv_backend,
         **options,
     )
     models.setdefault(net, []).append(name)

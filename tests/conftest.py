@@ -56,7 +56,7 @@ def optimised():
 @pytest.fixture
 def not_stored():
   """For programs with oneDNN's calls, which the cache cannot store."""
-  from fedjax_het.models.onednn import no_compilation_cache
+  from fedjax_het.kernels.onednn import no_compilation_cache
 
   with no_compilation_cache():
     yield

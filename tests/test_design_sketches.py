@@ -14,6 +14,7 @@ from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms import fedavg
 from fedjax_het.engine import local as local_lib
 from fedjax_het.engine import rounds
+from fedjax_het.engine.task import CLASSIFICATION, masked_mean
 from fedjax_het.engine.types import (
   Maybe,
   Uplink,
@@ -48,11 +49,11 @@ def sketch(name, federation, **names):
       num_classes=NUM_CLASSES,
       federation=federation,
       local=federation.local,
+      cross_entropy=CLASSIFICATION.loss,
+      masked_mean=masked_mean,
       **{
           n: getattr(local_lib, n)
           for n in (
-              'cross_entropy',
-              'masked_mean',
               'train_epochs',
           )
       },
@@ -106,7 +107,7 @@ def scaffold(federation):
       logits, stats = model.apply(
           variables, batch.x, train=True, mask=batch.mask, key=key
       )
-      return local_lib.cross_entropy(logits, batch.y, batch.mask), (stats, {})
+      return CLASSIFICATION.loss(logits, batch.y, batch.mask), (stats, {})
 
     return loss_fn
 

@@ -24,7 +24,7 @@ from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.engine.types import Received
 from fedjax_het.models import MODELS, Variables
 from launch import table_files
-from tests.tiny import tiny_data, tiny_federation
+from tests.tiny import server_step, tiny_data, tiny_federation
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / 'README.md'
@@ -112,7 +112,8 @@ def test_fedmedian_takes_medians_over_owners_and_ignores_padding(fedmedian):
 
   shallow, deep = federation.groups
   padding = federation.num_clients
-  after = algorithm.server_update(
+  after = server_step(
+      algorithm,
       server,
       {
           shallow.name: received(shallow, (1.0, 100.0), (0, 2)),

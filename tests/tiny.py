@@ -1,12 +1,13 @@
 """A tiny federation of dense models, shared by many tests."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fedjax_het.data.federated import federate
-from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.engine.types import Federation, Group, LocalTraining, Turn
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import BatchNorm
@@ -102,3 +103,10 @@ def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
 def tiny_local(tx=optax.adam, lr=1e-2, epochs=2, batch_size=4, **kwargs):
   """Local training with a constant learning rate."""
   return LocalTraining(tx, lambda round_num: lr, epochs, batch_size, **kwargs)
+
+
+def server_step(algorithm, server, received, key=None, round_num=0):
+  """The server's state after one update."""
+  key = jax.random.key(0) if key is None else key
+  turn = Turn(jnp.int32(round_num), key)
+  return algorithm.server_update(server, received, turn)[0]

@@ -113,8 +113,8 @@ def average_weights(
       init_client=init_client,
       downlink=lambda server, group, visit: exchange.download(server, group),
       client_update=client_update,
-      server_update=lambda server, received, key: exchange.collect(
-          server, received
+      server_update=lambda server, received, turn: (
+          exchange.collect(server, received), {}
       ),
       client_model=lambda server, client, group: exchange.assemble(
           group, own_blocks(client), exchange.download(server, group)

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.local import (
-    cross_entropy,
     fit,
     init_optimizer,
-    masked_mean,
 )
+from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import LocalTraining, Received, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
@@ -110,7 +109,7 @@ def fit_and_sum(
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
     logits = logits.astype(jnp.float32)
-    loss = cross_entropy(logits, batch.y, batch.mask)
+    loss = local.task.loss(logits, batch.y, batch.mask)
     extra = masked_mean(penalty(logits, batch.y), batch.mask)
     sums = class_sums(output(logits), batch.y, model.num_classes, batch.mask)
     metrics = {'cross_entropy': loss, name: extra, **sums._asdict()}

@@ -152,8 +152,9 @@ def fd(
     upload = Maybe(class_means(total), total.counts > 0)  # F_k
     return client, Uplink((), upload), metrics
 
-  def server_update(server, received, key):
-    return keep_latest(server, *gather_uploads(received))
+  def server_update(server, received, turn):
+    del turn
+    return keep_latest(server, *gather_uploads(received)), {}
 
   return FederatedAlgorithm(
       init=lambda key: Maybe(

@@ -106,7 +106,7 @@ def fedasync(
     b: Updates that 'hinge' forgives.
     max_staleness: Uploads staler than that are dropped: they neither move the
       model nor make others staler; None for never.
-    rho: Strength of the leash to what was downloaded.
+    rho: Strength of the proximal term around what was downloaded.
     aggregation: Who shares which blocks, as for `fedavg`.
 
   Returns:
@@ -135,8 +135,8 @@ def fedasync(
   train, keep = model_training(federation.local, rho)
   init_client, client_update = trained_clients(exchange, train, keep, send)
 
-  def server_update(server, received, key):
-    del key
+  def server_update(server, received, turn):
+    del turn
     groups = [received[group.name] for group in federation.groups]
     ids, stale, trained = (
         jnp.concatenate(parts)
@@ -174,7 +174,7 @@ def fedasync(
       return jax.lax.switch(number, takers, server, slot)
 
     arrived = jnp.sum(ids < federation.num_clients)
-    return jax.lax.fori_loop(0, arrived, one, server)
+    return jax.lax.fori_loop(0, arrived, one, server), {}
 
   return FederatedAlgorithm(
       init=exchange.init,

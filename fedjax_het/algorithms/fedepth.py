@@ -247,8 +247,8 @@ def fedepth(
       init_client=init_client,
       downlink=downlink,
       client_update=client_update,
-      server_update=lambda server, received, key: exchange.collect(
-          server, received
+      server_update=lambda server, received, turn: (
+          exchange.collect(server, received), {}
       ),
       client_model=lambda server, client, group: exchange.assemble(
           group, client.own, exchange.download(server, group)

@@ -45,11 +45,9 @@ import optax
 
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import (
-  cross_entropy,
   fit,
   init_optimizer,
   map_examples,
-  masked_mean,
   train_epochs,
 )
 from fedjax_het.engine.options import (
@@ -58,6 +56,7 @@ from fedjax_het.engine.options import (
   not_negative,
   one_of,
 )
+from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -240,7 +239,7 @@ def fedgkt(
       )
       gap = distillation(logits, sent.value[batch.position], temperature)
       gap = jnp.where(sent.present[batch.position], gap, 0.0)
-      loss = cross_entropy(logits, batch.y, batch.mask)
+      loss = local.task.loss(logits, batch.y, batch.mask)
       return loss + alpha * masked_mean(gap, batch.mask), (stats, {})
 
     variables, opt_state, metrics, _ = fit(
@@ -292,7 +291,7 @@ def fedgkt(
               Variables(params, stats), batch.x, start=begin, train=True,
               mask=batch.mask, key=key,
           )  # fmt: skip
-          loss = cross_entropy(logits, batch.y, batch.mask)
+          loss = local.task.loss(logits, batch.y, batch.mask)
           if server_distillation:
             gap = distillation(logits, teacher[batch.position], temperature)
             loss = server_alpha * loss + masked_mean(gap, batch.mask)
@@ -330,15 +329,15 @@ def fedgkt(
     start = server.net, server.opt_state, jnp.zeros_like(z_c)
     return jax.lax.fori_loop(0, server_epochs, epoch, start)
 
-  def server_update(server, received, key):
+  def server_update(server, received, turn):
     done = server._replace(round_num=server.round_num + 1)
     if not server_epochs:
-      return done
+      return done, {}
     slots = gather(received)
     ids, h, _, y, sizes = slots
     # By client and not by group; those that are none stand last.
     order = jnp.argsort(ids)
-    net, opt_state, logits = train_net(server, slots, order, key)
+    net, opt_state, logits = train_net(server, slots, order, turn.key)
     if server_logits == 'eval':
       num = len(ids) * length
       rows = ClientData(
@@ -360,7 +359,7 @@ def fedgkt(
             server.logits,
             Maybe(logits, present),
         ),
-    )
+    ), {}
 
   def predict(group, variables, x):
     own, net = variables

@@ -193,15 +193,18 @@ def fedhe(
     uplink = Uplink(upload) if store == 'all' else Uplink((), upload)
     return client, uplink, metrics
 
-  def server_update(server, received, key):
+  def server_update(server, received, turn):
+    del turn
     if store == 'all':
       for group in received.values():
         server = jax.tree.map(jnp.add, server, group.summed.value)  # Eq. 9
-      return server
+      return server, {}
     client_id, uploads = gather_uploads(received)
     if store == 'latest':
-      return keep_latest(server, client_id, uploads.value)
-    return add_and_fold(server, client_id, uploads.value, fold_every, num)
+      return keep_latest(server, client_id, uploads.value), {}
+    return (
+        add_and_fold(server, client_id, uploads.value, fold_every, num), {}
+    )
 
   return FederatedAlgorithm(
       init=init,

@@ -49,7 +49,6 @@ from fedjax_het.algorithms.fedin_passes import (
     in_loss,
 )
 from fedjax_het.engine.local import (
-    cross_entropy,
     proximal_gradient,
     shuffled_positions,
     train_epochs,
@@ -207,7 +206,7 @@ def fedin(
       logits, pairs, stats, out = forward(
           model, variables, batch.x, batch.mask, key, in_forward, received
       )
-      loss = total = cross_entropy(logits, batch.y, batch.mask)
+      loss = total = local.task.loss(logits, batch.y, batch.mask)
       metrics = {'train_loss': loss}
       if received is not None:
         (_, s_out), present = received
@@ -274,7 +273,7 @@ def fedin(
   def client_update(group, client, sent, data, visit):
     model = group.model
     whole = exchange.assemble(group, client, sent.weights)
-    start = model.trim(whole) if local.skip_idle else whole
+    start = model.trim(whole) if local.drop_unused_weights else whole
     # Training takes the whole key, as the baselines do: same batches, same
     # draws. It splits it in two, which are the folds of 0 and 1.
     pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
@@ -311,8 +310,8 @@ def fedin(
     )
     return own, Uplink(delta, Maybe(pairs, mask)), metrics
 
-  def server_update(server, received, key):
-    del key
+  def server_update(server, received, turn):
+    del turn
     store = server.store
     if in_training:
       for group in federation.groups:
@@ -320,7 +319,7 @@ def fedin(
             store, received[group.name].client_id, received[group.name].kept
         )
       store = older(store)
-    return Server(exchange.collect(server.weights, received), store)
+    return Server(exchange.collect(server.weights, received), store), {}
 
   return FederatedAlgorithm(
       init=init,

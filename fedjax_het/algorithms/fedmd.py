@@ -52,11 +52,11 @@ from fedjax_het.engine.local import (
   fit,
   init_optimizer,
   map_examples,
-  masked_mean,
   model_loss,
   shuffled_positions,
 )
 from fedjax_het.engine.options import at_least, not_negative
+from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -231,7 +231,7 @@ def fit_until(
   Returns:
     As `fit`; losses are means over the epochs done.
   """
-  loss_fn = model_loss(model)
+  loss_fn = model_loss(model, local.task)
   if not patience:
     return fit(loss_fn, local, start, data, visit, opt_state=opt_state)
   rest, held = hold_out(jax.random.fold_in(visit.key, 2), data)
@@ -433,7 +433,7 @@ def fedmd(
         opt_state=client.digest_state,
     )
     variables, private_state, metrics, _ = fit(
-        model_loss(group.model),
+        model_loss(group.model, federation.task),
         federation.local,
         variables,
         data,
@@ -446,8 +446,8 @@ def fedmd(
         uplink
     ), metrics
 
-  def server_update(server, received, key):
-    del key
+  def server_update(server, received, turn):
+    del turn
     seed, number, current, coming = server
     ends = True
     for group in received.values():
@@ -468,7 +468,7 @@ def fedmd(
         (current, coming),
         (coming, no_logits()),
     )
-    return Server(seed, number + moves, current, coming)
+    return Server(seed, number + moves, current, coming), {}
 
   return FederatedAlgorithm(
       init=init,

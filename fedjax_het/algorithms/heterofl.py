@@ -47,7 +47,7 @@ from fedjax_het.aggregation.slicing import (
   without_running_stats,
 )
 from fedjax_het.data.federated import ClientData
-from fedjax_het.engine.local import cross_entropy, fit
+from fedjax_het.engine.local import fit
 from fedjax_het.engine.options import at_least, not_negative, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -246,7 +246,7 @@ def heterofl(
             variables, batch.x, train=True, mask=batch.mask, key=key
         )
       logits = masked_logits(logits, batch, owned, mask)
-      return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+      return local.task.loss(logits, batch.y, batch.mask), (stats, {})
 
     end, _, metrics, num_steps = fit(
         loss_fn, local, Variables(start, {}), data, visit
@@ -295,8 +295,8 @@ def heterofl(
         up._replace(change=jax.tree.map(Maybe, up.change, present))
     ), metrics
 
-  def server_update(server, received, key):
-    del key
+  def server_update(server, received, turn):
+    del turn
     total = count = zeros(server.params)
     for group in groups:
       change, number, owned = received[group.name].summed
@@ -311,7 +311,8 @@ def heterofl(
           count = scatter_add(
               count, level.index, _holders(level, number[i], owned[i])
           )
-    return server._replace(params=mean_change(server.params, total, count))
+    params = mean_change(server.params, total, count)
+    return server._replace(params=params), {}
 
   def calibrate(server, data):
     stats = {

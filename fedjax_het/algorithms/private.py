@@ -43,7 +43,7 @@ def private(federation: Federation) -> FederatedAlgorithm:
       init_client=init_client,
       downlink=lambda server, group, visit: (),
       client_update=client_update,
-      server_update=lambda server, received, key: server,
+      server_update=lambda server, received, turn: (server, {}),
       client_model=lambda server, client, group: client[0],
       personal=True,
   )

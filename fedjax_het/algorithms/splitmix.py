@@ -49,7 +49,7 @@ from fedjax_het.algorithms.heterofl import (
   one_model,
   owned_labels,
 )
-from fedjax_het.engine.local import cross_entropy, fit
+from fedjax_het.engine.local import fit
 from fedjax_het.engine.options import at_least, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -229,7 +229,7 @@ def splitmix(
             variables, batch.x, train=True, mask=batch.mask, key=key
         )
       logits = masked_logits(logits, batch, owned, mask)
-      return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+      return local.task.loss(logits, batch.y, batch.mask), (stats, {})
 
     def train(params):  # The same key, so the same minibatches.
       end, _, metrics, num_steps = fit(
@@ -250,8 +250,8 @@ def splitmix(
     metrics = jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
     return client, Uplink(Sent(change, weight)), metrics
 
-  def server_update(server, received, key):
-    del key
+  def server_update(server, received, turn):
+    del turn
     change, weight = None, 0.0
     for group in groups:
       sent = received[group.name].summed
@@ -266,7 +266,7 @@ def splitmix(
         change,
     )
     params = mean_change(server.bases.params, change, count)
-    return server._replace(bases=server.bases._replace(params=params))
+    return server._replace(bases=server.bases._replace(params=params)), {}
 
   def calibrate(server, data):
     stats = jax.lax.map(

@@ -88,6 +88,12 @@ class FederatedData:
     """K."""
     return self.index.shape[0]
 
+  def of_public(self) -> ClientData | None:
+    """The public examples; None where there are none."""
+    if self.public is None:
+      return None
+    return self.client(0).of_public()
+
   def client(self, client_id) -> ClientData:
     """The examples of one client; `client_id` may be traced."""
     return ClientData(

@@ -77,7 +77,7 @@ def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
     return local.optimizer(local.learning_rate(jnp.int32(0)))
 
   def step(part, opt_state, frozen, batch, key):
-    loss_fn = stage_loss(stage, frozen)
+    loss_fn = stage_loss(local.task, stage, frozen)
     (loss, (stats, _)), grads = jax.value_and_grad(
         lambda p: loss_fn(Variables(p, part.stats), batch, key), has_aux=True
     )(part.params)

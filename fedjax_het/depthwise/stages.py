@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.data.federated import Batch, ClientData
-from fedjax_het.engine.local import cross_entropy, shuffled_positions
+from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.options import one_of
+from fedjax_het.engine.task import Task
 from fedjax_het.models.blocks import Block, BlockModel, Variables
 from fedjax_het.models.preresnet import NormPool
 
@@ -263,6 +264,7 @@ class Cached(NamedTuple):
 
 
 def stage_loss(
+    task: Task,
     stage: Stage,
     frozen: Variables,
     inputs: Callable[[Batch, jax.Array], jax.Array] | None = None,
@@ -273,6 +275,7 @@ def stage_loss(
   do; their running statistics, if any, do not move.
 
   Args:
+    task: The task.
     stage: The stage.
     frozen: Variables with at least the frozen blocks.
     inputs: `(batch, key) -> z_{j-1}` of the batch; None applies the frozen
@@ -305,7 +308,7 @@ def stage_loss(
         batch.mask,
         key,
     )
-    return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+    return task.loss(logits, batch.y, batch.mask), (stats, {})
 
   return loss_fn
 

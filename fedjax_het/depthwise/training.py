@@ -157,9 +157,9 @@ def train_stages(
           shares[j].batch_size, before,
       )  # fmt: skip
     cached = None if inputs is None else inputs.of_batch
-    part, _, metrics, steps = fit(
-        stage_loss(stage, end, cached), shares[j], stage.pick(end), data, now
-    )
+    share = shares[j]
+    loss_fn = stage_loss(share.task, stage, end, cached)
+    part, _, metrics, steps = fit(loss_fn, share, stage.pick(end), data, now)
     end, num_steps = merge(end, part), num_steps + steps
   return end, metrics, num_steps
 
@@ -202,7 +202,7 @@ def _scan_run(stages, local, start, data, visit, keys):
       return jax.lax.fori_loop(0, i, unit, z)
 
     part, _, metrics, steps = fit(
-        stage_loss(first, start, inputs),
+        stage_loss(local.task, first, start, inputs),
         local,
         merge(row(units, i), head),
         data,

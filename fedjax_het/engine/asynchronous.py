@@ -30,6 +30,7 @@ from fedjax_het.engine.types import (
   Federation,
   Group,
   Received,
+  Turn,
 )
 from fedjax_het.engine.visits import client_key, make_training, visit_pair
 
@@ -415,9 +416,9 @@ def make_async_round(
         )
       # The server draws as a client that does not exist, once an upload.
       update = round_num * cohort_size + i
-      server = algorithm.server_update(
-          server, received, client_key(key, update, num_clients)
-      )
+      server_key = client_key(key, update, num_clients)
+      turn = Turn(round_num, server_key, data.of_public())
+      server, _ = algorithm.server_update(server, received, turn)
       reports = jax.tree.map(lambda all_, r: all_.at[i].set(r), reports, now)
       return AsyncState(round_num, server, clients, flight), reports
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import mapping, placement
@@ -25,15 +24,21 @@ class Scores(NamedTuple):
   Attributes:
     client_id: [E] int32, whose models they are; the group's first client
       stands for all where one model serves the group.
-    accuracy: [E] float32 in [0, 1].
-    loss: [E] float32, mean cross-entropy in nats.
-    views: {name: [E] float32}, accuracies of the algorithm's further views.
+    metrics: {name: [E] float32}, means of the task's metrics.
+    loss: [E] float32, mean loss.
+    views: {name: [E] float32}, the task's first metric of the algorithm's
+      further views.
   """
 
   client_id: np.ndarray
-  accuracy: jax.Array
+  metrics: dict[str, jax.Array]
   loss: jax.Array
   views: dict[str, jax.Array] = {}
+
+  @property
+  def accuracy(self) -> jax.Array:
+    """[E] float32 in [0, 1]; of a classification task."""
+    return self.metrics['accuracy']
 
 
 def pad_batches(images, labels, batch_size: int, multiple: int = 1):
@@ -113,32 +118,37 @@ def make_evaluate(
   if mesh is not None:
     spec = jax.P('client') if by_batch else jax.P()
     batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
-  num = len(labels)
+  num, task = len(labels), federation.task
+  first_metric = next(iter(task.metrics.values()))
 
   def count(group: Group, server, client, batches):
-    """Hits and the sum of losses of one client's model."""
+    """Sums of the metrics and losses of one client's model."""
     variables = algorithm.client_model(server, client, group)
 
     def step(totals, batch):
       x, y, mask = batch
       x = preprocess(x)
 
-      def hits(logits):
-        return jnp.sum((jnp.argmax(logits, -1) == y) & mask)
+      def total(of_example, outputs):
+        return jnp.sum(jnp.where(mask, of_example(outputs, y), 0.0))
 
-      logits = algorithm.predict(group, variables, x)
-      loss = optax.softmax_cross_entropy_with_integer_labels(
-          logits.astype(jnp.float32), y
+      outputs = algorithm.predict(group, variables, x)
+      found = (
+          {name: total(fn, outputs) for name, fn in task.metrics.items()},
+          total(task.losses, outputs),
+          {
+              name: total(first_metric, predict(group, variables, x))
+              for name, predict in algorithm.views.items()
+          },
       )
-      views = {
-          name: hits(predict(group, variables, x))
-          for name, predict in algorithm.views.items()
-      }
-      found = hits(logits), jnp.sum(jnp.where(mask, loss, 0.0)), views
       return jax.tree.map(jnp.add, totals, found), None
 
-    views = dict.fromkeys(algorithm.views, jnp.int32(0))
-    start = (jnp.int32(0), jnp.float32(0.0), views)
+    zero = jnp.float32(0.0)
+    start = (
+        dict.fromkeys(task.metrics, zero),
+        zero,
+        dict.fromkeys(algorithm.views, zero),
+    )
     return jax.lax.scan(step, start, batches)[0]
 
   at_once = mapping.clients_at_once(backend, chunk)

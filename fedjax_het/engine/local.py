@@ -9,36 +9,12 @@ import optax
 
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.options import INT32_MAX
-from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.engine.task import Task
+from fedjax_het.engine.types import LocalTraining, Turn, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
 # Numbers in the orders of all epochs that are drawn at once, 64 MB.
 _ORDERS = 1 << 24
-
-
-def cross_entropy(logits, labels, mask=None):
-  """Mean softmax cross-entropy of a batch.
-
-  Args:
-    logits: [B, C].
-    labels: [B] int32.
-    mask: [B] bool, examples that count; None for all.
-
-  Returns:
-    A float32 scalar in nats, 0 when no example counts.
-  """
-  losses = optax.softmax_cross_entropy_with_integer_labels(
-      logits.astype(jnp.float32), labels
-  )
-  return masked_mean(losses, mask)
-
-
-def masked_mean(values, mask=None):
-  """Mean of [B] `values` where [B] `mask` is True; 0 if it nowhere is."""
-  if mask is None:
-    return jnp.mean(values)
-  total = jnp.sum(jnp.where(mask, values, 0.0))
-  return total / jnp.maximum(jnp.sum(mask), 1)
 
 
 def steps_per_epoch(size, batch_size: int, drop_last: bool):
@@ -186,7 +162,7 @@ def map_examples(
 
 
 def proximal_gradient(grads, params, anchor, mu: float):
-  """Adds FedProx's leash: the gradient of (mu/2) ||params - anchor||^2.
+  """Adds the gradient of FedProx's proximal term (mu/2) ||params - anchor||^2.
 
   It is exactly zero at the anchor, and compiled out when `mu` is 0.
 
@@ -235,7 +211,7 @@ def fit(
     local: LocalTraining,
     start: Variables,
     data: ClientData,
-    visit: Visit,
+    visit: Visit | Turn,
     *,
     opt_state: Any = None,
     grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
@@ -250,7 +226,7 @@ def fit(
       `dataclasses.replace(local, epochs=...)` gives a phase its own.
     start: Variables at the beginning.
     data: The examples.
-    visit: The client's turn.
+    visit: The client's turn, or the server's.
     opt_state: The optimiser's state to go on with; None begins anew.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
 
@@ -287,14 +263,14 @@ def fit(
   return end, opt_state, metrics, num_steps
 
 
-def model_loss(model: BlockModel) -> Callable[..., Any]:
-  """Cross-entropy of a whole model in training mode, as `fit` takes it."""
+def model_loss(model: BlockModel, task: Task) -> Callable[..., Any]:
+  """The task's loss of a whole model in training mode, as `fit` takes it."""
 
   def loss_fn(variables, batch, key):
-    logits, stats = model.apply(
+    outputs, stats = model.apply(
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
-    return cross_entropy(logits, batch.y, batch.mask), (stats, {})
+    return task.loss(outputs, batch.y, batch.mask), (stats, {})
 
   return loss_fn
 
@@ -309,7 +285,7 @@ def train_model(
     mu: float = 0.0,
     grad_hook: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Variables, dict[str, jax.Array], jax.Array]:
-  """Trains a model on a client's data by cross-entropy, with a fresh optimiser.
+  """Trains a model on a client's data, with a fresh optimiser.
 
   Args:
     model: The architecture.
@@ -319,7 +295,7 @@ def train_model(
     visit: The client's turn.
     mu: Strength of a proximal term around `start`, see `proximal_gradient`.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
-      With one, `local.skip_idle` is not heeded: it sees whole leaves.
+      With one, `local.drop_unused_weights` is not heeded: it sees whole leaves.
 
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
@@ -350,7 +326,7 @@ def fit_model(
     data: As there.
     visit: As there.
     opt_state: The optimiser's state to go on with, as of `init_optimizer`,
-      with which `local.skip_idle` is not heeded; None begins anew.
+      with which `local.drop_unused_weights` is not heeded; None begins anew.
     mu: As there.
     grad_hook: As there.
 
@@ -358,7 +334,7 @@ def fit_model(
     Variables at the end, the optimiser's state, {'train_loss': mean over
     steps}, number of steps.
   """
-  trim = local.skip_idle and grad_hook is None and opt_state is None
+  trim = local.drop_unused_weights and grad_hook is None and opt_state is None
   begin = model.trim(start) if trim else start
 
   def hook(grads, params):
@@ -367,7 +343,7 @@ def fit_model(
     return proximal_gradient(grads, params, begin.params, mu)
 
   end, opt_state, metrics, num_steps = fit(
-      model_loss(model),
+      model_loss(model, local.task),
       local,
       begin,
       data,

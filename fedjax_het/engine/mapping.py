@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.balance import deal
-from fedjax_het.models.lowering import conv_lowering
+from fedjax_het.kernels.lowering import conv_lowering
 
 BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
 # Clients that 'vmap' batches at once by default: memory stays bounded however

@@ -11,7 +11,8 @@ import jax
 import optax
 
 from fedjax_het.data.federated import ClientData
-from fedjax_het.engine.local import cross_entropy, fit, masked_mean
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
@@ -24,10 +25,13 @@ def distillation(logits: jax.Array, teacher: jax.Array, mask=None):
   return masked_mean(divergence, mask)
 
 
-def mutual_loss(logits: tuple[jax.Array, ...], labels, mask=None):
+def mutual_loss(
+    task: Task, logits: tuple[jax.Array, ...], labels, mask=None
+):
   """The sum of all models' own losses: CE plus the mean KL from the others.
 
   Args:
+    task: Whose loss each model has.
     logits: [B, C] of each of M models.
     labels: [B] int32.
     mask: [B] bool, examples that count; None for all.
@@ -36,7 +40,7 @@ def mutual_loss(logits: tuple[jax.Array, ...], labels, mask=None):
     A scalar. A model's gradient is that of its own loss, for what it teaches
     the others is detached.
   """
-  loss = sum(cross_entropy(mine, labels, mask) for mine in logits)
+  loss = sum(task.loss(mine, labels, mask) for mine in logits)
   for m, mine in enumerate(logits):
     for n, other in enumerate(logits):
       if n != m:
@@ -78,9 +82,9 @@ def train_together(
         for m, one in enumerate(zip(*variables, strict=True))
     ]  # fmt: skip
     logits, stats = zip(*outputs, strict=True)
-    return mutual_loss(logits, batch.y, batch.mask), (
+    return mutual_loss(local.task, logits, batch.y, batch.mask), (
         stats,
-        dict(first=cross_entropy(logits[0], batch.y, batch.mask)),
+        dict(first=local.task.loss(logits[0], batch.y, batch.mask)),
     )
 
   def optimizer(learning_rate):

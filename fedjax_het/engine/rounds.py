@@ -14,7 +14,12 @@ from fedjax_het.engine.balance import deal_groups, step_weights
 from fedjax_het.engine.cohort import fetch, make_plan, store
 from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.traffic import Traffic, num_bytes
-from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Received,
+  Turn,
+)
 from fedjax_het.engine.visits import client_key, make_visit, round_key
 
 
@@ -180,7 +185,7 @@ def make_cohort_round(
     }
 
   @jax.jit
-  def finish(start, shares, results, key):
+  def finish(start, shares, results, data, key):
     """Lets the server do its step, and reports."""
     round_num, server = start
     received, reports, clients = {}, {}, {}
@@ -195,9 +200,9 @@ def make_cohort_round(
       )
     # The server draws as a client that does not exist.
     server_key = client_key(key, round_num, num_clients)
-    return (
-        algorithm.server_update(server, received, server_key), clients, reports
-    )  # fmt: skip
+    turn = Turn(round_num, server_key, data.of_public())
+    server, _ = algorithm.server_update(server, received, turn)
+    return server, clients, reports
 
   def run(start, shares, clients, data, key, deals=None):
     round_num, server = start
@@ -214,7 +219,7 @@ def make_cohort_round(
           name: call(shared, shares[name], clients[name])
           for name, call in calls.items()
       }
-    return finish(start, shares, results, key)
+    return finish(start, shares, results, data, key)
 
   return run
 

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import optax
 
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.models.blocks import BlockModel
 
 
@@ -23,11 +25,14 @@ class Group:
     name: Name of the group, unique in the federation.
     model: Their architecture.
     client_ids: [K] int32, global and ascending.
+    partner: The architecture of a second model that each client holds, for
+      methods with one; None for none.
   """
 
   name: str
   model: BlockModel
   client_ids: np.ndarray
+  partner: BlockModel | None = None
 
   @property
   def num_clients(self) -> int:
@@ -49,14 +54,15 @@ class LocalTraining:
       partial batch, padded and masked, so that every client takes a step.
     steps: Minibatches in one visit, whatever the client's size, instead of
       `epochs` passes; None for whole passes.
-    skip_idle: Whether weights that no example reaches, such as the outer taps
-      of kernels on 1x1 maps, are left out of the steps of methods that can,
-      see `BlockModel.trim`. It changes nothing but time, if the optimiser
-      neither moves a weight without a gradient nor looks at it: true of SGD
+    drop_unused_weights: Whether weights that no example reaches, such as the
+      outer taps of kernels on 1x1 maps, are left out of the steps of methods
+      that can, see `BlockModel.trim`. It changes nothing but time, if the
+      optimiser neither moves a weight without a gradient nor looks at it: true of SGD
       and Adam, not with weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
       visits, which is never sent; None for what the method does by itself.
       Only the methods of `algorithms.KEEP_OPTIMIZER` ask for it.
+    task: The loss that is minimised, and the metrics that are reported.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -65,8 +71,9 @@ class LocalTraining:
   batch_size: int
   drop_last: bool = False
   steps: int | None = None
-  skip_idle: bool = False
+  drop_unused_weights: bool = False
   keep_optimizer: bool | None = None
+  task: Task = CLASSIFICATION
 
   def keeps_optimizer(self, default: bool) -> bool:
     """Whether it is kept, by a method that does `default` by itself."""
@@ -86,6 +93,9 @@ class Federation:
       whose state depends on it; None where it is not known.
     num_public: Examples that all clients and the server share; see
       `FederatedData.public`.
+    num_rounds: Rounds of the whole run; None where it is not known.
+    server_model: The architecture of a model of the server's own, for methods
+      with one; None for none.
   """
 
   groups: tuple[Group, ...]
@@ -93,6 +103,8 @@ class Federation:
   local_stats: bool = False
   sizes: np.ndarray | None = None
   num_public: int = 0
+  num_rounds: int | None = None
+  server_model: BlockModel | None = None
 
   def __post_init__(self):
     names = [group.name for group in self.groups]
@@ -107,6 +119,11 @@ class Federation:
       raise ValueError(
           f'sizes has {len(self.sizes)} entries for {len(ids)} clients.'
       )
+
+  @property
+  def task(self) -> Task:
+    """What all models are trained for."""
+    return self.local.task
 
   @property
   def num_clients(self) -> int:
@@ -157,6 +174,24 @@ class Visit(NamedTuple):
   round_num: jax.Array
   key: jax.Array
   turn: jax.Array | int = 0
+
+
+class Turn(NamedTuple):
+  """The server's turn: what it knows when it updates its state.
+
+  It has the fields of a `Visit` that training asks for, so that
+  `fit(loss_fn, local, start, turn.public, turn)` trains a model of the server.
+
+  Attributes:
+    round_num: [] int32, from 0; without rounds that all share, the round that
+      the upload is counted to.
+    key: A random key that follows from the seed and the update alone.
+    public: The public set, all of its examples; None where there is none.
+  """
+
+  round_num: jax.Array
+  key: jax.Array
+  public: ClientData | None = None
 
 
 class Maybe(NamedTuple):
@@ -224,7 +259,8 @@ class FederatedAlgorithm(NamedTuple):
       client: batching leaves them shared.
     client_update: `(group, client, downlink, data, visit) ->
       (client, uplink, metrics)`; `metrics` maps names to scalars.
-    server_update: `(server, {group name: Received}, key) -> server`.
+    server_update: `(server, {group name: Received}, turn) -> (server,
+      metrics)`, with a `Turn`; `metrics` maps names to scalars.
     client_model: `(server, client, group) -> variables` to evaluate.
     personal: Whether `client_model` depends on the client; if not, one model
       per group is evaluated.
@@ -247,7 +283,7 @@ class FederatedAlgorithm(NamedTuple):
   init_client: Callable[..., Any]
   downlink: Callable[..., Any]
   client_update: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]]
-  server_update: Callable[..., Any]
+  server_update: Callable[..., tuple[Any, dict[str, jax.Array]]]
   client_model: Callable[..., Any]
   personal: bool = False
   one_model: bool = False

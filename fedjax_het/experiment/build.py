@@ -139,8 +139,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
           model,
           shape,
           dataset.num_classes,
-          products=config.products,
-          convolutions=config.convolutions,
+          matmul_dtype=config.matmul_dtype,
+          conv_backend=config.conv_backend,
           **options,
       )
     members = np.flatnonzero(group_of == name).astype(np.int32)
@@ -360,7 +360,7 @@ def local_training(config) -> LocalTraining:
       local.batch_size,
       local.drop_last,
       local.steps,
-      skip_idle=not local.weight_decay,
+      drop_unused_weights=not local.weight_decay,
       keep_optimizer=local.keep_optimizer,
   )
 

@@ -16,9 +16,9 @@ from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import BACKENDS, TRACEABLE, resolve_backend
 from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.experiment import options as opt
+from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.models import MODELS, onednn
-from fedjax_het.models.lowering import CONVOLUTIONS
-from fedjax_het.models.products import PRODUCTS
 from fedjax_het.names import check_name, did_you_mean, shown
 
 
@@ -134,10 +134,10 @@ FIELDS = dict(
     keep_checkpoints=Field(3, int, low=2),
     # Type of the operands of the models' products; their sums, the weights and
     # all else are float32.
-    products=Field('float32', str, choices=PRODUCTS),
+    matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
     # Whose convolutions models call on a CPU. Programs with oneDNN's are not
     # kept in the compilation cache.
-    convolutions=Field('xla', str, choices=CONVOLUTIONS),
+    conv_backend=Field('xla', str, choices=CONV_BACKENDS),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and
@@ -303,7 +303,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_section(config.partition, 'partition', PARTITIONS)
   _check_field('partition.seed', config.partition.get('seed'), SEED)
   _check_groups(config)
-  if config.convolutions == 'onednn':
+  if config.conv_backend == 'onednn':
     onednn.check()
   if config.label_noise >= 1:
     raise ValueError(

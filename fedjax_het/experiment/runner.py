@@ -36,7 +36,7 @@ from fedjax_het.experiment.workdir import (
   store_config,
   write_atomically,
 )
-from fedjax_het.models.onednn import no_compilation_cache
+from fedjax_het.kernels.onednn import no_compilation_cache
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def run(
   """
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
-    if config.get('convolutions') == 'onednn':
+    if config.get('conv_backend') == 'onednn':
       stack.enter_context(no_compilation_cache())
     processes.together(lambda: check(config))
     _keep_programs(config)  # What `build` compiles is kept, too.
@@ -157,7 +157,7 @@ def run(
 
 def _keep_programs(config) -> None:
   """Turns the compilation cache on, if the config wants it and it can be."""
-  if config.convolutions == 'onednn':
+  if config.conv_backend == 'onednn':
     _log.info("Programs with oneDNN's convolutions are not kept on disk.")
   elif config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')

@@ -7,6 +7,9 @@ from typing import Any
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.experiment.config import default_config
 
+# {name in older versions: name in this one}, of a config's plain entries.
+_RENAMED = dict(products='matmul_dtype', convolutions='conv_backend')
+
 
 def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """What a stored config did where it lacks an entry with another default.
@@ -40,7 +43,8 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   """A stored config whose entries have the places and names of this version."""
-  result, algorithm = dict(stored), stored.get('algorithm')
+  result = {_RENAMED.get(key, key): value for key, value in stored.items()}
+  algorithm = stored.get('algorithm')
   if not isinstance(algorithm, Mapping):
     return result
   result['algorithm'] = algorithm = dict(algorithm)

@@ -14,7 +14,7 @@ from fedjax_het.experiment.workdir import read_json
 
 # Entries of a config that do not change a cell's numbers, but for rounding.
 _IRRELEVANT = (
-    'data_dir', 'compilation_cache', 'tensorboard', 'convolutions'
+    'data_dir', 'compilation_cache', 'tensorboard', 'conv_backend'
 )  # fmt: skip
 
 

@@ -11,15 +11,15 @@ import dataclasses
 import functools
 import inspect
 
-from fedjax_het.models import onednn
+from fedjax_het.kernels import onednn
+from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.models.blocks import Block, BlockModel, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
 from fedjax_het.models.layers import check_choice
-from fedjax_het.models.lowering import CONVOLUTIONS
 from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
-from fedjax_het.models.products import PRODUCTS
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
 from fedjax_het.models.vit import vit
@@ -75,8 +75,8 @@ def create(
     input_shape,
     num_classes: int,
     *,
-    products='float32',
-    convolutions='xla',
+    matmul_dtype='float32',
+    conv_backend='xla',
     **options,
 ) -> BlockModel:
   """Builds a model by name.
@@ -85,10 +85,10 @@ def create(
     name: A key of `MODELS`.
     input_shape: (height, width, channels) of one example.
     num_classes: C.
-    products: 'bfloat16' rounds the operands of matrix products, whose sums and
-      all else stay float32; see `models.products`.
-    convolutions: 'onednn' takes those of oneDNN, on a CPU, where they are
-      faster; see `models.onednn`, which says where that is possible.
+    matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
+      and all else stay float32; see `kernels.matmul_dtype`.
+    conv_backend: 'onednn' takes those of oneDNN, on a CPU, where they are
+      faster; see `kernels.onednn`, which says where that is possible.
     **options: What `model_options(name)` lists, such as `width` or `norm`.
 
   Returns:
@@ -115,13 +115,13 @@ def create(
     raise ValueError(
         f'num_classes must be a positive integer, got {num_classes!r}.'
     )
-  check_choice('products', products, PRODUCTS)
-  check_choice('convolutions', convolutions, CONVOLUTIONS)
-  if convolutions == 'onednn':
+  check_choice('matmul_dtype', matmul_dtype, MATMUL_DTYPES)
+  check_choice('conv_backend', conv_backend, CONV_BACKENDS)
+  if conv_backend == 'onednn':
     onednn.check()
   model = MODELS[name](shape, num_classes, **options)
   return dataclasses.replace(
-      model, products=products, convolutions=convolutions
+      model, matmul_dtype=matmul_dtype, conv_backend=conv_backend
   )
 
 

@@ -15,9 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.kernels.lowering import using_conv_backend
+from fedjax_het.kernels.matmul_dtype import using_matmul_dtype
 from fedjax_het.models import reach
-from fedjax_het.models.lowering import convolutions_by
-from fedjax_het.models.products import narrow_products
 
 
 class Variables(NamedTuple):
@@ -76,8 +76,9 @@ class BlockModel:
       FedIN's e | in | c. The intermediate span is never empty.
     pretrained: {block name: parameters} that `init` takes instead of drawing
       them; None for none.
-    products: Type of the operands of its products, see `models.products`.
-    convolutions: Whose it calls on a CPU, see `models.lowering`.
+    matmul_dtype: Type of the operands of its products, see
+      `kernels.matmul_dtype`.
+    conv_backend: Whose it calls on a CPU, see `kernels.lowering`.
   """
 
   name: str
@@ -88,8 +89,8 @@ class BlockModel:
   pretrained: Mapping[str, Any] | None = dataclasses.field(
       default=None, compare=False, repr=False
   )
-  products: str = 'float32'
-  convolutions: str = 'xla'
+  matmul_dtype: str = 'float32'
+  conv_backend: str = 'xla'
 
   def __post_init__(self):
     names = self.block_names
@@ -186,7 +187,10 @@ class BlockModel:
       The output of the span and `variables.stats` with the span's running
       statistics updated (unchanged when not `train`).
     """
-    with narrow_products(self.products), convolutions_by(self.convolutions):
+    with (
+        using_matmul_dtype(self.matmul_dtype),
+        using_conv_backend(self.conv_backend),
+    ):
       return self._apply(variables, x, start, stop, train, mask, key)
 
   def _apply(self, variables, x, start, stop, train, mask, key):

@@ -12,8 +12,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.models.blocks import BlockModel
-from fedjax_het.models.lowering import conv_lowering
 
 
 def product_flops(fn: Callable[..., object], *args) -> int:

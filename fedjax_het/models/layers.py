@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.models.conv import conv
-from fedjax_het.models.products import matmul
+from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.matmul_dtype import matmul
 
 
 def _draw(sample, key, shape, dtype):

@@ -16,10 +16,10 @@ that s_out is a vector with either stem.
 import flax.linen as nn
 import jax
 
+from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
-from fedjax_het.models.pooling import max_pool
 
 # Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
 # bottlenecks, which begin at 50. The FedIN paper does not print the

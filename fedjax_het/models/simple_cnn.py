@@ -18,10 +18,10 @@ References:
 import flax.linen as nn
 import jax
 
+from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
-from fedjax_het.models.pooling import max_pool
 
 
 class ConvUnit(nn.Module):

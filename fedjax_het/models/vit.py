@@ -16,10 +16,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.kernels.matmul_dtype import dot_general
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.pretrained import load_vit
-from fedjax_het.models.products import dot_general
 
 # Positions, whatever `init` says of the kernels.
 _POSITION = layers.truncated_normal(0.02)

@@ -12,13 +12,14 @@ from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedavg, fedepth
 from fedjax_het.depthwise import adapt, share_out
 from fedjax_het.engine import mutual, rounds
-from fedjax_het.engine.local import cross_entropy, train_epochs
+from fedjax_het.engine.local import train_epochs
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models.blocks import Variables
 from fedjax_het.models.vit import vit
 from tests.depthwise.nets import small_data, small_preresnet
 from tests.models.augreg import PATCH, save
-from tests.tiny import tiny_local, tiny_model
+from tests.tiny import server_step, tiny_local, tiny_model
 
 # Units of 0.0198, 0.0198 and 0.0145 MB at batches of four: a stage for each, or
 # the last alone.
@@ -149,7 +150,7 @@ def masked_sgd(model, start, data, spans):
             Variables(params, {}), adapt(z, shape), start=head, train=True,
             mask=batch.mask,
         )  # fmt: skip
-        return cross_entropy(logits, batch.y, batch.mask)
+        return CLASSIFICATION.loss(logits, batch.y, batch.mask)
 
       updates, opt = tx.update(jax.grad(loss)(params), opt, params)  # noqa: B023
       new = optax.apply_updates(params, updates)
@@ -280,7 +281,8 @@ def test_means_over_those_who_trained_a_leaf():
   federation = federate()
   algorithm = fedepth(federation)
   zero = jax.tree.map(jnp.zeros_like, algorithm.init(jax.random.key(0)))
-  got = algorithm.server_update(
+  got = server_step(
+      algorithm,
       zero,
       received(
           federation, poor=(1.0, {'head': 0.0, 'unit2': 5.0}),
@@ -321,7 +323,8 @@ def test_own_heads_travel_to_those_who_train_them():
   assert set(algorithm.downlink(server, rich, None).params) == blocks
   assert set(algorithm.client_model(server, client, poor).params) == blocks
   # The rich, who do not train them, do not count in their mean.
-  got = algorithm.server_update(
+  got = server_step(
+      algorithm,
       server,
       {
           'poor': Received(uplink.summed, None, jnp.array([1])),
@@ -382,9 +385,9 @@ def test_mutual_distillation_numbers():
       mutual.distillation(h1, h2), 0.46212, atol=5e-6
   )
   label = jnp.array([0])
-  ce = float(cross_entropy(h1, label)), float(cross_entropy(h2, label))
+  ce = [float(CLASSIFICATION.loss(h, label)) for h in (h1, h2)]
   np.testing.assert_allclose(
-      mutual.mutual_loss((h1, h2), label), sum(ce) + 2 * 0.46212, atol=1e-5
+      mutual.mutual_loss(CLASSIFICATION, (h1, h2), label), sum(ce) + 2 * 0.46212, atol=1e-5
   )
   # Three models: each learns from the mean of the two others.
   three = mutual.mutual_loss((h1, h2, h2), label)
@@ -399,7 +402,7 @@ def test_equal_models_learn_nothing_from_each_other():
   first, second = jax.grad(mutual.mutual_loss)((h, h), label)
   np.testing.assert_array_equal(first, second)
   np.testing.assert_allclose(
-      first, jax.grad(cross_entropy)(h, label), rtol=1e-6
+      first, jax.grad(CLASSIFICATION.loss)(h, label), rtol=1e-6
   )
 
 

@@ -1,5 +1,7 @@
 """FedGKT: worked distillation, the store keyed by example, the server's net."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from fedjax_het.algorithms import private
 from fedjax_het.algorithms.fedgkt import choose_server, distillation
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import (
   Federation,
   Group,
@@ -26,6 +28,7 @@ from tests.tiny import (
   NUM_CLASSES,
   Dense,
   preprocess,
+  server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
@@ -117,7 +120,7 @@ def test_logits_return_to_their_examples_in_whatever_order(mode):
   federation = federate_tiny(local=tiny_local(optax.sgd, 0.0))
   algorithm = make(federation, server_logits=mode, server_epochs=2)
   server, received = planted(federation, algorithm)
-  update = jax.jit(algorithm.server_update)
+  update = jax.jit(functools.partial(server_step, algorithm))
   chief = choose_server(federation, None).model
   assert chief.name == 'tiny2'
   for seed in (0, 1):  # The order of visits follows the key.
@@ -141,7 +144,7 @@ def test_who_is_absent_keeps_its_logits():
   old = jnp.full((4, LENGTH, NUM_CLASSES), 7.0)
   known = jnp.ones((4, LENGTH), bool)
   server = server._replace(logits=Maybe(old, known))
-  after = algorithm.server_update(server, received, jax.random.key(0))
+  after = server_step(algorithm, server, received)
   assert np.all(after.logits.value[2] == 7) and after.logits.present[2].all()
   assert not np.any(after.logits.value[1] == 7)
 
@@ -161,7 +164,7 @@ def test_clients_distil_each_example_from_its_own_logits():
   batch = data.batch(place)
   logits, _ = group.model.apply(client[0], batch.x)
   gap = jnp.where(known, distillation(logits, teacher, 3.0), 0.0)
-  want = cross_entropy(logits, batch.y) + 0.5 * jnp.mean(gap)
+  want = CLASSIFICATION.loss(logits, batch.y) + 0.5 * jnp.mean(gap)
   for seed in (0, 1):
     visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(seed))
     _, uplink, metrics = algorithm.client_update(
@@ -222,13 +225,13 @@ def test_the_servers_loss_with_and_without_distillation():
 
     def loss(params, distils=distils):
       logits, _ = chief.apply(Variables(params, {}), h, start=1)
-      entropy = cross_entropy(logits, y)
+      entropy = CLASSIFICATION.loss(logits, y)
       gap = jnp.mean(distillation(logits, z, 3.0))
       return 0.3 * entropy + gap if distils else entropy
 
     params = server.net.params
     want = jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
-    after = algorithm.server_update(server, received, jax.random.key(0))
+    after = server_step(algorithm, server, received)
     pairs = zip(
         jax.tree.leaves(after.net.params), jax.tree.leaves(want), strict=True
     )

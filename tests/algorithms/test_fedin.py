@@ -15,7 +15,7 @@ from fedjax_het.algorithms.fedin_passes import forward, in_loss
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine import rounds, traffic
-from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Variables
@@ -56,7 +56,7 @@ def one_step(**options):
     logits, _ = group.model.apply(
         Variables(params, start.stats), batch.x, train=True
     )
-    return cross_entropy(logits, batch.y)
+    return CLASSIFICATION.loss(logits, batch.y)
 
   def loss_in(params):
     variables = Variables(params, start.stats)

@@ -29,6 +29,7 @@ from fedjax_het.models import Variables, create
 from tests.tiny import (
   SHAPE,
   preprocess,
+  server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
@@ -71,7 +72,7 @@ def consensus(*logits):
   )
   server = algorithm.init(jax.random.key(0))
   return sent_by(
-      algorithm, algorithm.server_update(server, received(*logits), None)
+      algorithm, server_step(algorithm, server, received(*logits), None)
   )
 
 
@@ -106,12 +107,12 @@ def test_nobody_sends_nothing_is_known():
   federation = tiny_federation((1,), 9, num_public=1)
   algorithm = make(federation)
   server = algorithm.init(jax.random.key(0))
-  after = algorithm.server_update(server, nobody, None)
+  after = server_step(algorithm, server, nobody, None)
   assert not bool(sent_by(algorithm, after).consensus.present)
   assert int(after.number) == 0
   # A consensus stays in force until there is another one.
-  after = algorithm.server_update(server, received(jnp.ones((1, 3))), None)
-  again = algorithm.server_update(after, nobody, None)
+  after = server_step(algorithm, server, received(jnp.ones((1, 3))), None)
+  again = server_step(algorithm, after, nobody, None)
   jax.tree.map(np.testing.assert_array_equal, again, after)
 
 
@@ -208,7 +209,7 @@ def test_uploads_one_by_one_join_the_subset_that_they_are_for():
 
   def arrives(server, value, number, ends):
     one = received(jnp.full((1, 3), value), number=number, round_ends=ends)
-    return algorithm.server_update(server, one, None)
+    return server_step(algorithm, server, one, None)
 
   def offered(server):
     number, (value, present) = sent_by(algorithm, server)[1:]

@@ -15,8 +15,8 @@ from fedjax_het.algorithms.heterofl import Sent, masked_logits
 from fedjax_het.data.federated import Batch, Normalise, federate
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.local import cross_entropy
 from fedjax_het.engine.static_norm import example_order, static_statistics
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
 from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
@@ -28,6 +28,7 @@ from tests.tiny import (
   SHAPE,
   one_model_federation,
   preprocess,
+  server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
@@ -106,7 +107,8 @@ def test_a_number_is_the_mean_over_its_holders(wide, want):
   """[[1, 2], [3, 4]]; the narrow client returns 6, a wide one, if any, 2s."""
   federation, algorithm, server = two_widths()
   make = functools.partial(returns, federation, algorithm, server)
-  after = algorithm.server_update(
+  after = server_step(
+      algorithm,
       server,
       dict(
           a=make('a', wide, kernel=[[2.0, 2], [2, 2]]),
@@ -120,7 +122,8 @@ def test_a_number_is_the_mean_over_its_holders(wide, want):
 def test_head_rows_count_for_the_owners_of_their_label():
   federation, algorithm, server = two_widths()
   make = functools.partial(returns, federation, algorithm, server)
-  after = algorithm.server_update(
+  after = server_step(
+      algorithm,
       server,
       dict(
           a=make('a', owned=(1, 1, 0), bias=[1.0, 2, 5]),
@@ -137,7 +140,8 @@ def test_the_masked_loss():
   batch = Batch(None, jnp.array([0]), None, None)
 
   def loss(mask):
-    return cross_entropy(masked_logits(logits, batch, owned, mask), batch.y)
+    masked = masked_logits(logits, batch, owned, mask)
+    return CLASSIFICATION.loss(masked, batch.y)
 
   np.testing.assert_allclose(loss('client'), 0.401324, atol=1e-6)
   np.testing.assert_allclose(loss('none'), 1.384092, atol=1e-6)

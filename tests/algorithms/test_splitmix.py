@@ -25,6 +25,7 @@ from fedjax_het.models.layers import Linear, Scaler, conv_layer
 from tests.tiny import (
   NUM_CLASSES,
   one_model_federation,
+  server_step,
   tiny_data,
   tiny_federation,
 )
@@ -112,7 +113,7 @@ def test_a_base_is_the_weighted_mean_over_its_trainers(algorithm, federation):
       tiny1=returned(1.0, 0.3), tiny2=returned(2.0, 0.1),
       tiny3=returned(9.0, 0.0),
   )  # fmt: skip
-  new = algorithm.server_update(server, received, jax.random.key(1))
+  new = server_step(algorithm, server, received, jax.random.key(1))
   for a, b in zip(*map(jax.tree.leaves, (new.bases.params, old))):
     np.testing.assert_allclose(a[0], np.full_like(a[0], 1.25), rtol=1e-5)
     np.testing.assert_array_equal(a[1:], b[1:])

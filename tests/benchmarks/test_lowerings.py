@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import lowerings, nets
-from fedjax_het.models import conv as conv_lib
+from fedjax_het.kernels import conv as conv_lib
 from fedjax_het.models import create
 
 SMALL = lowerings.Layer((5, 5, 2), (3, 3, 2, 4), (1, 1), 'SAME')

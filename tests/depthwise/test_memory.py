@@ -14,8 +14,8 @@ import pytest
 from fedjax_het.depthwise import measured as measured_lib
 from fedjax_het.depthwise import memory, stages
 from fedjax_het.engine.types import LocalTraining
+from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.models import create
-from fedjax_het.models.lowering import conv_lowering
 from tests.depthwise.nets import small_preresnet
 
 pytestmark = pytest.mark.usefixtures('optimised')

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.depthwise import stages
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.models import Variables, create
 from tests.depthwise.nets import small_data, small_preresnet
 
@@ -138,7 +139,7 @@ def test_a_stage_of_a_transformer(heads):
 
   @jax.jit
   def run(variables):
-    loss = stages.stage_loss(second, variables)
+    loss = stages.stage_loss(CLASSIFICATION, second, variables)
     return loss(second.pick(variables), batch, jax.random.key(0))[0]
 
   z, _ = model.apply(variables, batch.x, stop=3)
@@ -166,7 +167,8 @@ def test_gradients_stop_in_front_of_a_stage(net):
 
     def loss(params, stage=stage):
       both = Variables(params, {})
-      return stages.stage_loss(stage, both)(both, batch, jax.random.key(0))[0]
+      loss_fn = stages.stage_loss(CLASSIFICATION, stage, both)
+      return loss_fn(both, batch, jax.random.key(0))[0]
 
     grads = jax.jit(jax.grad(loss))(variables.params)
     got = [
@@ -183,7 +185,7 @@ def test_the_last_stage_is_the_whole_model(net):
   want = -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(4), batch.y])
   for spans in ([(0, 3)], [(2, 3)]):
     (stage,) = stages.make_stages(model, spans)
-    got, _ = stages.stage_loss(stage, variables)(
+    got, _ = stages.stage_loss(CLASSIFICATION, stage, variables)(
         stage.pick(variables), batch, jax.random.key(0)
     )
     np.testing.assert_allclose(got, want, rtol=1e-6)

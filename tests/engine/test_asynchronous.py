@@ -223,7 +223,8 @@ def probe(num_uploads, broken=-1):
     metrics = dict(train_loss=jnp.float32(visit.round_num))
     return client + 1, Uplink(jnp.int32(1), kept), metrics
 
-  def server_update(server, received, key):
+  def server_update(server, received, turn):
+    del turn
     log, now = server
     ids = jnp.stack([r.client_id[0] for r in received.values()])
     i = jnp.argmin(ids)  # The others are padding.
@@ -234,7 +235,7 @@ def probe(num_uploads, broken=-1):
     stale = jnp.stack([r.staleness[0] for r in received.values()])[i]
     row = (ids[i], stale, now - kept['version'], kept['visit'], kept['before'])
     total = sum(r.summed for r in received.values())
-    return log.at[now].set(jnp.stack([*row, total])), now + 1
+    return (log.at[now].set(jnp.stack([*row, total])), now + 1), {}
 
   return FederatedAlgorithm(
       init=lambda key: (jnp.zeros((num_uploads, 6), jnp.int32), jnp.int32(0)),

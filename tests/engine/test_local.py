@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import local
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import LocalTraining
 
 
@@ -196,11 +197,11 @@ def test_masked_examples_do_not_count_in_the_loss():
   labels = jnp.array([0, 0, 1])
   mask = jnp.array([True, True, False])
   np.testing.assert_allclose(
-      local.cross_entropy(logits, labels, mask),
-      local.cross_entropy(logits[:2], labels[:2]),
+      CLASSIFICATION.loss(logits, labels, mask),
+      CLASSIFICATION.loss(logits[:2], labels[:2]),
       rtol=1e-6,
   )
-  assert float(local.cross_entropy(logits, labels, jnp.zeros(3, bool))) == 0.0
+  assert float(CLASSIFICATION.loss(logits, labels, jnp.zeros(3, bool))) == 0.0
 
 
 def test_orders_drawn_epoch_by_epoch_are_those_drawn_at_once(monkeypatch):

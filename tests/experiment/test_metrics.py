@@ -73,8 +73,14 @@ def test_train_row_without_any_loss_holds_null():
 
 def test_test_row_means_over_groups_not_clients():
   scores = dict(
-      a=Scores(np.array([0, 1, 2]), np.array([0.2, 0.4, 0.6]), np.ones(3)),
-      b=Scores(np.array([3]), np.array([0.8]), np.array([np.inf])),
+      a=Scores(
+          np.array([0, 1, 2]),
+          dict(accuracy=np.array([0.2, 0.4, 0.6])),
+          np.ones(3),
+      ),
+      b=Scores(
+          np.array([3]), dict(accuracy=np.array([0.8])), np.array([np.inf])
+      ),
   )
   federation = types.SimpleNamespace(
       groups=(

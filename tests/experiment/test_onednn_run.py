@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_het import experiment
-from fedjax_het.models import onednn
+from fedjax_het.kernels import onednn
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
 pytestmark = pytest.mark.skipif(
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def config(convolutions, **changes):
-  made = tiny_config('fedavg', convolutions=convolutions, **changes)
+def config(conv_backend, **changes):
+  made = tiny_config('fedavg', conv_backend=conv_backend, **changes)
   made.num_rounds, made.checkpoint_every, made.cohort_size = 2, 1, 3
   made.groups = dict(dropout_cnn=3)
   made.model = dict(width=1 / 8)

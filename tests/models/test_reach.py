@@ -11,9 +11,9 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Federation, Group
+from fedjax_het.kernels.conv import conv
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.conv import conv
 from fedjax_het.models.reach import used_parts
 from tests.tiny import NUM_CLASSES, SHAPE, tiny_data, tiny_local
 
@@ -142,8 +142,10 @@ def test_training_without_them_is_the_same(name, options, monkeypatch):
   )
   data = tiny_data((5, 8, 6, 7))
 
-  def models_after_two_rounds(skip_idle):
-    local = dataclasses.replace(federation.local, skip_idle=skip_idle)
+  def models_after_two_rounds(drop_unused_weights):
+    local = dataclasses.replace(
+        federation.local, drop_unused_weights=drop_unused_weights
+    )
     used = dataclasses.replace(federation, local=local)
     if name == 'fedin':
       algorithm = ALGORITHMS[name](used, num_pairs=4, **options)

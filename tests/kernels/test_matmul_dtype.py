@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine.local import cross_entropy
+from fedjax_het.engine.task import CLASSIFICATION
+from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.matmul_dtype import matmul, using_matmul_dtype
 from fedjax_het.models import create
-from fedjax_het.models.conv import conv
-from fedjax_het.models.products import matmul, narrow_products
 
 
 def draw(shape, seed):
@@ -22,8 +22,8 @@ def rounded(x):
   return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def value_and_gradients(fn, x, w, dy, products):
-  with narrow_products(products):
+def value_and_gradients(fn, x, w, dy, matmul_dtype):
+  with using_matmul_dtype(matmul_dtype):
     y, vjp = jax.vjp(fn, x, w)
     return y, *vjp(dy)
 
@@ -94,7 +94,7 @@ def test_on_a_cpu_other_convolutions_stay_as_they_are(way, monkeypatch):
 )
 def test_a_model_keeps_float32_and_is_near_to_itself(name, options):
   plain, narrow = (
-      create(name, (8, 8, 1), 10, products=p, **options)
+      create(name, (8, 8, 1), 10, matmul_dtype=p, **options)
       for p in ('float32', 'bfloat16')
   )
   variables = plain.init(jax.random.key(0))
@@ -104,7 +104,7 @@ def test_a_model_keeps_float32_and_is_near_to_itself(name, options):
     @jax.jit
     def run(params):
       logits, _ = model.apply(variables._replace(params=params), x, train=True)
-      return cross_entropy(logits, labels)
+      return CLASSIFICATION.loss(logits, labels)
 
     return jax.value_and_grad(run)(variables.params)
 
@@ -121,5 +121,5 @@ def test_a_model_keeps_float32_and_is_near_to_itself(name, options):
 
 
 def test_an_unknown_type_is_refused():
-  with pytest.raises(ValueError, match='products'):
-    create('mlp', (8, 8, 1), 10, products='float8')
+  with pytest.raises(ValueError, match='matmul_dtype'):
+    create('mlp', (8, 8, 1), 10, matmul_dtype='float8')

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 # Whose convolutions models may call on a CPU.
-CONVOLUTIONS = ('xla', 'onednn')
+CONV_BACKENDS = ('xla', 'onednn')
 _D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'onednn', 'rows')
 _WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn')
 # Slices larger than this do not fit into a CPU's cache.
@@ -84,17 +84,17 @@ def forced_lowering() -> Lowering | None:
   return _forced.value
 
 
-_convolutions = jax.make_user_context(default_value=None)
+_conv_backend = jax.make_user_context(default_value=None)
 
 
-def convolutions_by(library: str) -> contextlib.AbstractContextManager:
+def using_conv_backend(library: str) -> contextlib.AbstractContextManager:
   """A context in which layers may call another library's convolutions.
 
   It belongs to the thread that enters it and is part of the key of `jax.jit`'s
   cache.
 
   Args:
-    library: One of `CONVOLUTIONS`. 'onednn' takes those of oneDNN where they
+    library: One of `CONV_BACKENDS`. 'onednn' takes those of oneDNN where they
       are faster than XLA's and than matrix products; 'xla' wishes nothing: it
       leaves the wish of an outer context.
 
@@ -103,7 +103,7 @@ def convolutions_by(library: str) -> contextlib.AbstractContextManager:
   """
   if library == 'xla':
     return contextlib.nullcontext()
-  return _convolutions(library)
+  return _conv_backend(library)
 
 
 def choose_lowering(
@@ -114,7 +114,7 @@ def choose_lowering(
     *,
     channels: tuple[int, int] | None = None,
     padding_share: float = 0.0,
-    convolutions: str | None = None,
+    conv_backend: str | None = None,
 ) -> Lowering:
   """The lowering that `conv` takes when none is forced.
 
@@ -139,7 +139,7 @@ def choose_lowering(
     platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
     channels: In and out; None for many.
     padding_share: How much of all slices is padding, 0 to 1.
-    convolutions: Whose may be taken; None means what `convolutions_by` says.
+    conv_backend: Whose may be taken; None means what `using_conv_backend` says.
 
   Returns:
     A `Lowering`.
@@ -149,8 +149,8 @@ def choose_lowering(
   chosen = _choose_for_xla(
       patches_shape, tuple(strides) == (1, 1), dtype, channels, padding_share
   )
-  convolutions = convolutions or _convolutions.value
-  if convolutions != 'onednn' or channels is None or dtype != jnp.float32:
+  conv_backend = conv_backend or _conv_backend.value
+  if conv_backend != 'onednn' or channels is None or dtype != jnp.float32:
     return chosen
   if patches_shape[3] == channels[0]:  # A single tap.
     return chosen

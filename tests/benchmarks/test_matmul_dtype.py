@@ -2,7 +2,7 @@
 
 import optax
 
-from benchmarks import nets, products
+from benchmarks import matmul_dtype, nets
 
 
 def test_forms_differ_in_their_products(monkeypatch):
@@ -12,11 +12,11 @@ def test_forms_differ_in_their_products(monkeypatch):
 
   def recording(task, backend, num_images):
     (group,) = task.federation.groups
-    images[group.model.products] = num_images
+    images[group.model.matmul_dtype] = num_images
     return library(task, backend, num_images)
 
   monkeypatch.setattr(nets.programs, 'library', recording)
-  row = products.measure_net('mini_resnet6', 2, 1)
+  row = matmul_dtype.measure_net('mini_resnet6', 2, 1)
   assert images == {'float32': 8, 'bfloat16': 8}
   times = row['float32, ms'] / row['bfloat16, ms']
   assert abs(row['times as fast'] / times - 1) < 1e-6

@@ -1,6 +1,6 @@
 """A local step with products of float32 and of bfloat16 operands.
 
-  python -m benchmarks.products [--models=resnet18,...] [--quick]
+  python -m benchmarks.matmul_dtype [--models=resnet18,...] [--quick]
     [--output=FILE]
 
 The nets, batches and optimisers of `benchmarks.nets`, each as an epoch of
@@ -11,23 +11,23 @@ gain. Let the machine be idle.
 """
 
 from benchmarks import common, nets
-from fedjax_het.models.products import PRODUCTS
+from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 
 
 def measure_net(name: str, steps: int, repetitions: int) -> dict[str, float]:
   """Milliseconds of a step, their ratio, and megabytes, by form."""
   forms = {
-      products: nets.local_epoch(name, steps, products)
-      for products in PRODUCTS
+      dtype: nets.local_epoch(name, steps, dtype)
+      for dtype in MATMUL_DTYPES
   }
   for form in forms.values():
     form.call()
   seconds = common.interleave(
-      {products: (form.call, repetitions) for products, form in forms.items()}
+      {dtype: (form.call, repetitions) for dtype, form in forms.items()}
   )
-  steps_ms = {f'{p}, ms': 1e3 * seconds[p] / steps for p in PRODUCTS}
-  wide, narrow = (seconds[products] for products in PRODUCTS)
-  memory = {f'{p}, MB': forms[p].megabytes for p in PRODUCTS}
+  steps_ms = {f'{p}, ms': 1e3 * seconds[p] / steps for p in MATMUL_DTYPES}
+  wide, narrow = (seconds[dtype] for dtype in MATMUL_DTYPES)
+  memory = {f'{p}, MB': forms[p].megabytes for p in MATMUL_DTYPES}
   return {**steps_ms, 'times as fast': wide / narrow, **memory}
 
 
@@ -39,9 +39,8 @@ def main() -> None:
   rows = [[name, *row.values()] for name, row in found.items()]
   print(common.markdown(header, rows))
   suffix = '_quick' if args.quick else ''
-  common.write(
-      args.output or common.RESULTS / f'products{suffix}.json', {'nets': found}
-  )
+  path = args.output or common.RESULTS / f'matmul_dtype{suffix}.json'
+  common.write(path, {'nets': found})
 
 
 if __name__ == '__main__':

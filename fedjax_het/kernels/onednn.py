@@ -8,8 +8,8 @@ on all threads, inside loops as well (`python -m benchmarks.lowerings`).
 The interface is internal to XLA. A wrong message to it ends the process, and
 programs that hold such a call cannot be stored: what jax's persistent cache of
 compiled programs would make of one is undefined. So it is taken on request
-alone (`models.lowering.convolutions_by`), with versions of jaxlib that it was
-tested with, and not while that cache is in use (`no_compilation_cache`).
+alone (`kernels.lowering.using_conv_backend`), with versions of jaxlib that it
+was tested with, and not while that cache is in use (`no_compilation_cache`).
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import jaxlib.version
 
-from fedjax_het.models.taps import Geometry, crop_images
+from fedjax_het.kernels.taps import Geometry, crop_images
 
 # Versions whose calls `tests/models/test_onednn.py` was run with.
 TESTED = ('0.10.0', '0.10.1', '0.10.2')
@@ -57,7 +57,7 @@ def check() -> None:
   reason = why_not()
   if reason:
     raise ValueError(
-        f"convolutions='onednn' is not possible: {reason}. Leave it at 'xla'."
+        f"conv_backend='onednn' is not possible: {reason}. Leave it at 'xla'."
     )
 
 
@@ -87,7 +87,7 @@ def _check_cache() -> None:
         "Programs with oneDNN's convolutions cannot be stored in jax's "
         f'compilation cache, which is in use ({folder}): leave '
         'jax_compilation_cache_dir unset, or enter '
-        'fedjax_het.models.onednn.no_compilation_cache().'
+        'fedjax_het.kernels.onednn.no_compilation_cache().'
     )
 
 

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.models import conv as conv_lib
-from fedjax_het.models import taps
-from fedjax_het.models.conv import conv
-from fedjax_het.models.lowering import (
+from fedjax_het.kernels import conv as conv_lib
+from fedjax_het.kernels import taps
+from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.lowering import (
   choose_lowering,
   conv_lowering,
   forced_lowering,
 )
-from fedjax_het.models.pooling import max_pool
-from tests.models.convolutions import assert_same, draw, value_and_gradients
+from fedjax_het.kernels.pooling import max_pool
+from tests.kernels.convolutions import assert_same, draw, value_and_gradients
 
 DIMS = ('NHWC', 'HWIO', 'NHWC')
 WAYS = ('native', 'slices', 'gemm', 'cropped')

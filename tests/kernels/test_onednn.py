@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.models import conv as conv_lib
+from fedjax_het.kernels import conv as conv_lib
+from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.lowering import choose_lowering, using_conv_backend
+from fedjax_het.kernels.onednn import no_compilation_cache
 from fedjax_het.models import create, onednn
-from fedjax_het.models.conv import conv
-from fedjax_het.models.lowering import choose_lowering, convolutions_by
-from fedjax_het.models.onednn import no_compilation_cache
-from tests.models.convolutions import assert_same, draw, value_and_gradients
+from tests.kernels.convolutions import assert_same, draw, value_and_gradients
 
 # Programs with these calls cannot be stored in the tests' cache.
 pytestmark = pytest.mark.usefixtures('not_stored')
@@ -138,7 +138,7 @@ def test_other_types_take_products(dtype):
 @needs_onednn
 def test_a_model_made_with_it_calls_it_and_computes_the_same():
   models = [
-      create('preresnet20', (32, 32, 3), 10, convolutions=c)
+      create('preresnet20', (32, 32, 3), 10, conv_backend=c)
       for c in ('xla', 'onednn')
   ]
   variables, x = models[0].init(jax.random.key(0)), draw((4, 32, 32, 3), 1)
@@ -156,9 +156,9 @@ def test_a_model_made_with_it_calls_it_and_computes_the_same():
 def test_nobody_gets_it_unasked():
   x, w = draw((8, 32, 32, 16), 0), draw((3, 3, 16, 16), 1)
   assert not calls(conv, x, w)
-  with convolutions_by('xla'):
+  with using_conv_backend('xla'):
     assert not calls(conv, x, w)
-  with convolutions_by('onednn'):
+  with using_conv_backend('onednn'):
     assert calls(conv, x, w)
   assert not calls(conv, x, w)
 
@@ -167,7 +167,7 @@ def test_it_is_chosen_where_it_was_measured_to_be_faster():
   def chosen(size, channels, taps=9, batch=16, **options):
     return choose_lowering(
         (batch, size, size, taps * channels[0]), platform='cpu',
-        channels=channels, convolutions='onednn', **options,
+        channels=channels, conv_backend='onednn', **options,
     )  # fmt: skip
 
   assert set(chosen(8, (64, 64))) == {'onednn'}
@@ -179,11 +179,11 @@ def test_it_is_chosen_where_it_was_measured_to_be_faster():
       chosen(1, (512, 512), taps=1),
       chosen(8, (64, 128), taps=1),
       chosen(8, (64, 64), dtype=jnp.bfloat16),
-      choose_lowering((16, 8, 8, 576), platform='cpu', convolutions='onednn'),
+      choose_lowering((16, 8, 8, 576), platform='cpu', conv_backend='onednn'),
   ):
     assert 'onednn' not in elsewhere
   gpu = choose_lowering((16, 8, 8, 576), platform='gpu', channels=(64, 64),
-                        convolutions='onednn')  # fmt: skip
+                        conv_backend='onednn')  # fmt: skip
   assert set(gpu) == {'native'}
 
 
@@ -199,13 +199,13 @@ def test_it_is_chosen_where_it_was_measured_to_be_faster():
 def test_elsewhere_it_is_refused(target, name, value, words, monkeypatch):
   monkeypatch.setattr(target, name, value)
   with pytest.raises(ValueError, match=words):
-    create('mlp', (8, 8, 1), 10, convolutions='onednn')
+    create('mlp', (8, 8, 1), 10, conv_backend='onednn')
   create('mlp', (8, 8, 1), 10)
 
 
 def test_an_unknown_library_is_refused():
-  with pytest.raises(ValueError, match='convolutions'):
-    create('mlp', (8, 8, 1), 10, convolutions='cudnn')
+  with pytest.raises(ValueError, match='conv_backend'):
+    create('mlp', (8, 8, 1), 10, conv_backend='cudnn')
 
 
 @needs_onednn

@@ -44,17 +44,17 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_het.models import onednn
-from fedjax_het.models import taps as taps_lib
-from fedjax_het.models.lowering import (
+from fedjax_het.kernels import onednn
+from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.lowering import (
   LARGE_BYTES,
   Lowering,
   as_lowering,
   choose_lowering,
   forced_lowering,
 )
-from fedjax_het.models.products import dot, operand_dtype
-from fedjax_het.models.taps import Geometry
+from fedjax_het.kernels.matmul_dtype import dot, operand_dtype
+from fedjax_het.kernels.taps import Geometry
 
 _DIMS = ('NHWC', 'HWIO', 'NHWC')
 # Images of which 'rows' takes as many at once as stay in a core's cache.
@@ -100,8 +100,8 @@ def conv(
 
   Returns:
     [B, H', W', O] of the dtype of the operands. Sums are float32 at least. In
-    a context of `narrow_products` operands are rounded first, but on a CPU only
-    those of layers whose passes are matrix products.
+    a context of `using_matmul_dtype` operands are rounded first, but on a CPU
+    only those of layers whose passes are matrix products.
 
   Raises:
     ValueError: If the shapes do not fit or the lowering is unknown.

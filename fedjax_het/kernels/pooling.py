@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.models import taps as taps_lib
-from fedjax_het.models.taps import Geometry
+from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.taps import Geometry
 
 
 def max_pool(

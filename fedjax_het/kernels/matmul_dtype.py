@@ -17,25 +17,25 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-PRODUCTS = ('float32', 'bfloat16')
+MATMUL_DTYPES = ('float32', 'bfloat16')
 
 _operands = jax.make_user_context(default_value=None)
 
 
-def narrow_products(products: str) -> contextlib.AbstractContextManager:
+def using_matmul_dtype(matmul_dtype: str) -> contextlib.AbstractContextManager:
   """A context in which the products of models are traced.
 
   It belongs to the thread that enters it and is part of the key of `jax.jit`'s
   cache.
 
   Args:
-    products: 'float32' leaves operands as they are, 'bfloat16' rounds those of
-      32 bits.
+    matmul_dtype: 'float32' leaves operands as they are, 'bfloat16' rounds those
+      of 32 bits.
 
   Returns:
     A context manager.
   """
-  return _operands(None if products == 'float32' else products)
+  return _operands(None if matmul_dtype == 'float32' else matmul_dtype)
 
 
 def operand_dtype(dtype) -> jnp.dtype:
@@ -45,7 +45,7 @@ def operand_dtype(dtype) -> jnp.dtype:
     dtype: Of the operands as they come.
 
   Returns:
-    `dtype` itself outside of `narrow_products`, and where it is not float32.
+    `dtype` itself outside of `using_matmul_dtype`, and where it is not float32.
   """
   dtype = jnp.dtype(dtype)
   if _operands.value is None or dtype != jnp.float32:

@@ -1,0 +1,1 @@
+"""Convolutions, pooling and matrix products, as models call them."""
