@@ -57,7 +57,8 @@ class LocalTraining:
     drop_unused_weights: Whether weights that no example reaches, such as the
       outer taps of kernels on 1x1 maps, are left out of the steps of methods
       that can, see `BlockModel.trim`. It changes nothing but time, if the
-      optimiser neither moves a weight without a gradient nor looks at it: true of SGD
+      optimiser neither moves a weight without a gradient nor looks at it: true
+      of SGD
       and Adam, not with weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
       visits, which is never sent; None for what the method does by itself.

@@ -387,10 +387,12 @@ def test_mutual_distillation_numbers():
   label = jnp.array([0])
   ce = [float(CLASSIFICATION.loss(h, label)) for h in (h1, h2)]
   np.testing.assert_allclose(
-      mutual.mutual_loss(CLASSIFICATION, (h1, h2), label), sum(ce) + 2 * 0.46212, atol=1e-5
+      mutual.mutual_loss(CLASSIFICATION, (h1, h2), label),
+      sum(ce) + 2 * 0.46212,
+      atol=1e-5,
   )
   # Three models: each learns from the mean of the two others.
-  three = mutual.mutual_loss((h1, h2, h2), label)
+  three = mutual.mutual_loss(CLASSIFICATION, (h1, h2, h2), label)
   np.testing.assert_allclose(
       three, ce[0] + 2 * ce[1] + 0.46212 * (1 + 0.5 + 0.5), atol=1e-5
   )
@@ -399,7 +401,9 @@ def test_mutual_distillation_numbers():
 def test_equal_models_learn_nothing_from_each_other():
   h, label = jnp.array([[0.3, -1.0, 2.0]]), jnp.array([1])
   assert float(mutual.distillation(h, h)) == 0
-  first, second = jax.grad(mutual.mutual_loss)((h, h), label)
+  first, second = jax.grad(
+      lambda pair: mutual.mutual_loss(CLASSIFICATION, pair, label)
+  )((h, h))
   np.testing.assert_array_equal(first, second)
   np.testing.assert_allclose(
       first, jax.grad(CLASSIFICATION.loss)(h, label), rtol=1e-6
