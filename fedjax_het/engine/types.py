@@ -27,12 +27,15 @@ class Group:
     client_ids: [K] int32, global and ascending.
     partner: The architecture of a second model that each client holds, for
       methods with one; None for none.
+    options: {name: value} of what the method is told of this group alone, such
+      as its memory budget; see `Needs.group_options`.
   """
 
   name: str
   model: BlockModel
   client_ids: np.ndarray
   partner: BlockModel | None = None
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def num_clients(self) -> int:
@@ -58,8 +61,7 @@ class LocalTraining:
       outer taps of kernels on 1x1 maps, are left out of the steps of methods
       that can, see `BlockModel.trim`. It changes nothing but time, if the
       optimiser neither moves a weight without a gradient nor looks at it: true
-      of SGD
-      and Adam, not with weight decay or trust ratios.
+      of SGD and Adam, not with weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
       visits, which is never sent; None for what the method does by itself.
       Only the methods of `algorithms.KEEP_OPTIMIZER` ask for it.

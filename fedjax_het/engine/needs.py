@@ -1,0 +1,58 @@
+"""What an algorithm needs of a federation, declared beside its constructor.
+
+The check of a config, the builder and the shared test suite read it, so that a
+new method edits none of them:
+
+    @requires(public='unlabelled', group_options=dict(budget='1'))
+    def my_method(federation, *, ...):
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+  """What an algorithm needs of a federation.
+
+  Attributes:
+    public: 'labelled' or 'unlabelled' for a public set, with labels that the
+      method may read or without; None for no public set.
+    sizes: Whether `Federation.sizes` must be known.
+    one_model: Whether all groups hold the same architecture.
+    server_model: Whether `Federation.server_model` must be given.
+    partner: Whether each `Group.partner` must be given.
+    keep_optimizer: What the method does by itself about its clients'
+      optimisers if it obeys `LocalTraining.keep_optimizer`; None if clients
+      always begin their optimisers anew.
+    group_options: {option: default} of `Group.options`.
+    task: Name of the only task that the method is made for; None for any.
+  """
+
+  public: str | None = None
+  sizes: bool = False
+  one_model: bool = False
+  server_model: bool = False
+  partner: bool = False
+  keep_optimizer: bool | None = None
+  group_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  task: str | None = None
+
+
+NOTHING = Needs()
+
+
+def requires(**needs) -> Callable[[Callable], Callable]:
+  """A decorator that declares the `Needs` of an algorithm's constructor."""
+
+  def declare(constructor):
+    constructor.needs = Needs(**needs)
+    return constructor
+
+  return declare
+
+
+def needs_of(constructor: Callable) -> Needs:
+  """The declared needs of a constructor; nothing where it declares none."""
+  return getattr(constructor, 'needs', NOTHING)
