@@ -36,7 +36,7 @@ class ClientData:
 
   Attributes:
     images: [N, H, W, C] uint8, the whole data set (shared by all clients).
-    labels: [N] int32.
+    labels: [N, ...] int32 or float32.
     index: [M] int32, the client's examples, padded with zeros.
     size: [] int32, how many entries of `index` count.
     preprocess: `(uint8 images, key or None) -> float32 images`; augments only
@@ -69,7 +69,7 @@ class FederatedData:
 
   Attributes:
     images: [N, H, W, C] uint8.
-    labels: [N] int32.
+    labels: [N, ...] int32 or float32.
     index: [K, M] int32, one padded row per client.
     sizes: [K] int32, number of examples of each client.
     preprocess: See `ClientData`.
@@ -197,6 +197,13 @@ def cut_out(key, images, *, side: int):
   return jnp.where(hole, jnp.zeros((), images.dtype), images)
 
 
+def label_array(labels) -> jax.Array:
+  """Labels on the device: whole numbers as int32, others as float32."""
+  labels = np.asarray(labels)
+  whole = np.issubdtype(labels.dtype, np.integer)
+  return jnp.asarray(labels, jnp.int32 if whole else jnp.float32)
+
+
 def federate(
     images: np.ndarray,
     labels: np.ndarray,
@@ -208,7 +215,7 @@ def federate(
 
   Args:
     images: [N, H, W, C] uint8.
-    labels: [N] integers.
+    labels: [N, ...] integers, or real numbers for a task that takes them.
     parts: One array of example indices per client.
     preprocess: See `ClientData`.
     public: [P] indices of the examples that everybody has; None for none.
@@ -240,7 +247,7 @@ def federate(
     )
   return FederatedData(
       jnp.asarray(images, jnp.uint8),
-      jnp.asarray(labels, jnp.int32),
+      label_array(labels),
       jnp.asarray(index),
       jnp.asarray(sizes),
       preprocess,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.data.federated import FederatedData
+from fedjax_het.data.federated import FederatedData, label_array
 from fedjax_het.engine import mapping, placement
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
@@ -46,13 +46,13 @@ def pad_batches(images, labels, batch_size: int, multiple: int = 1):
 
   Args:
     images: [N, H, W, C] uint8.
-    labels: [N] integers.
+    labels: [N, ...] integers or real numbers.
     batch_size: Examples a batch, B.
     multiple: What the number of batches S is divisible by; batches of nothing
       but padding are added.
 
   Returns:
-    Arrays [S, B, H, W, C], [S, B] int32 and [S, B] bool (False for padding).
+    Arrays [S, B, H, W, C], [S, B, ...] and [S, B] bool (False for padding).
   """
   num = len(labels)
   steps = -(-num // (batch_size * multiple)) * multiple
@@ -62,7 +62,7 @@ def pad_batches(images, labels, batch_size: int, multiple: int = 1):
   shape = (steps, batch_size)
   return (
       jnp.asarray(images[place]).reshape(*shape, *images.shape[1:]),
-      jnp.asarray(labels[place], jnp.int32).reshape(shape),
+      label_array(labels[place]).reshape(*shape, *labels.shape[1:]),
       jnp.asarray(mask).reshape(shape),
   )
 

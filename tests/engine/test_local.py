@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import local
-from fedjax_het.engine.task import CLASSIFICATION
+from fedjax_het.engine.task import CLASSIFICATION, masked_mean
 from fedjax_het.engine.types import LocalTraining
 
 
@@ -108,7 +108,7 @@ def test_one_partial_batch_is_masked_like_any_other():
 
   def step(carry, batch, step_num, key):
     del step_num, key
-    return carry, {'mean': local.masked_mean(batch.x.reshape(-1), batch.mask)}
+    return carry, {'mean': masked_mean(batch.x.reshape(-1), batch.mask)}
 
   _, metrics, num_steps = local.train_epochs(
       step, (), data.client(0), jax.random.key(0), epochs=1, batch_size=4,
@@ -133,7 +133,7 @@ def test_finished_clients_keep_their_carry_under_vmap(tx):
     def step(carry, batch, step_num, key):
       w, opt = carry
       grad = jax.grad(
-          lambda w: local.masked_mean(
+          lambda w: masked_mean(
               jnp.square(w - batch.x.reshape(-1)), batch.mask
           )
       )(w)
