@@ -1,9 +1,9 @@
 """Exchange of parameters between clients of different architectures.
 
 Three pieces compose: a `Sharing` says what of a client's tree travels
-(`sharing.py`), `weighted_mean` averages what was sent over the owners of each
-block, and `server_step` moves the server along the mean (`server.py`). A method
-may take them apart; `WeightExchange` is their composition for averaging.
+(`sharing.py`), `weighted_mean` averages what was sent over the senders of each
+block, and `server_step` moves the server along the mean (`server.py`).
+`WeightExchange` composes them for averaging; a method may also call each alone.
 """
 
 from collections.abc import Mapping
