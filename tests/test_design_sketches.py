@@ -95,67 +95,6 @@ def assert_trees(got, want, **kwargs):
 
 
 
-
-def scaffold(federation):
-  owners = {}
-  for group in federation.groups:
-    for name in group.model.block_names:
-      owners[name] = owners.get(name, 0) + group.num_clients
-
-  def plain_loss(model):
-    def loss_fn(variables, batch, key):
-      logits, stats = model.apply(
-          variables, batch.x, train=True, mask=batch.mask, key=key
-      )
-      return CLASSIFICATION.loss(logits, batch.y, batch.mask), (stats, {})
-
-    return loss_fn
-
-  def zeros(shapes):
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-  names = sketch(
-      'scaffold', federation, num_owners=owners, plain_loss=plain_loss
-  )
-  exchange = names['exchange']
-  algorithm = averaging(
-      names,
-      init=lambda key: (
-          exchange.init(key),
-          zeros(jax.eval_shape(exchange.init, key).params),
-      ),
-      init_client=lambda group, i, key: zeros(
-          group.model.abstract_variables.params
-      ),
-      downlink=lambda server, group, visit: (
-          exchange.download(server[0], group),
-          {n: server[1][n] for n in group.model.block_names},
-      ),
-      client_update=names['client_update'],
-      server_update=names['server_update'],
-  )
-  return algorithm, owners
-
-
-def test_scaffold_begins_as_fedavg():
-  federation = federate()
-  _, got, _ = run(scaffold(federation)[0], federation)
-  _, want, _ = run(fedavg(federation), federation)
-  assert_trees(got.server[0], want.server, rtol=1e-5, atol=1e-6)
-
-
-def test_scaffold_keeps_c_the_mean_of_its_owners():
-  federation = federate()
-  algorithm, owners = scaffold(federation)
-  _, state, _ = run(algorithm, federation, num_rounds=3, cohort_size=2)
-  for name, number in owners.items():
-    trees = [own[name] for own in state.clients.values() if name in own]
-    total = jax.tree.map(lambda *rows: sum(r.sum(0) for r in rows), *trees)
-    mean = jax.tree.map(lambda t, n=number: t / n, total)
-    assert_trees(state.server[1][name], mean, rtol=1e-5, atol=1e-6)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(mean))
-
-
 def moon(federation, mu):
   def cosine(u, v):
     def norm(a):

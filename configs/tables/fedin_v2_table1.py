@@ -1,6 +1,6 @@
 """FedIN v2's Table 1: ResNets of five depths on four data sets, two splits."""
 
-from configs import fedavg, fedin, fedprox, heterofl
+from configs import fedavg, fedin, fedprox, heterofl, scaffold
 from configs.tables import _papers
 from fedjax_het.experiment import paper_targets
 from fedjax_het.experiment.sweep_table import Table
@@ -12,6 +12,7 @@ COLUMNS = _papers.fedin_columns(
 METHODS = {
     'FedAvg': (fedavg.get_config, 'v2'),
     'FedProx': (fedprox.get_config, 'v2'),
+    'SCAFFOLD': (scaffold.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
@@ -29,13 +30,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Five methods on eight columns, three seeds.
+  """Six methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
-  Of the paper's rows the library lacks Scaffold, FedNova, MOON, FedGen,
-  FedFomo, FedET, InclusiveFL, FedRolex, ScaleFL, FedDPA, InCoAvg and FedSelect.
+  Of the paper's rows the library lacks FedNova, MOON, FedGen, FedFomo, FedET,
+  InclusiveFL, FedRolex, ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.

@@ -1,4 +1,4 @@
-"""Federated averaging of weights around any way to train locally."""
+"""Federated averaging of parameters around any way to train locally."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ def trained_clients(
     keep: bool,
     send: Callable[..., tuple[Variables, Uplink]],
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """What clients do that train the weights that they are sent.
+  """What clients do that train the parameters that they are sent.
 
   Args:
     exchange: Which blocks travel.
@@ -99,8 +99,9 @@ def average_weights(
       as a fifth argument and returns the new one after `end`.
 
   Returns:
-    The algorithm. Its server state is the union of the shared blocks, its
-    client state the blocks that do not travel, or a `Client`.
+    The algorithm. Its server state is the union of the shared blocks, maybe
+    with the state of the server's optimiser, its client state the blocks that
+    do not travel, or a `Client`.
   """
 
   def send(group, start, end, size, num_steps):

@@ -20,6 +20,7 @@ from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.private import private
+from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'private': private,
     'fedavg': fedavg,
     'fedprox': fedprox,
+    'scaffold': scaffold,
     'fedin': fedin,
     'fedhe': fedhe,
     'fd': fd,

@@ -17,7 +17,7 @@ all updates, also those by clients that own other leaves. Numbers of examples
 play no part, so fast clients count for more.
 
 In synchronous rounds, uploads are mixed one by one in ascending client id with
-k = 0: whoever is last weighs most. The paper's simulated staleness and its
+k = 0: the last one counts most. The paper's simulated staleness and its
 halving of alpha after 800 updates are left out.
 
 References:
@@ -33,7 +33,7 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
-from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.engine.options import (
   at_least,
   between,
@@ -66,20 +66,21 @@ def staleness_factor(k, kind: str, a: float, b: float):
   return 1.0 / (a * jnp.maximum(k - b, 0.0) + 1.0)
 
 
-def mix(x, w, weight):
+def mix(x, w, alpha_t):
   """Moves the leaves of `x` that `w` has towards it.
 
   Args:
     x: {shared key: tree of arrays}.
     w: The same for some of the keys.
-    weight: [] float32 in [0, 1], alpha_t.
+    alpha_t: [] float32 in [0, 1].
 
   Returns:
-    (1 - weight) x + weight w; `x` bit for bit where they agree, where `w` has
-    nothing, or for weight 0.
+    (1 - alpha_t) x + alpha_t w; `x` bit for bit where they agree, where `w`
+    has nothing, or for alpha_t = 0.
   """
+  # x <- (1 - alpha_t) x + alpha_t w.
   moved = {
-      key: jax.tree.map(lambda old, new: old + weight * (new - old), x[key], t)
+      key: jax.tree.map(lambda old, new: old + alpha_t * (new - old), x[key], t)
       for key, t in w.items()
   }
   return {**x, **moved}
@@ -100,7 +101,7 @@ def fedasync(
 
   Args:
     federation: Groups and local training.
-    alpha: Weight of a fresh upload, in (0, 1].
+    alpha: Mixing coefficient of a fresh upload, in (0, 1].
     staleness: 'constant', 'polynomial' or 'hinge': how it falls.
     a: Decay of the latter two; None for the paper's 0.5 and 10.
     b: Updates that 'hinge' forgives.
@@ -127,10 +128,9 @@ def fedasync(
 
   def send(group, start, end, size, num_steps):
     del start
-    # Changes from zero are the weights themselves.
-    zero = jax.tree.map(jnp.zeros_like, end)
-    own, whole = exchange.upload(group, zero, end, size, num_steps)
-    return own, Uplink((), whole)
+    # w itself, not its change.
+    w, own = exchange.sharing.split(group, end)
+    return own, Uplink((), Delta(w, exchange.coefficient(size, num_steps)))
 
   train, keep = model_training(federation.local, rho)
   init_client, client_update = trained_clients(exchange, train, keep, send)
@@ -138,17 +138,18 @@ def fedasync(
   def server_update(server, received, turn):
     del turn
     groups = [received[group.name] for group in federation.groups]
-    ids, stale, trained = (
+    ids, k, trained = (
         jnp.concatenate(parts)
         for parts in zip(
             *((r.client_id, r.staleness, r.kept.weight) for r in groups),
             strict=True,
         )
     )
-    weights = alpha * staleness_factor(stale, staleness, a, b)  # alpha_t
-    weights = jnp.where(trained > 0, weights, 0.0)
+    # alpha_t = alpha s(k), 0 for an upload that is dropped.
+    alpha_t = alpha * staleness_factor(k, staleness, a, b)
+    alpha_t = jnp.where(trained > 0, alpha_t, 0.0)
     if max_staleness is not None:
-      weights = jnp.where(stale <= max_staleness, weights, 0.0)
+      alpha_t = jnp.where(k <= max_staleness, alpha_t, 0.0)
     # Slots of all groups stand one behind the other.
     ends = jnp.cumsum(jnp.array([len(r.client_id) for r in groups]))
     order = jnp.argsort(ids)  # Padding is last.
@@ -160,8 +161,8 @@ def fedasync(
       def take(server, slot):
         params, stats = jax.tree.map(lambda leaf: leaf[slot - begin], whole)
         return Variables(
-            mix(server.params, params, weights[slot]),
-            mix(server.stats, stats, weights[slot]),
+            mix(server.params, params, alpha_t[slot]),
+            mix(server.stats, stats, alpha_t[slot]),
         )
 
       return take

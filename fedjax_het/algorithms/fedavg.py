@@ -6,7 +6,9 @@ moves every leaf l by the mean change of the clients k that own it,
   x_l <- x_l + server_lr * sum_k p_k (y_kl - x_l),
 
 p_k uniform or proportional to the number of examples. With one architecture
-this is the original method.
+this is the original method. With another server optimiser the mean change is
+the gradient, negated, of a step of FedAvgM ('sgd' with momentum), FedAdam,
+FedYogi or FedAdagrad: see `fedjax_het/aggregation/server.py`.
 
 References:
   McMahan et al., `Communication-Efficient Learning of Deep Networks from
@@ -26,6 +28,9 @@ def fedavg(
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
     server_lr: float = 1.0,
+    server_optimizer: str = 'sgd',
+    server_momentum: float | None = None,
+    server_eps: float = 1e-3,
 ) -> FederatedAlgorithm:
   """Federated averaging.
 
@@ -34,17 +39,30 @@ def fedavg(
     aggregation: 'layerwise' averages a block over all clients that own it,
       'architecture' only inside a group, 'ends' only extractor and
       classifier, 'none' nothing.
-    weights: 'uniform', or 'data' for weights proportional to the number of
-      examples (the original paper).
-    server_lr: Factor on the mean change; 1 in the paper.
+    weights: The averaging coefficients p_k: 'uniform', or 'data' for the
+      number of examples (the original paper).
+    server_lr: The server's learning rate, 1 in the paper. The steps of the
+      adaptive optimisers are about as large as it: 0.001 to 0.1.
+    server_optimizer: 'sgd', 'adam', 'yogi' or 'adagrad'.
+    server_momentum: beta; None for 0.9 with 'adam' and 'yogi', else 0.
+    server_eps: tau, added to the root of the second moment.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: If an option is unknown, or shared blocks differ in shape.
+    ValueError: If an option is unknown or out of range, or shared blocks differ
+      in shape.
   """
   return average_weights(
-      make_exchange(federation, aggregation, weights, server_lr),
+      make_exchange(
+          federation,
+          aggregation,
+          weights,
+          server_lr,
+          server_optimizer,
+          server_momentum,
+          server_eps,
+      ),
       *model_training(federation.local),
   )

@@ -1,8 +1,9 @@
-"""FedProx: federated averaging with a leash on every local step.
+"""FedProx: federated averaging with a proximal term in every local step.
 
-A client minimises L_k(w) + (mu/2) ||w - a||^2, a being the weights that it
-received; the gradient is that of L_k plus mu (w - a). Norm statistics are not
-leashed. Over several architectures the sum runs over the leaves a client owns.
+A client minimises L_k(w) + (mu/2) ||w - a||^2, a being the parameters that it
+received; the gradient is that of L_k plus mu (w - a). Running norm statistics
+have no such term. Over several architectures the sum runs over the leaves that
+a client owns.
 
 References:
   Li et al., `Federated Optimization in Heterogeneous Networks
@@ -23,26 +24,40 @@ def fedprox(
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
     server_lr: float = 1.0,
+    server_optimizer: str = 'sgd',
+    server_momentum: float | None = None,
+    server_eps: float = 1e-3,
 ) -> FederatedAlgorithm:
   """Federated averaging with a proximal term.
 
   Args:
     federation: Groups and local training.
-    mu: Strength of the leash, the factor in the gradient; 0 gives FedAvg bit
-      for bit.
+    mu: Strength of the proximal term, the factor in the gradient; 0 gives
+      FedAvg bit for bit.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`.
     server_lr: As for `fedavg`.
+    server_optimizer: As for `fedavg`.
+    server_momentum: As for `fedavg`.
+    server_eps: As for `fedavg`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: If `mu` is negative, an option is unknown, or shared blocks
-      differ in shape.
+    ValueError: If an option is unknown or out of range, or shared blocks differ
+      in shape.
   """
   not_negative(mu=mu)
   return average_weights(
-      make_exchange(federation, aggregation, weights, server_lr),
+      make_exchange(
+          federation,
+          aggregation,
+          weights,
+          server_lr,
+          server_optimizer,
+          server_momentum,
+          server_eps,
+      ),
       *model_training(federation.local, mu),
   )

@@ -88,6 +88,8 @@ _V2_TABLE_1 = {
     '55.8±2.9 103',
     'FedProx': '89.7 87.8±0.5 40 90.6 87.1±1.0 45 77.6 72.5±1.2 72 66.8 '
     '57.5±2.3 98',
+    'SCAFFOLD': '88.3 87.1±0.9 25 91.1 86.0±1.5 72 79.0 67.9±1.7 120 65.2 '
+    '55.2±3.1 147',
     'HeteroFL': '89.3 89.5±0.6 140 93.8 89.3±0.6 107 72.1 62.5±1.3 273 63.6 '
     '56.1±2.1 183',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
@@ -100,6 +102,8 @@ _V2_TABLE_2 = {
     '83.2±1.9 20',
     'FedProx': '93.4 92.2±0.7 18 93.9 92.8±1.1 14 95.0 94.0±1.3 13 84.2 '
     '83.3±1.6 23',
+    'SCAFFOLD': '92.1 92.5±0.8 23 92.7 92.0±1.3 17 94.2 93.6±1.5 21 83.5 '
+    '82.9±1.5 26',
     'FedIN': '93.5 93.0±1.0 15 94.8 93.4±1.2 11 96.0 94.7±1.3 12 88.4 '
     '87.3±1.7 14',
     'FedIN (+Noise)': '93.4 93.6±1.1 15 94.9 94.0±1.5 11 96.0 95.2±1.2 11 '
@@ -176,6 +180,14 @@ _FEDEPTH = {
 }  # fmt: skip
 
 
+def _averages(algorithm: Mapping[str, Any]) -> bool:
+  """Whether the server averages, instead of any other optimiser's step."""
+  return (
+      algorithm.get('server_optimizer', 'sgd') == 'sgd'
+      and not algorithm.get('server_momentum')
+  )
+
+
 def method_name(algorithm: Mapping[str, Any]) -> str | None:
   """The papers' name of a method with these options; None if they have none.
 
@@ -186,8 +198,10 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
     Such as 'FedIN (+Noise)'. Ablations whose numbers are lost have none.
   """
   name = algorithm['name']
-  if name in ('fedavg', 'fedprox'):
-    return {'fedavg': 'FedAvg', 'fedprox': 'FedProx'}[name]
+  plain = dict(fedavg='FedAvg', fedprox='FedProx', scaffold='SCAFFOLD')
+  if name in plain:
+    # The papers' servers average.
+    return plain[name] if _averages(algorithm) else None
   if name != 'fedin' or not algorithm.get('in_training', True):
     return None
   if algorithm.get('rule') == 'sequential':

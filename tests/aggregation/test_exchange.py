@@ -1,13 +1,23 @@
-"""Layer-wise averaging: closed forms and refusals."""
+"""Exchange: what travels, means over owners, server steps, refusals."""
 
+import math
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.aggregation import exchange as ex
+from fedjax_het.aggregation.server import (
+    SERVER_OPTIMIZERS,
+    init_server_step,
+    make_server_optimizer,
+    server_step,
+    weighted_mean,
+)
+from fedjax_het.aggregation.sharing import Sharing, ends_only
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import Variables
 from tests.tiny import tiny_federation, tiny_local, tiny_model
@@ -71,7 +81,7 @@ def test_layerwise_mean_over_the_owners():
 @pytest.mark.parametrize(
     'weights,want', [('data', 0.76), ('uniform', 0.57)]
 )
-def test_weights(weights, want):
+def test_coefficients(weights, want):
   """FedAvg's worked example: y = (0.19, 0.95), sizes 1 and 3."""
   groups = tuple(stub_group(f'g{i}', [i], {'l1': 1}) for i in range(2))
   exchange = ex.make_exchange(
@@ -86,10 +96,18 @@ def test_weights(weights, want):
   np.testing.assert_allclose(new.params['l1']['w'], [want], rtol=1e-6)
 
 
-def test_server_lr_scales_weights_but_not_statistics():
+@pytest.mark.parametrize(
+    'options,want',
+    [
+        (dict(server_lr=0.2), 1.2),
+        (dict(server_lr=0.2, server_momentum=0.5), 1.2),
+        (dict(server_lr=0.2, server_optimizer='adam'), 1 + 0.2 * 0.1 / 0.10105),
+    ],
+)
+def test_the_server_steps_on_parameters_but_not_on_statistics(options, want):
   group = stub_group('g', [0], {'a': 1}, stats=['a'])
   exchange = ex.make_exchange(
-      Federation((group,), tiny_local()), 'layerwise', server_lr=0.2
+      Federation((group,), tiny_local()), 'layerwise', **options
   )
   before = Variables(
       {'a': {'w': jnp.array([1.0])}},
@@ -99,8 +117,13 @@ def test_server_lr_scales_weights_but_not_statistics():
       {'a': {'w': jnp.array([2.0])}},
       {'a': {'mean': jnp.array([3.0]), 'var': jnp.array([-1.0])}},
   )
-  new = exchange.average(before, {'g': send(exchange, group, before, after)})
-  np.testing.assert_allclose(new.params['a']['w'], [1.2], rtol=1e-6)
+  server = before
+  if len(options) > 1:
+    opt_state = init_server_step(exchange.tx, before.params)
+    server = ex.Optimized(before, opt_state)
+  delta = send(exchange, group, before, after)
+  new = ex.server_variables(exchange.average(server, {'g': delta}))
+  np.testing.assert_allclose(new.params['a']['w'], [want], rtol=1e-4)
   np.testing.assert_allclose(new.stats['a']['mean'], [3.0], rtol=1e-6)
   # A variance never falls below zero.
   np.testing.assert_allclose(new.stats['a']['var'], [0.0])
@@ -177,8 +200,205 @@ def test_shared_blocks_of_other_shapes_are_refused():
         (dict(aggregation='layer'), "aggregation must be .*, got 'layer'"),
         (dict(aggregation='none', weights='n'), "weights must be .*, got 'n'"),
         (dict(aggregation='none', server_lr=0), 'server_lr must be finite and'),
+        (
+            dict(aggregation='none', server_optimizer='lamb'),
+            "server_optimizer must be one of sgd, adam.*, got 'lamb'",
+        ),
+        (
+            dict(aggregation='none', server_momentum=1.0),
+            'server_momentum must be at least 0 and below 1, got 1.0',
+        ),
+    ]
+    + [
+        (dict({'aggregation': 'none', name: value}), f'^{name} must be ')
+        for name in ('server_lr', 'server_momentum', 'server_eps')
+        for value in (math.nan, math.inf, -math.inf, -1.0)
     ],
 )
 def test_options_are_checked(kwargs, message):
   with pytest.raises(ValueError, match=message):
     ex.make_exchange(tiny_federation(), **kwargs)
+
+
+def test_any_tree_is_split_and_joined():
+  """Masks of some blocks, by a sharing that keeps the middle."""
+  group = stub_group('g', [0], {'a': 1, 'b': 1, 'c': 1})
+  sharing = Sharing(lambda g, n: {'a': 'A', 'c': 'C'}.get(n))
+  for tree in (dict(a=1, b=2, c=3), dict(b=2, c=3), dict(a=1), {}):
+    shared, own = sharing.split(group, tree)
+    assert set(shared) == {n.upper() for n in tree if n != 'b'}
+    assert set(own) == set(tree) & {'b'}
+    assert sharing.join(group, own, shared) == tree
+  # Of a server's tree a group has its own part, and joins nothing else.
+  server = dict(A=1, C=3, D=4)
+  assert sharing.pick(group, server) == dict(A=1, C=3)
+  assert sharing.join(group, (), server) == dict(a=1, c=3)
+
+
+def test_a_sharing_splits_both_parts_of_variables():
+  group = stub_group('g', [0], {'a': 1, 'b': 1, 'c': 1}, stats=['a', 'b'])
+  tree = Variables(dict(a=1, b=2, c=3), dict(a=4, b=5))
+  for local_stats, shared_stats in ((False, dict(a=4)), (True, {})):
+    sharing = Sharing(ends_only, local_stats)
+    shared, own = sharing.split(group, tree)
+    assert shared == (dict(a=1, c=3), shared_stats)
+    assert sharing.join(group, own, shared) == tree
+    assert sharing.pick(group, tree) == shared
+
+
+def test_a_mean_says_who_was_sent():
+  sums = [
+      (dict(a=jnp.array([2.0, 4.0]), b=jnp.array(3.0)), jnp.float32(2.0)),
+      (dict(a=jnp.array([4.0, 8.0])), jnp.float32(1.0)),
+      (dict(c=jnp.array([9.0])), jnp.float32(0.0)),
+  ]
+  mean, sent = weighted_mean(sums)
+  np.testing.assert_allclose(mean['a'], [2.0, 4.0])
+  np.testing.assert_allclose(mean['b'], 1.5)
+  np.testing.assert_array_equal(mean['c'], [0.0])
+  assert {k: bool(v) for k, v in sent.items()} == dict(a=True, b=True, c=False)
+
+
+def test_means_of_classes_and_of_single_numbers():
+  """Coefficients with axes of their own: of classes, of a slice's numbers."""
+  protos = jnp.arange(6.0).reshape(3, 2)
+  counts = jnp.array([2.0, 0.0, 4.0])
+  mean, sent = weighted_mean([(dict(z=protos), dict(z=counts))] * 2)
+  np.testing.assert_allclose(mean['z'], [[0, 0.5], [0, 0], [1, 1.25]])
+  np.testing.assert_array_equal(sent['z'], [True, False, True])
+  held = dict(x=dict(w=jnp.array([1.0, 2.0]), b=jnp.float32(0.0)))
+  total = dict(x=dict(w=jnp.array([3.0, 3.0]), b=jnp.float32(0.0)))
+  mean, sent = weighted_mean([(total, held)])
+  np.testing.assert_allclose(mean['x']['w'], [3.0, 1.5])
+  assert not sent['x']['b']
+
+
+def steps(name, changes, x=0.0, sent=True, **options):
+  """Values of one number after server steps along its mean changes."""
+  tx = make_server_optimizer(name, **options)
+  params = dict(k=jnp.float32(x))
+  state, seen = init_server_step(tx, params), []
+  for change in changes:
+    params, state = server_step(
+        tx, params, state, dict(k=jnp.float32(change)), dict(k=jnp.bool_(sent))
+    )
+    seen.append(float(params['k']))
+  return seen, state['k']
+
+
+@pytest.mark.parametrize(
+    'name,options,want,v',
+    [
+        ('adam', {}, 0.00980202, 0.00250099),
+        ('yogi', {}, 0.00980200, 0.002501),
+        # sqrt(0.25 + 1e-6) + 1e-3 in place of 0.501.
+        ('adagrad', {}, 0.005 / 0.501001, 0.250001),
+        ('adam', dict(momentum=0.0), 0.0980202, 0.00250099),
+    ],
+)
+def test_one_adaptive_step_by_hand(name, options, want, v):
+  """Reddi et al.: D = 0.5, lr = 0.01, tau = 1e-3, from v = tau^2."""
+  seen, state = steps(name, [0.5], learning_rate=0.01, **options)
+  np.testing.assert_allclose(seen, [want], rtol=1e-6)
+  np.testing.assert_allclose(state.v, v, rtol=1e-6)
+  beta = options.get('momentum', 0.0 if name == 'adagrad' else 0.9)
+  np.testing.assert_allclose(state.m, -0.5 * (1 - beta), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'name,change,want',
+    [
+        ('adam', 0.1, 0.002575), ('adam', 0.01, 0.002476),
+        ('yogi', 0.1, 0.0026), ('yogi', 0.01, 0.002499),
+    ],
+)  # fmt: skip
+def test_yogi_forgets_slowly(name, change, want):
+  """The second moment after another change, from about 0.0025."""
+  _, state = steps(name, [0.5, change], learning_rate=0.01, eps=1e-8)
+  np.testing.assert_allclose(state.v, want, rtol=1e-5)
+
+
+def test_momentum_and_plain_steps_by_hand():
+  """FedAvgM: 0.5, then 0.95 more; b = 0 is x + D bit for bit."""
+  seen, _ = steps('sgd', [0.5, 0.5], momentum=0.9)
+  np.testing.assert_allclose(seen, [0.5, 1.45], rtol=1e-6)
+  for options in ({}, dict(momentum=0.0)):
+    seen, state = steps('sgd', [0.1, 0.2], x=0.7, **options)
+    first = np.float32(0.7) + np.float32(0.1)
+    assert seen == [first, first + np.float32(0.2)]
+    assert not jax.tree.leaves(state)
+
+
+def test_adam_beside_optax():
+  """m is optax's; v is optax's and what is left of v_0 = tau^2."""
+  changes = [0.5, -0.2, 0.3]
+  seen, state = steps('adam', changes, learning_rate=0.01)
+  tx = optax.adam(0.01, 0.9, 0.99)
+  theirs = tx.init(jnp.float32(0.0))
+  for change in changes:
+    _, theirs = tx.update(jnp.float32(-change), theirs)
+  np.testing.assert_allclose(state.m, theirs[0].mu, rtol=1e-6)
+  v = theirs[0].nu + 0.99**3 * 1e-6
+  np.testing.assert_allclose(state.v, v, rtol=1e-6)
+  last = -0.01 * state.m / (np.sqrt(v) + 1e-3)
+  np.testing.assert_allclose(seen[2] - seen[1], last, rtol=1e-4)
+
+
+def test_adam_from_zero_is_optax_with_another_rate_and_eps():
+  """With v_0 about 0: lr sqrt(1 - b2^t) / (1 - b1^t), tau sqrt(1 - b2^t)."""
+  tau, changes = 1e-9, [0.5, -0.2, 0.3]
+  seen, _ = steps('adam', changes, learning_rate=0.01, eps=tau)
+  theirs, x = optax.scale_by_adam(0.9, 0.99, tau).init(jnp.float32(0.0)), 0.0
+  for t, (change, got) in enumerate(zip(changes, seen), 1):
+    root = np.sqrt(1 - 0.99**t)
+    tx = optax.scale_by_adam(0.9, 0.99, tau / root)
+    update, theirs = tx.update(jnp.float32(-change), theirs)
+    x -= 0.01 * float(update) * (1 - 0.9**t) / root
+    np.testing.assert_allclose(got, x, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', SERVER_OPTIMIZERS)
+def test_what_nobody_sent_keeps_its_values_and_moments(name):
+  """Bit for bit, whatever the mean holds; the other blocks move."""
+  groups = tuple(
+      stub_group(f'g{i}', [i], sizes)
+      for i, sizes in enumerate(({'l1': 1}, {'l1': 1, 'l2': 1}))
+  )
+  exchange = ex.make_exchange(
+      Federation(groups, tiny_local()), 'layerwise', server_optimizer=name,
+      server_momentum=0.5,
+  )  # fmt: skip
+  start = weights_of(l1=0.3, l2=0.7)
+  server = ex.Optimized(start, init_server_step(exchange.tx, start.params))
+  servers = [server]
+  for senders in ({0, 1}, {0}, {0}):
+    deltas = {}
+    for i, group in enumerate(groups):
+      before = exchange.download(servers[-1], group)
+      after = jax.tree.map(lambda leaf: leaf + 0.1, before)
+      deltas[group.name] = send(
+          exchange, group, before, after, steps=int(i in senders)
+      )
+    servers.append(exchange.average(servers[-1], deltas))
+
+  def parts(server, key):
+    kept = server.variables.params[key], server.opt_state[key]
+    return jax.tree.leaves(kept)
+
+  first, second, third = servers[1:]
+  assert parts(second, 'l2') == parts(first, 'l2') == parts(third, 'l2')
+  assert parts(first, 'l2') != parts(server, 'l2')
+  for a, b in zip(parts(second, 'l1'), parts(third, 'l1'), strict=True):
+    assert a != b
+
+
+def test_only_an_optimiser_with_a_state_changes_the_servers_structure():
+  """Plain averaging keeps the tree that older checkpoints hold."""
+  federation = tiny_federation()
+  key = jax.random.key(0)
+  plain = ex.make_exchange(federation, 'layerwise', server_lr=0.5).init(key)
+  assert isinstance(plain, Variables)
+  for options in (dict(server_optimizer='adam'), dict(server_momentum=0.1)):
+    server = ex.make_exchange(federation, 'layerwise', **options).init(key)
+    jax.tree.map(np.testing.assert_array_equal, server.variables, plain)
+    assert set(server.opt_state) == set(plain.params)

@@ -1,131 +1,178 @@
 """FedAvg and FedProx on quadratics f_k = h_k (w - a_k)^2 / 2: closed forms."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_het.aggregation.averaging import average_weights
-from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.exchange import Optimized
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
-from fedjax_het.data.federated import federate
 from fedjax_het.engine import local, rounds, visits
-from fedjax_het.engine.types import Federation, Group, Visit
-from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.engine.types import Visit
+from tests.quadratics import RATE, play, quadratics
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
-RATE = 0.1
+
+def run(minima, num_rounds, *, make=fedavg, cohorts=None, setting=None, **how):
+  """The server's number after each round; `how` are the method's options."""
+  federation, data = quadratics(minima, **(setting or {}))
+  cohorts = cohorts or [range(len(minima))] * num_rounds
+  algorithm = make(federation, **how)
+  for server, _ in play(algorithm, federation, data, cohorts):
+    x = server.variables if isinstance(server, Optimized) else server
+    yield float(x.params['l1']['w'])
 
 
-class Weight(nn.Module):
-  """One number that starts at zero."""
-
-  @nn.compact
-  def __call__(self, x, train, mask):
-    return x + self.param('w', nn.initializers.zeros, ())
-
-
-def scalar_federation(num_clients):
-  blocks = tuple(Block(name, Weight()) for name in 'abc')
-  model = BlockModel('scalar', blocks, (1,), 2, (1, 2))
-  group = Group('all', model, np.arange(num_clients))
-  return Federation((group,), tiny_local())
-
-
-def run(
-    minima, num_rounds, *, steps=2, curvature=1.0, weights='uniform',
-    sizes=None, mu=0.0,
-):  # fmt: skip
-  """The server's weight after each round; per-client values as sequences."""
-  num = len(minima)
-  a, k = jnp.asarray(minima, jnp.float32), jnp.broadcast_to(steps, num)
-  h = jnp.broadcast_to(jnp.float32(curvature), num)
-  federation = scalar_federation(num)
-
-  def train(group, start, data, visit):
-    i = visit.client_id
-    anchor = start.params
-
-    def step(_, params):
-      grads = jax.tree.map(lambda w: h[i] * (w - a[i]), params)
-      grads = local.proximal_gradient(grads, params, anchor, mu)
-      return jax.tree.map(lambda w, g: w - RATE * g, params, grads)
-
-    params = jax.lax.fori_loop(0, k[i], step, start.params)
-    return start._replace(params=params), {}, k[i]
-
-  sizes = sizes or [1] * num
-  data = federate(
-      np.zeros((sum(sizes), 1, 1, 1), np.uint8),
-      np.zeros(sum(sizes)),
-      np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]),
-      lambda images, key=None: images,
-  )
-  algorithm = average_weights(
-      make_exchange(federation, 'layerwise', weights), train
-  )
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=num, backend='map'
-  )
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  seen = []
-  for _ in range(num_rounds):
-    state, _ = run_round(state, data, jax.random.key(0), jax.random.key(0))
-    seen.append(float(state.server.params['b']['w']))
-  return seen
+def last(*args, **kwargs):
+  *_, end = run(*args, **kwargs)
+  return end
 
 
 def test_three_rounds_of_two_clients():
   """McMahan et al. with a = (1, 5), two steps of rate 0.1, uniform means."""
-  np.testing.assert_allclose(
-      run([1, 5], 3), [0.57, 1.0317, 1.405677], rtol=1e-5
-  )
+  got = list(run([1, 5], 3))
+  np.testing.assert_allclose(got, [0.57, 1.0317, 1.405677], rtol=1e-5)
 
 
-def test_weights_by_size():
+BOTH = pytest.mark.parametrize(
+    'make,how', [(fedavg, {}), (fedprox, dict(mu=0.0))]
+)
+
+
+@BOTH
+def test_one_server_step_by_its_learning_rate(make, how):
+  got = list(run([1, 5], 1, make=make, server_lr=0.5, **how))
+  np.testing.assert_allclose(got, [0.57 / 2], rtol=1e-6)
+
+
+@BOTH
+def test_averaging_inside_an_architecture(make, how):
+  """Each group has its own l1; the second client's is 0.95."""
+  federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
+  algorithm = make(federation, aggregation='architecture', **how)
+  ((params, _), _), = play(algorithm, federation, data, [(0, 1)])
+  got = params['l1/l1']['w'], params['l1+l2/l1']['w']
+  np.testing.assert_allclose(got, [0.19, 0.95], rtol=1e-6)
+
+
+def test_only_those_that_train_are_in_the_mean():
+  """0.95, then 0.95 0.81 + 0.19 by the other client alone."""
+  got = list(run([1, 5], 2, cohorts=[(1,), (0,), ()]))
+  np.testing.assert_allclose(got, [0.95, 0.9595, 0.9595], rtol=1e-6)
+  assert got[1] == got[2]
+
+
+@BOTH
+def test_coefficients_by_size(make, how):
   """p = (1/4, 3/4) of the results 0.19 and 0.95."""
-  got = run([1, 5], 1, weights='data', sizes=[1, 3])
-  np.testing.assert_allclose(got, [0.76], rtol=1e-6)
+  for weights, want in (('data', 0.76), ('uniform', 0.57)):
+    got = list(
+        run([1, 5], 1, make=make, setting=dict(sizes=(1, 3)), weights=weights,
+            **how)
+    )  # fmt: skip
+    np.testing.assert_allclose(got, [want], rtol=1e-6)
 
 
 def test_one_full_batch_step_is_a_step_on_the_pooled_loss():
-  got = run([1, 5], 1, steps=1, weights='data', sizes=[1, 3])
+  setting = dict(sizes=(1, 3), epochs=1)
+  got = list(run([1, 5], 1, weights='data', setting=setting))
   np.testing.assert_allclose(got, [RATE * (1 * 1 + 3 * 5) / 4], rtol=1e-6)
 
 
 def test_identical_clients_give_one_clients_result():
   for sizes in ([1, 1], [1, 7]):
-    got = run([2, 2], 1, weights='data', sizes=sizes)
+    got = list(run([2, 2], 1, weights='data', setting=dict(sizes=sizes)))
     np.testing.assert_allclose(got, [0.38], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    'options,want',
+    'setting,want',
     [
         # Unequal work moves the fixed point from the optimum 3 ...
-        (dict(steps=jnp.array([1, 3])), 3.92183),
+        (dict(sizes=(1, 3), batch_size=1, epochs=1), 3.92183),
         # ... and unequal curvature from 4.2.
-        (dict(steps=5, curvature=jnp.array([1.0, 4.0])), 3.77001),
+        (dict(epochs=5, curvature=(1, 4)), 3.77001),
     ],
 )
-def test_known_bias_of_the_fixed_point(options, want):
-  np.testing.assert_allclose(run([1, 5], 120, **options)[-1], want, rtol=1e-5)
+def test_known_bias_of_the_fixed_point(setting, want):
+  got = last([1, 5], 120, setting=setting)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_each_block_is_averaged_over_its_owners():
+  """l1 of two clients, l2 of one, of which nobody else knows."""
+  federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
+  ((params, _), _), = play(fedavg(federation), federation, data, [(0, 1)])
+  np.testing.assert_allclose(params['l1']['w'], 0.57, rtol=1e-6)
+  np.testing.assert_allclose(params['l2']['w'], 0.95, rtol=1e-6)
+
+
+@pytest.mark.parametrize('mu', [1.0, 0.1])
+def test_two_proximal_steps_by_hand(mu):
+  """The second step knows the first: g = (w - a) + mu w at w = RATE a."""
+  got = last([5], 1, make=fedprox, mu=mu)
+  w = RATE * 5
+  np.testing.assert_allclose(got, w - RATE * (w - 5 + mu * w), rtol=1e-6)
 
 
 @pytest.mark.parametrize('mu', [1.0, 0.1])
 def test_many_proximal_steps_reach_the_damped_minimum(mu):
   """argmin = (a + mu x) / (1 + mu), here from x = 0."""
-  got = run([1], 1, steps=400, mu=mu)
-  np.testing.assert_allclose(got, [1 / (1 + mu)], rtol=1e-5)
+  got = last([1], 1, make=fedprox, mu=mu, setting=dict(epochs=400))
+  np.testing.assert_allclose(got, 1 / (1 + mu), rtol=1e-5)
+
+
+def test_the_default_strength_is_the_papers():
+  """FedIN v2's mu = 0.1."""
+  default, given = (
+      last([5], 2, make=fedprox, **how) for how in ({}, dict(mu=0.1))
+  )
+  assert default == given
 
 
 def test_exact_proximal_rounds():
   """a = (1, 5), mu = 1: x <- (3 + x) / 2."""
-  got = run([1, 5], 3, steps=400, mu=1.0)
+  got = list(run([1, 5], 3, make=fedprox, mu=1.0, setting=dict(epochs=400)))
   np.testing.assert_allclose(got, [1.5, 2.25, 2.625], rtol=1e-5)
+
+
+def test_without_a_proximal_term_it_is_fedavg():
+  assert list(run([1, 5], 2, make=fedprox, mu=0.0)) == list(run([1, 5], 2))
+
+
+RULES = dict(
+    adam=lambda v, d: 0.99 * v + 0.01 * d,
+    yogi=lambda v, d: v - 0.01 * d * np.sign(v - d),
+    adagrad=lambda v, d: v + d,
+)
+
+
+@BOTH
+@pytest.mark.parametrize('name', [*RULES])
+def test_adaptive_server_steps_through_the_methods_options(name, make, how):
+  """The mean change is 0.19 (3 - x): two steps of rate 0.1 towards 1 and 5."""
+  how = dict(how, server_lr=0.3, server_eps=0.05, server_optimizer=name)
+  x, m, v, wanted = 0.0, 0.0, 0.05**2, []
+  beta = 0.0 if name == 'adagrad' else 0.9
+  for _ in range(4):
+    change = 0.19 * (3 - x)
+    m, v = beta * m + (1 - beta) * change, RULES[name](v, change**2)
+    x += 0.3 * m / (np.sqrt(v) + 0.05)
+    wanted.append(x)
+  got = list(run([1, 5], 4, make=make, **how))
+  np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@BOTH
+def test_server_momentum_through_the_methods_options(make, how):
+  """FedAvgM: b <- 0.9 b + D, x <- x + b."""
+  x = b = 0.0
+  for got in run([1, 5], 3, make=make, server_momentum=0.9, **how):
+    b = 0.9 * b + 0.19 * (3 - x)
+    x += b
+    np.testing.assert_allclose(got, x, rtol=1e-5)
 
 
 def test_one_client_is_centralised_training():
@@ -176,8 +223,8 @@ def one_visit(algorithm, federation, data):
 @pytest.mark.parametrize(
     'tx', [optax.sgd, pytest.param(optax.adam, marks=pytest.mark.slow)]
 )
-def test_the_leash_starts_at_the_second_step(tx):
-  """At the anchor its gradient is zero; norm statistics are never leashed."""
+def test_the_proximal_term_acts_from_the_second_step(tx):
+  """At the anchor its gradient is zero; norm statistics have no such term."""
   changes = {}
   for size in (4, 8):
     for mu in (0.0, 0.5):

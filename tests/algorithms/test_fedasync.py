@@ -1,4 +1,4 @@
-"""FedAsync: its weights, its mixing, and who it leaves alone."""
+"""FedAsync: its coefficients, its mixing, and who it leaves alone."""
 
 import functools
 
@@ -11,24 +11,25 @@ from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedasync, fedprox
 from fedjax_het.algorithms.fedasync import mix, staleness_factor
 from fedjax_het.engine import rounds, visits
-from fedjax_het.engine.local import proximal_gradient, train_model
+from fedjax_het.engine.local import train_model
 from fedjax_het.engine.types import Received, Visit
+from tests.quadratics import quadratics
 from tests.tiny import server_step, tiny_data, tiny_federation, tiny_local
 
 
 @pytest.mark.parametrize(
-    ('kind', 'a', 'k', 'weight'),
+    ('kind', 'a', 'k', 'alpha_t'),
     [
         ('constant', 0.5, [0, 3, 100], [0.6, 0.6, 0.6]),
         ('polynomial', 0.5, [0, 3, 8], [0.6, 0.3, 0.2]),
         ('hinge', 10.0, [0, 4, 5, 6], [0.6, 0.6, 0.6 / 11, 0.6 / 21]),
-        # Without the + 1 this one would exceed the weight of a fresh upload.
+        # Without the + 1 this one would exceed that of a fresh upload.
         ('hinge', 0.5, [5], [0.4]),
     ],
 )
-def test_weights_by_hand(kind, a, k, weight):
+def test_coefficients_by_hand(kind, a, k, alpha_t):
   got = 0.6 * staleness_factor(np.array(k, np.int32), kind, a, 4.0)
-  np.testing.assert_allclose(got, weight, rtol=1e-6)
+  np.testing.assert_allclose(got, alpha_t, rtol=1e-6)
 
 
 def test_one_mix_by_hand():
@@ -133,12 +134,47 @@ def test_too_stale_and_untrained_uploads_are_dropped():
     np.testing.assert_array_equal(leaves_of(got, 'mid0'), want)
 
 
-def test_two_leashed_steps_by_hand():
-  # f = (w - 1)^2 / 2, rate 0.1, from x_tau = 0 with rho = 1: 0.1, then 0.18.
-  w = anchor = jnp.float32(0.0)
-  for want in (0.1, 0.18):
-    w = w - 0.1 * proximal_gradient(w - 1.0, w, anchor, 1.0)
-    np.testing.assert_allclose(w, want, rtol=1e-6)
+@pytest.mark.parametrize(
+    'options,rho', [(dict(rho=1.0), 1.0), ({}, 0.005), (dict(rho=0.0), 0.0)]
+)
+def test_a_client_sends_two_proximal_steps_by_hand(options, rho):
+  """f = (w - 5)^2 / 2, rate 0.1, from x_tau = 0: w = 0.5, then one more."""
+  federation, data = quadratics([5])
+  (group,), algorithm = federation.groups, fedasync(federation, **options)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  _, uplink, _ = algorithm.client_update(
+      group, client, algorithm.downlink(server, group, visit), data.client(0),
+      visit,
+  )  # fmt: skip
+  got = uplink.kept.change.params['l1']['w']
+  np.testing.assert_allclose(got, 0.5 + 0.1 * (4.5 - rho * 0.5), rtol=1e-6)
+
+
+def test_the_defaults_are_the_papers():
+  """alpha 0.6 and (k + 1)^-0.5; hinge with a = 10, b = 4; nothing dropped."""
+  federation = tiny_federation((1,), norm=False)
+  for options, k, want in (
+      ({}, 0, 0.6), ({}, 3, 0.3), ({}, 99, 0.06),
+      (dict(staleness='hinge'), 4, 0.6), (dict(staleness='hinge'), 5, 0.6 / 11),
+  ):  # fmt: skip
+    algorithm = fedasync(federation, **options)
+    server, received = upload(algorithm, federation, {0: 1.0})
+    (one,) = received.values()
+    stale = one._replace(staleness=jnp.full(2, k, jnp.int32))
+    got = server_step(algorithm, server, {'tiny1': stale})
+    np.testing.assert_allclose(leaves_of(got, 'mid0'), want, rtol=1e-6)
+
+
+def test_running_statistics_are_mixed_alike():
+  federation = tiny_federation((1,))
+  algorithm = fedasync(federation, alpha=0.25)
+  server, received = upload(algorithm, federation, {0: 8.0})
+  got = server_step(algorithm, server, received)
+  assert got.stats
+  for leaf in jax.tree.leaves(got.stats):
+    np.testing.assert_allclose(leaf, 2.0, rtol=1e-6)
 
 
 def test_a_client_trains_as_in_fedprox_from_what_it_was_sent():

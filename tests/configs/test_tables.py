@@ -82,7 +82,7 @@ def test_quick_cells_fit_the_digits(name):
 def test_fedins_table_1_is_the_papers():
   table = find_table('fedin_v2_table1', 'full').table
   assert list(table.rows) == [
-      'FedAvg', 'FedProx', 'HeteroFL', 'FedIN', 'FedIN +Noise'
+      'FedAvg', 'FedProx', 'SCAFFOLD', 'HeteroFL', 'FedIN', 'FedIN +Noise'
   ]
   assert len(table.columns) == 8 and tuple(table.seeds) == (0, 1, 2)
   noise = table.config('FedIN +Noise', 'svhn_cropped non-IID')
@@ -95,6 +95,7 @@ def test_fedins_table_1_is_the_papers():
   target = table.target('FedIN +Noise', 'svhn_cropped non-IID')
   assert (target.text, target.reached, target.level) == ('91.0 ± 1.5', 26, 80)
   assert table.target('FedAvg', 'cifar10 IID').text == '76.8'
+  assert table.target('SCAFFOLD', 'cinic10 non-IID').text == '55.2 ± 3.1'
   assert table.config('FedAvg', 'cifar10 IID').partition.name == 'iid'
   widths = table.config('HeteroFL', 'cifar10 IID').groups
   assert widths.to_dict() == {'all': dict(model='resnet152', clients=100)}

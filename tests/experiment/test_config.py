@@ -185,7 +185,8 @@ def test_refuses_values(change, expected):
             'algorithm',
             dict(name='fedavg', mu=0.1),
             "algorithm.mu: algorithm 'fedavg' has no option 'mu'; it takes "
-            'aggregation, weights, server_lr.',
+            'aggregation, weights, server_lr, server_optimizer, '
+            'server_momentum, server_eps.',
         ),
         (
             'algorithm',

@@ -159,6 +159,13 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             config_of('fedin', 'cifar10', 'iid', {'resnet10': 100}),
             [('Table 1', 80.5, None, None), ('Table 6', 80.5, None, None)],
         ),
+        (
+            config_of('scaffold', 'cifar10', 'dirichlet'),
+            [('Table 1', 67.9, 1.7, 120)],
+        ),
+        # Another server optimiser than the paper's.
+        (config_of('fedavg', 'cifar10', 'iid', server_momentum=0.9), []),
+        (config_of('fedprox', 'cifar10', 'iid', server_optimizer='adam'), []),
         # v2 Table 2.
         (
             config_of('fedin', 'cinic10', 'dirichlet', {'vit_s8': 3}),

@@ -1,0 +1,28 @@
+"""SCAFFOLD over clients of different architectures."""
+
+from configs import common
+
+
+def _architecture(config):
+  """Averages inside each architecture only."""
+  config.algorithm.aggregation = 'architecture'
+
+
+VARIANTS = dict(architecture=_architecture)
+
+
+def get_config(arg=''):
+  """SCAFFOLD on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/scaffold.py[:variant,...]`.
+
+  Measured without variants, seed 0, two CPU cores: mean client accuracy
+  96.9 % after 20 rounds.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('scaffold', arg, VARIANTS)

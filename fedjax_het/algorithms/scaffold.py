@@ -1,0 +1,120 @@
+"""SCAFFOLD: control variates against the drift of local training.
+
+Client k holds c_k, an estimate of its gradient, and the server c, the mean of
+c_k over all N clients; all begin at 0. In a round of the clients S:
+
+  y <- x, then K times  y <- y - lr (g(y) + c - c_k)
+  c_k+ <- c_k - c + (x - y) / (K lr)                          (option II)
+  send y - x and c_k+ - c_k;  c_k <- c_k+
+  x <- x + server_lr / |S| sum_S (y - x)
+  c <- c + 1 / N sum_S (c_k+ - c_k)
+
+With SGD c_k+ is the mean of the K gradients g, which is what is computed: with
+any optimiser c_k is then a gradient. The correction is added before the
+optimiser, whose weight decay is no part of c_k. S and N count the clients that
+own a block. Running statistics, and what does not travel, are not corrected.
+
+References:
+  Karimireddy et al., `SCAFFOLD <https://arxiv.org/abs/1910.06378>`_, ICML 2020.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.engine.local import fit_model
+from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
+from fedjax_het.models.blocks import Variables
+
+
+def zeros(tree):
+  """Zeros like the arrays, or abstract arrays, of a tree."""
+  return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+
+def corrected(shift) -> optax.GradientTransformation:
+  """Adds `shift` to the gradients; its state is their sum without it."""
+
+  def update(grads, total, params=None):
+    total = jax.tree.map(jnp.add, total, grads)
+    return jax.tree.map(jnp.add, grads, shift), total
+
+  return optax.GradientTransformation(zeros, update)
+
+
+def scaffold(
+    federation: Federation, *, aggregation: str = 'layerwise',
+    server_lr: float = 1.0,
+) -> FederatedAlgorithm:  # fmt: skip
+  """SCAFFOLD, option II, over clients of one or several architectures.
+
+  Args:
+    federation: Groups and local training.
+    aggregation: As for `fedavg`.
+    server_lr: As for `fedavg`.
+
+  Returns:
+    The algorithm. Server: (x, c). Client: (its own blocks, c_k).
+  """
+  exchange = make_exchange(federation, aggregation, server_lr=server_lr)
+  sharing, local = exchange.sharing, federation.local
+
+  def init(key):
+    x = exchange.init(key)
+    return x, zeros(x.params)
+
+  def init_client(group, client_id, key):
+    shared, _ = sharing.split(group, group.model.abstract_variables.params)
+    return exchange.init_client(group, key), zeros(shared)
+
+  def client_update(group, client, sent, data, visit):
+    (own, c_k), (x, c), model = client, sent, group.model
+    start = exchange.assemble(group, own, x)
+    none = zeros(start.params)
+    # c - c_k; 0 for blocks that do not travel.
+    shift = sharing.join(group, none, jax.tree.map(jnp.subtract, c, c_k))
+    if local.drop_unused_weights:
+      shift = model.trim(Variables(shift, {})).params
+    # y <- y - lr (g(y) + c - c_k).
+    steps = dataclasses.replace(local, optimizer=lambda lr: optax.chain(
+        corrected(shift), local.optimizer(lr)))  # fmt: skip
+    y, (total, _), metrics, num = fit_model(model, steps, start, data, visit)
+    # c_k+ <- 1/K sum_j g_j; without a step it stays.
+    total = model.fill(Variables(total, {}), Variables(none, {})).params
+    total, _ = sharing.split(group, total)
+    new = jax.tree.map(
+        lambda t, old: jnp.where(num > 0, t / jnp.maximum(num, 1), old),
+        total, c_k)  # fmt: skip
+    # Send y - x and c_k+ - c_k.
+    own, delta = exchange.upload(group, start, y, data.size, num)
+    change = jax.tree.map(jnp.subtract, new, c_k)
+    return (own, new), Uplink((delta, change)), metrics
+
+  def server_update(server, received, turn):
+    x, c = server
+    # x <- x + server_lr / |S| sum_S (y - x).
+    x = exchange.collect(x, received, lambda summed: summed[0])
+    # c <- c + 1/N sum_S (c_k+ - c_k).
+    mean, _ = weighted_mean(
+        (received[group.name].summed[1], jnp.float32(group.num_clients))
+        for group in federation.groups
+    )
+    return (x, jax.tree.map(jnp.add, c, mean)), {}
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=init_client,
+      downlink=lambda server, group, visit: (
+          exchange.download(server[0], group), sharing.pick(group, server[1])
+      ),
+      client_update=client_update,
+      server_update=server_update,
+      client_model=lambda server, client, group: exchange.assemble(
+          group, client[0], exchange.download(server[0], group)
+      ),
+      personal=exchange.personal,
+  )
