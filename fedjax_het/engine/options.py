@@ -123,13 +123,14 @@ def share(name: str, value) -> Fraction:
       raise ValueError
     if isinstance(value, bool):
       raise ValueError
-    found = Fraction(value)
+    if isinstance(value, (str, numbers.Rational)):
+      found = Fraction(value)
+    else:
+      found = Fraction(float(value)).limit_denominator(10**6)
   except (ValueError, TypeError, ArithmeticError):
     raise ValueError(
         f"{name} must be a share such as '1/2' or 0.5, got {shown(value)}."
     ) from None
-  if not isinstance(value, (str, numbers.Rational)):
-    found = found.limit_denominator(10**6)
   if not 0 < found <= 1:
     raise ValueError(
         f'{name} must be a share above 0 and at most 1, got {shown(value)}.'

@@ -263,7 +263,9 @@ class BlockModel:
     """
     for name in (head, *keep):
       check_name('head', name, self.head_names)
-    heads = tuple(one for one in self.heads if one.name in keep)
+    heads = tuple(
+        one for one in self.heads if one.name in keep and one.name != head
+    )
     if head == self.block_names[-1]:
       return dataclasses.replace(self, heads=heads)
     return dataclasses.replace(

@@ -14,7 +14,7 @@ from fedjax_het.depthwise import head_start, own_heads
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import Block, BlockModel, Head, Variables, create
-from fedjax_het.models.flops import forward_flops
+from fedjax_het.models.flops import forward_flops, product_flops
 from fedjax_het.models.layers import GlobalPool, Linear
 from fedjax_het.models.mlp import Layer
 from fedjax_het.models.preresnet import NormPool
@@ -181,8 +181,6 @@ def test_the_trunk_is_computed_once(model):
       trunk_flops + exit1 + exit2
   )
   assert forward_flops(model, (0,), heads=('exit1',)) == 2 * 16 * 8 + exit1
-  from fedjax_het.models.flops import product_flops
-
   one_pass = product_flops(
       lambda v, x: model.apply_heads(v, x)[0], model.abstract_variables, X[:1]
   )
@@ -231,7 +229,7 @@ def test_unknown_and_impossible_heads_are_refused_in_one_line(model, variables):
     model.apply(variables, X, head='exit3')
   with pytest.raises(ValueError, match=r"known are exit1, exit2, head\."):
     model.apply_heads(variables, X, ('exit1', 'ends'))
-  with pytest.raises(ValueError, match=r"'layer' .did you mean 'layer1'"):
+  with pytest.raises(ValueError, match=r"'layer' .did you mean 'layer"):
     model.with_heads(Head('layer', (Block('exit4', Drop()),)))
   with pytest.raises(ValueError, match='repeats a block name'):
     model.with_heads(Head('stem', (Block('layer1', Drop()),)))
@@ -257,10 +255,8 @@ def test_a_model_that_ends_in_an_exit_keeps_the_earlier_ones(model):
   with pytest.raises(ValueError, match="'exti1'"):
     model.chain('exit2', keep=('exti1',))
   # The exit behind is not on its trunk.
-  with pytest.raises(ValueError, match='trunk block'):
-    model.chain('exit2', keep=('exit2', 'exit1')).with_heads(
-        Head('layer3', (Block('exit5', Drop()),))
-    )
+  with pytest.raises(ValueError, match="of the head 'exit2' 'layer2'"):
+    model.chain('exit1', keep=('exit2',))
 
 
 def test_heads_of_m_fedepth_are_heads():
