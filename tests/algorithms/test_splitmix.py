@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.aggregation.slicing import narrow
@@ -19,16 +20,20 @@ from fedjax_het.algorithms.splitmix import (
 )
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.needs import needs_of
-from fedjax_het.engine.types import Maybe, Received, Visit
-from fedjax_het.models import create, model_options
+from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
+from fedjax_het.models import Block, BlockModel, create, model_options
 from fedjax_het.models.intercept import scaled_outputs
-from fedjax_het.models.layers import Linear, Scaler, conv_layer
+from fedjax_het.models.layers import GlobalPool, Linear, Scaler, conv_layer
+from fedjax_het.models.simple_cnn import ConvUnit
 from tests.tiny import (
   NUM_CLASSES,
+  SHAPE,
   one_model_federation,
+  preprocess,
   server_step,
   tiny_data,
   tiny_federation,
+  tiny_local,
   with_group_options,
 )
 
@@ -221,6 +226,57 @@ def test_joint_training_is_separate_training_on_the_same_batches(
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize('mask', ['client', 'none'])
+@pytest.mark.parametrize('rescale', [True, False])
+def test_one_step_is_that_of_the_paper(mask, rescale):
+  """Written out: a convolution times 1 / r = 2, its mean, a linear head."""
+  model = BlockModel(
+      'conv',
+      (
+          Block('stem', ConvUnit(4, kernel=2, pool=False)),
+          Block('pool', GlobalPool()),
+          Block('head', Linear(NUM_CLASSES)),
+      ),
+      SHAPE,
+      NUM_CLASSES,
+      (1, 2),
+  )
+  groups = (Group('a', model, np.arange(6)),)
+  federation = Federation(groups, tiny_local(optax.sgd, 0.1, 1, 8))
+  algorithm = splitmix(federation, num_bases=2, rescale=rescale, mask=mask)
+  server = algorithm.init(jax.random.key(0))
+  data, client = tiny_data(), 2
+  own = data.client(client)
+  index = own.index[: int(own.size)]
+  x, y = preprocess(own.images[index]), own.labels[index]
+  owned = np.isin(np.arange(NUM_CLASSES), y)
+  assert owned.sum() == 2
+  visit = Visit(jnp.int32(client), jnp.int32(0), jax.random.key(4))
+  sent = algorithm.downlink(server, groups[0], visit)
+  up = jax.jit(
+      lambda sent: algorithm.client_update(groups[0], (), sent, own, visit)[1]
+  )(sent).summed
+
+  def loss(params):
+    conv = params['stem']['conv']
+    kernel = conv['kernel'].reshape(4, 2)  # The whole image of 2x2.
+    h = x.reshape(3, 4) @ kernel + conv['bias'][None]
+    h = jax.nn.relu((2 if rescale else 1) * h)
+    z = h @ params['head']['kernel'] + params['head']['bias'][None]
+    z = z if mask == 'none' else jnp.where(owned[None], z, 0)
+    return -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(3), y])
+
+  assert up.weight.tolist() == [3.0, 3.0]
+  for base in range(2):
+    start, change = (
+        jax.tree.map(lambda leaf, b=base: leaf[b], tree)
+        for tree in (server.bases.params, up.change.value)
+    )
+    # Three examples times -0.1 g.
+    want = jax.tree.map(lambda g: 3 * -0.1 * g, jax.grad(loss)(start))
+    assert_trees(change, want, rtol=1e-4, atol=1e-6)
 
 
 def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
