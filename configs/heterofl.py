@@ -5,8 +5,8 @@ import re
 import ml_collections
 
 from configs import common
+from fedjax_het.algorithms.heterofl_modes import parse_mode
 from fedjax_het.experiment.config import group_spec
-from fedjax_het.experiment.modes import parse_mode
 
 # Widths dealt to four equal blocks of clients: SplitMix's and FeDepth's case
 # studies', and those of FeDepth's tables.

@@ -1,5 +1,6 @@
 """README and docs: what they show runs, and what they list is there."""
 
+from fractions import Fraction
 import functools
 import gzip
 import importlib.util
@@ -16,6 +17,7 @@ import pytest
 from configs import common, fedin
 from fedjax_het import experiment
 from fedjax_het.aggregation.exchange import SHARINGS
+from fedjax_het.aggregation.slicing import make_level
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import catalog, sources
 from fedjax_het.data.partition import PARTITIONS
@@ -24,7 +26,13 @@ from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.engine.types import Received
 from fedjax_het.models import MODELS, Variables
 from launch import table_files
-from tests.tiny import server_step, tiny_data, tiny_federation
+from tests.tiny import (
+  one_model_federation,
+  server_step,
+  tiny_data,
+  tiny_federation,
+  with_group_options,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / 'README.md'
@@ -169,6 +177,58 @@ def test_the_example_model_satisfies_the_contract():
     np.testing.assert_array_equal(part, whole)
   with pytest.raises(ValueError, match='depth of at least 2, got 1'):
     names['plain_cnn']((8, 8, 1), 10, depth=1)
+
+
+def test_the_example_model_is_narrowed_as_it_declares():
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  model = execute(code['model'])['plain_cnn']((8, 8, 1), 10, depth=3, width=0.3)
+  level = make_level(model, Fraction(1, 2))
+  params = level.model.abstract_variables.params
+  assert params['conv1']['conv']['kernel'].shape == (3, 3, 5, 5)  # Of 9.
+  assert level.index['conv1']['norm']['scale'][0].tolist() == [0, 1, 2, 3, 4]
+  assert params['head']['kernel'].shape == (5, 10)
+
+
+def test_the_example_head_is_an_exit():
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  model = execute(code['model'])['plain_cnn']((8, 8, 1), 10, depth=3, width=0.2)
+  model = execute(code['heads'])['with_exit'](model, 'conv0', 'exit1')
+  variables = model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+  outputs, _ = model.apply_heads(variables, x)
+  assert {name: y.shape for name, y in outputs.items()} == {
+      'exit1': (4, 10), 'head': (4, 10),
+  }
+  alone, _ = model.apply(variables, x, head='exit1')
+  np.testing.assert_array_equal(outputs['exit1'], alone)
+  assert model.chain('exit1').block_names == ('conv0', 'exit1/pool', 'exit1')
+
+
+def test_the_example_over_widths_moves_windows():
+  """Only what a window holds moves, and every window begins elsewhere."""
+  federation = with_group_options(
+      one_model_federation(norm=False), rate=('1/2', '1/4', '1/2')
+  )
+  code = examples(ROOT / 'docs' / 'adding_an_algorithm.md')['widths']
+  algorithm = execute(code)['random_windows'](federation)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=6, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  begins = set()
+  for _ in range(3):
+    before = jax.device_get(state.server)
+    begins.add(int(before.begin) % 8)
+    state, _ = run_round(
+        state, tiny_data(), jax.random.key(1), jax.random.key(2)
+    )
+    bias = np.asarray(state.server.params['layer1']['linear']['bias'])
+    moved = bias != before.params['layer1']['linear']['bias']
+    held = (np.arange(4) + before.begin) % 8
+    assert set(np.flatnonzero(moved)) <= set(held) and np.any(moved)
+  assert len(begins) > 1
+  sent = algorithm.downlink(state.server, federation.groups[1], None)
+  assert sent['layer1']['linear']['kernel'].shape == (2, 2)
 
 
 def _write_idx(path, array):

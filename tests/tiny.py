@@ -1,5 +1,7 @@
 """A tiny federation of dense models, shared by many tests."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -98,6 +100,17 @@ def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
       for i in range(num_groups)
   )
   return Federation(groups, kwargs.pop('local', None) or tiny_local(), **kwargs)
+
+
+def with_group_options(federation, **options) -> Federation:
+  """Gives each group its value of every option, in the order of the groups."""
+  groups = tuple(
+      dataclasses.replace(
+          group, options={name: values[i] for name, values in options.items()}
+      )
+      for i, group in enumerate(federation.groups)
+  )
+  return dataclasses.replace(federation, groups=groups)
 
 
 def tiny_local(tx=optax.adam, lr=1e-2, epochs=2, batch_size=4, **kwargs):

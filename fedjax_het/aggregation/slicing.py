@@ -4,17 +4,20 @@
 by axis, which coordinates of the full leaf the narrow one holds, `extract`
 cuts them out and `scatter_add` adds them back in their place.
 
-The blocks are walked in order with the set of channels that reaches each:
+The blocks are walked in order with the set of channels that reaches each. A
+module declares what it does with them (`models.slices`):
 
-- A layer's input set is what the layer before it puts out, its output set the
-  first k of the channels in `order(K)`: for HeteroFL 0..K-1, for FedRolex
-  shifted by the round. Bias and norm have the set of the channels they act on.
-- A shortcut without parameters hands its input set on; where it pads channels
+- A layer's input set is what the layer before it puts out, its output set is
+  `index_of(K, k)`, k of its K channels: for HeteroFL the leading ones, for
+  FedRolex a window that is shifted by the round. Bias and norm have the set of
+  the channels they act on.
+- A shortcut without parameters passes its input set on; where it pads channels
   with zeros on both sides ('A'), the set is what the narrow pad corresponds to.
 - Flattening is channel-minor: position p, channel c is row p * C + c.
-- Attention keeps, inside each of H heads of size m, the same first k
-  coordinates of q, k and v; the output projection reads those of v.
+- Attention keeps, inside each of H heads of size m, the same k coordinates of
+  q, k and v; the output projection reads those of v.
 - Classes and image channels are never cut.
+- A head of the model has the set of the block that it branches off.
 
 With norms that act on each channel alone the narrow model is the full one with
 the other channels set to zero; group and layer norm see fewer channels.
@@ -25,69 +28,74 @@ References:
 """
 
 from collections.abc import Callable
-import dataclasses
+from fractions import Fraction
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.models.blocks import Block, BlockModel, Variables
-from fedjax_het.models.fedhe_cnn import Unit
-from fedjax_het.models.fedin_v1 import PointwiseBlock
-from fedjax_het.models.layers import Flatten, GlobalPool, Linear
-from fedjax_het.models.mlp import Layer
-from fedjax_het.models.preresnet import NormPool, PreactBlock, PreStem
-from fedjax_het.models.resnet import BasicBlock, Bottleneck, Stem
-from fedjax_het.models.simple_cnn import ConvUnit, Hidden, Projection
-from fedjax_het.models.vit import Embed, EncoderBlock, Token
+from fedjax_het.engine.types import Federation
+from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.slices import Cut, Slices
+
+# `(size, kept) -> [kept] int`: which of a layer's channels are kept.
+IndexOf = Callable[[int, int], Any]
 
 
-class Rule(NamedTuple):
-  """How the modules of one class are cut.
+class Level(NamedTuple):
+  """One width of a model.
 
   Attributes:
-    fields: Those of its fields that are widths.
-    layers: 'name input output, ...' of its layers, with names of channel sets:
-      x is what reaches the block, y what leaves it (x if there is no y), * is
-      everything. A layer that a module lacks is passed over.
+    rate: The share of the channels.
+    model: The narrow model.
+    index: Which numbers of the full parameters it holds, see `width_index`.
   """
 
-  fields: tuple[str, ...] = ()
-  layers: str = ''
+  rate: float
+  model: BlockModel
+  index: Any
 
 
-_UNIT = Rule(('features',), 'conv x y, norm y y')
-_SHORTCUT = 'conv_shortcut x y, norm_shortcut y y'
-_POST = f'conv1 x h, norm1 h h, conv2 h y, norm2 y y, {_SHORTCUT}'
-_NECK = (
-    'conv1 x h, norm1 h h, conv2 h g, norm2 g g, conv3 g y, norm3 y y, '
-    + _SHORTCUT
-)
-_PRE = f'norm1 x x, conv1 x h, norm2 h h, conv2 h y, {_SHORTCUT}'
-_ENCODER = 'norm1 x x, qkv x qkv, out heads x, norm2 x x, mlp1 x h, mlp2 h x'
-RULES: dict[type, Rule] = {
-    Stem: _UNIT,
-    PreStem: _UNIT,
-    ConvUnit: _UNIT,
-    Unit: _UNIT,
-    BasicBlock: Rule(('features',), _POST),
-    # Four times its features: 4 ceil(rho w) channels, not ceil(rho 4 w).
-    Bottleneck: Rule(('features',), _NECK),
-    PointwiseBlock: Rule(('inner', 'features'), _POST),
-    PreactBlock: Rule(('features',), _PRE),
-    NormPool: Rule((), 'norm x x'),
-    GlobalPool: Rule(),
-    Flatten: Rule(),
-    Linear: Rule((), '. x *'),
-    Hidden: Rule(('features',), 'linear x y'),
-    Projection: Rule((), 'linear1 x h, linear2 h y'),
-    Layer: Rule(('features',), 'linear x y, norm y y'),
-    Embed: Rule(('dim',), 'patch * y, token * y, position * y'),
-    EncoderBlock: Rule(('head_dim',), _ENCODER),
-    Token: Rule((), 'norm x x'),
-}
-_FLATTENING = (Flatten, Hidden, Layer)
+def leading(size: int, kept: int) -> np.ndarray:
+  """The first `kept` of `size` channels, as in HeteroFL."""
+  del size
+  return np.arange(kept)
+
+
+def one_model(federation: Federation, method: str) -> BlockModel:
+  """The model that all groups hold; a ValueError if they differ."""
+  first, *others = federation.groups
+  for group in others:
+    if group.model != first.model:
+      raise ValueError(
+          f'{method} takes its widths from one full model, but the groups '
+          f'{first.name!r} ({first.model.name}) and {group.name!r} '
+          f'({group.model.name}) hold different ones.'
+      )
+  return first.model
+
+
+def make_level(
+    model: BlockModel, rate: Fraction, index_of: IndexOf = leading
+) -> Level:
+  """The width `rate` of a model, ceil(rate * K) of K channels.
+
+  Args:
+    model: The full model.
+    rate: The share of the channels, exact.
+    index_of: Which channels of a layer are kept.
+
+  Returns:
+    The level.
+
+  Raises:
+    ValueError: If a module cannot be narrowed.
+  """
+  small = narrow(model, lambda k: math.ceil(rate * k))
+  index = width_index(model, small, index_of).params
+  return Level(float(rate), small, index)
 
 
 def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
@@ -102,15 +110,18 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
     A model of the same block names.
 
   Raises:
-    ValueError: If a block has no rule, or is left without a channel.
+    ValueError: If a module cannot be narrowed, or is left without a channel.
   """
-  blocks = []
-  for i, (name, module) in enumerate(model.blocks):
+
+  def smaller(name, module):
     changes = {}
-    for field in _rule(name, module).fields:
+    for field in _slices(name, module).fields:
       full = getattr(module, field)
-      if field == 'head_dim':
-        full = full or model.shapes[i][-1] // module.heads
+      if full is None:
+        raise ValueError(
+            f'Block {name!r} of {model.name!r} cannot be narrowed with '
+            f'{field}=None; give it a number.'
+        )
       kept = size(full)
       if not 1 <= kept <= full:
         raise ValueError(
@@ -118,8 +129,9 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
             f'{full} channels; at least 1 and at most all can be kept.'
         )
       changes[field] = kept
-    blocks.append(Block(name, module.clone(**changes)))
-  return dataclasses.replace(model, blocks=tuple(blocks))
+    return module.clone(**changes)
+
+  return model.with_modules(smaller)
 
 
 def without_running_stats(model: BlockModel) -> BlockModel:
@@ -132,28 +144,27 @@ def without_running_stats(model: BlockModel) -> BlockModel:
     One with the same parameters that never keeps running statistics.
   """
 
-  def plain(module):
+  def plain(name, module):
+    del name
     if getattr(module, 'norm', None) == 'batch':
       return module.clone(norm='batch_only')
     return module
 
-  return dataclasses.replace(
-      model, blocks=tuple(Block(n, plain(module)) for n, module in model.blocks)
-  )
+  return model.with_modules(plain)
 
 
 def width_index(
-    full: BlockModel,
-    small: BlockModel,
-    order: Callable[[int], Any] = np.arange,
+    full: BlockModel, small: BlockModel, index_of: IndexOf = leading
 ) -> Variables:
   """Which coordinates of the full model's leaves a narrow model holds.
 
   Args:
     full: The full model.
     small: What `narrow` made of it.
-    order: Maps the number of channels K of a layer to a permutation of
-      0..K-1, [K] int, maybe traced: the narrow layer holds the first k of it.
+    index_of: `(size, kept) -> [kept] int`, maybe traced: which of the channels
+      0..size-1 of a layer the narrow layer holds, in its order. It is called
+      for each layer, with equal sizes for equal layers, and should depend on
+      nothing else that differs between layers.
 
   Returns:
     `Variables` of the full model's structure. In place of a leaf stands a
@@ -161,65 +172,108 @@ def width_index(
     order, or None for the whole axis.
 
   Raises:
-    ValueError: If a block has no rule.
+    ValueError: If a module cannot be narrowed, or what it declares does not
+      fit its parameters.
   """
   params, stats = {}, {}
-  shapes = (full.input_shape, *full.shapes)
+  narrow_modules = {block.name: block.module for block in small.all_blocks}
   wide, thin = full.abstract_variables, small.abstract_variables
-  current = None  # All channels of the image.
-  for i, (name, module) in enumerate(full.blocks):
-    if isinstance(module, _FLATTENING):
-      current = _flatten(current, shapes[i])
-    sets = {'*': None, 'x': current}
-    if 'conv2' in wide.params[name]:
-      _pass_on(sets, wide.params[name], thin.params[name], shapes[i][-1])
-    if isinstance(module, EncoderBlock):
-      _heads(sets, module, small.blocks[i].module, shapes[i][-1], order)
-    params[name], moments = {}, {}
-    rows = _rule(name, module).layers.split(',')
-    for layer, source, target in (row.split() for row in rows if row):
-      mine, kept = (
-          tree.params[name] if layer == '.' else tree.params[name].get(layer)
-          for tree in (wide, thin)
+
+  def walk(blocks, current):
+    """Follows the channels through a chain; the sets behind each block."""
+    behind = {}
+    for name, module in blocks:
+      cut = Cut(
+          module,
+          narrow_modules[name],
+          wide.params[name],
+          thin.params[name],
+          full.inputs[name],
+          current,
+          index_of,
       )
-      if mine is None:
-        continue
-      if target not in sets:
-        size, k = (jax.tree.leaves(t)[-1].shape[-1] for t in (mine, kept))
-        sets[target] = order(size)[:k]
-      index = jax.tree.map_with_path(
-          lambda path, leaf, s=sets[source], t=sets[target]: _axes(
-              path, leaf, s, t
-          ),
-          mine,
+      params[name], moments, current = _block_index(
+          name, cut, wide.stats.get(name, {})
       )
-      if layer == '.':
-        params[name] = index
-        continue
-      params[name][layer] = index
-      if layer in wide.stats.get(name, {}):
-        moments[layer] = {'mean': (sets[target],), 'var': (sets[target],)}
-    if moments:
-      stats[name] = moments
-    current = sets.get('y', current)
+      if moments:
+        stats[name] = moments
+      behind[name] = current
+    return behind
+
+  behind = walk(full.blocks, None)  # All channels of the image.
+  for head in full.heads:
+    walk(head.blocks, behind[head.after])
   return Variables(params, stats)
 
 
-def _rule(name: str, module: Any) -> Rule:
-  if type(module) not in RULES:
+def _slices(name: str, module: Any) -> Slices:
+  """What a module declares; a ValueError with the remedy if nothing."""
+  declared = getattr(module, 'slices', None)
+  if not isinstance(declared, Slices):
     raise ValueError(
-        f'Block {name!r} is a {type(module).__name__}, for which there is no '
-        'rule of width slicing; add one to RULES.'
+        f'Block {name!r} is a {type(module).__name__}, which does not say how '
+        'it is narrowed; give the class an attribute slices=Slices(...), see '
+        'docs/adding_a_model.md.'
     )
-  return RULES[type(module)]
+  return declared
 
 
-def _axes(path, leaf, source, target):
+def _block_index(name: str, cut: Cut, stats):
+  """One block's index of parameters and statistics, and its output set."""
+  declared = _slices(name, cut.full)
+  if declared.flattens:
+    cut = cut._replace(x=_flatten(cut.x, cut.shape))
+  sets = {'*': None, 'x': cut.x}
+  if declared.sets is not None:
+    sets.update(declared.sets(cut))
+  missing = sorted(set(cut.params) - set(declared.layers))
+  if missing:
+    raise ValueError(
+        f'Block {name!r}: the slices of {type(cut.full).__name__} do not name '
+        f'its parameters {", ".join(missing)}.'
+    )
+  index, moments = {}, {}
+  for layer, (source, target) in declared.layers.items():
+    if layer not in cut.params:
+      continue
+    mine, kept = cut.params[layer], cut.small_params[layer]
+    if target not in sets:
+      size, k = (jax.tree.leaves(t)[-1].shape[-1] for t in (mine, kept))
+      sets[target] = cut.index_of(size, k)
+
+    def axes(path, leaf, s=sets[source], t=sets[target], layer=layer):
+      return _axes(path[-1].key if path else layer, leaf, s, t)
+
+    index[layer] = jax.tree.map_with_path(axes, mine)
+    _check_fit(name, cut, layer, index[layer], kept)
+    if layer in stats:
+      moments[layer] = jax.tree.map(
+          lambda leaf, t=sets[target]: _axes('', leaf, None, t), stats[layer]
+      )
+  return index, moments, sets.get('y', cut.x)
+
+
+def _axes(leaf_name: str, leaf, source, target):
   """Index of one leaf: [..., inputs, outputs] for kernels, else [..., C]."""
   free = (None,) * (leaf.ndim - 1)
-  if path and path[-1].key == 'kernel':
+  if leaf_name == 'kernel':
     return (*free[1:], source, target)
   return (*free, target)
+
+
+def _check_fit(name: str, cut: Cut, layer: str, index, kept) -> None:
+  """Refuses an index that does not give the shapes of the narrow module."""
+  full = jax.tree.leaves(cut.params[layer])
+  held = jax.tree.leaves(index, is_leaf=_is_axes)
+  for axes, leaf, small in zip(held, full, jax.tree.leaves(kept), strict=True):
+    sizes = zip(axes, leaf.shape, strict=True)
+    got = tuple(size if axis is None else len(axis) for axis, size in sizes)
+    if got != small.shape:
+      raise ValueError(
+          f'Block {name!r}: by the slices of {type(cut.full).__name__} a leaf '
+          f'of {layer!r} has the shape {got}, but the narrow module has '
+          f'{small.shape}.'
+      )
 
 
 def _flatten(channels, shape):
@@ -228,34 +282,6 @@ def _flatten(channels, shape):
     return channels
   places = np.arange(np.prod(shape[:-1]))[:, None] * shape[-1]
   return (places + channels[None]).reshape(-1)
-
-
-def _pass_on(sets, wide, thin, channels):
-  """The output set of a residual block whose shortcut has no parameters."""
-  if 'conv_shortcut' in wide:
-    return
-  last_conv = 'conv3' if 'conv3' in wide else 'conv2'
-  extra = wide[last_conv]['kernel'].shape[-1] - channels
-  current = sets['x']
-  more = thin[last_conv]['kernel'].shape[-1] - len(current)
-  front = more // 2
-  first, last = np.arange(front), np.arange(more - front)
-  if extra:
-    current = current + extra // 2
-  # Zeros go before and after the old channels, half of them each.
-  parts = [first, current, last + channels + extra // 2]
-  join = np if isinstance(current, np.ndarray) else jnp
-  sets['y'] = join.concatenate(parts)
-
-
-def _heads(sets, module, small, dim, order):
-  """Sets of the attention: the same coordinates in every head."""
-  size = module.head_dim or dim // module.heads
-  total = module.heads * size
-  places = order(total).reshape(module.heads, size)[:, : small.head_dim]
-  sets['heads'] = places.reshape(-1)
-  qkv = np.arange(3)[:, None] * total + sets['heads'][None]
-  sets['qkv'] = qkv.reshape(-1)
 
 
 def _is_axes(x) -> bool:

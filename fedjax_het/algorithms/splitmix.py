@@ -4,15 +4,16 @@ The server holds B = 1 / r independent thin nets ("bases") of floor(r K) of the
 K channels of every layer. One round:
 
   1. Client k of budget R_k gets m_k = floor(R_k / r) distinct bases: the first
-     from a queue, which is shuffled anew when all bases have been dealt, so
-     that first choices are balanced; the others at random.
+     from a queue, which is shuffled anew when all bases have been handed out,
+     so that first choices are balanced; the others at random.
   2. It trains each of them alone, on the same minibatches. Outputs of
      convolutions are multiplied by 1 / r in training only, and logits of labels
      absent from the minibatch are set to 0. Where a norm directly behind a
      convolution would cancel the factor and others are added to its output, as
      in the stem of PreResNet-20, the norm's output is multiplied: with batch
      statistics training and test are then one function.
-  3. Base b becomes the mean over its trainers, weighted by their examples;
+  3. Base b becomes the mean over its trainers, weighted by their examples,
+       theta_b <- sum_{k trains b} n_k theta_kb / sum_{k trains b} n_k;
      a base without trainers keeps its value.
 
 The prediction is the mean of the bases' logits. With the norm policy 'batch'
@@ -20,8 +21,8 @@ statistics are estimated anew, without the factor 1 / r, before every
 evaluation; with 'batch_only' (the paper's default) each test batch is
 normalised by its own.
 
-The queue goes on from round to round. Within a round it is dealt by client id,
-in the authors' code in the order of sampling. Kernels are
+The queue goes on from round to round. Within a round it is taken in the order
+of client ids, in the authors' code in the order of sampling. Kernels are
 drawn by the model's own initialiser and, but for the stem, scaled by sqrt(r),
 as if their layers were of full width.
 
@@ -30,27 +31,28 @@ References:
   In-Situ Customization <https://arxiv.org/abs/2203.09747>`_, ICLR 2022.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
+import functools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.aggregation.label_masks import (
+  MASKS,
+  masked_logits,
+  owned_labels,
+)
 from fedjax_het.aggregation.slicing import (
   mean_change,
   narrow,
+  one_model,
   without_running_stats,
 )
-from fedjax_het.algorithms.heterofl import (
-  MASKS,
-  masked_logits,
-  one_model,
-  owned_labels,
-)
 from fedjax_het.engine.local import fit
-from fedjax_het.engine.options import at_least, one_of, shares
+from fedjax_het.engine.needs import requires
+from fedjax_het.engine.options import at_least, group_shares, one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -113,7 +115,7 @@ def first_choice(queue, turn, num_bases: int) -> jax.Array:
 
   Args:
     queue: [] uint32, the seed of its shuffles.
-    turn: [] int32, how many first choices were dealt before.
+    turn: [] int32, how many first choices there were before.
     num_bases: B, after as many of which the queue is shuffled anew.
 
   Returns:
@@ -140,11 +142,37 @@ def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
   return jax.lax.top_k(score, number)[1]
 
 
+def draw_base(base: BlockModel, key, factor: float) -> Variables:
+  """One base; kernels other than the stem's as in a layer of full width.
+
+  Args:
+    base: The thin model.
+    key: A random key.
+    factor: 1 / r, or 1 for kernels as the thin model draws them.
+
+  Returns:
+    Its variables.
+  """
+  variables = base.init(key)
+  if factor == 1:
+    return variables
+  stem = base.block_names[0]
+
+  def scaled(path, leaf):
+    inner = path[0].key != stem and path[-1].key == 'kernel'
+    # W <- sqrt(r) W
+    return leaf * factor**-0.5 if inner else leaf
+
+  return variables._replace(
+      params=jax.tree.map_with_path(scaled, variables.params)
+  )
+
+
+@requires(one_model=True, group_options=dict(budget=''))
 def splitmix(
     federation: Federation,
     *,
     num_bases: int = 4,
-    budgets: str = '',
     rescale: bool = True,
     mask: str = 'batch',
     calibrate_batches: int | None = None,
@@ -153,10 +181,11 @@ def splitmix(
   """SplitMix.
 
   Args:
-    federation: Groups, all of one model, and local training.
+    federation: Groups, all of one model, and local training. A group's option
+      `budget` is the share of the full width that it affords, such as '1/2';
+      without any, budgets are 1, 1/2, 1/4, ... in the order of the groups'
+      names.
     num_bases: B; a base has floor(K / B) of K channels.
-    budgets: Share of the full width that each group affords, by name, such as
-      'a:1 b:1/2'; '' for 1, 1/2, 1/4, ... in the order of the names.
     rescale: Whether outputs of convolutions are multiplied by 1 / r in
       training, and kernels drawn as for the full width.
     mask: As for `heterofl`; 'batch' in the paper's code where labels are
@@ -178,11 +207,9 @@ def splitmix(
   at_least(1, num_bases=num_bases)
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
+  budgets = group_shares('budget', {g.name: g.options for g in groups})
   afforded = {
-      name: bases_of(budget, num_bases)
-      for name, budget in shares(
-          'budgets', budgets, [group.name for group in groups]
-      ).items()
+      name: bases_of(budget, num_bases) for name, budget in budgets.items()
   }
   if rescale and num_bases > 1:
     _check_scale(model)
@@ -190,25 +217,10 @@ def splitmix(
   trained = without_running_stats(base)
   factor = num_bases if rescale else 1
 
-  def draw(key):
-    """One base; kernels other than the stem's as in a layer of full width."""
-    variables = base.init(key)
-    if factor == 1:
-      return variables
-    stem = base.block_names[0]
-
-    def scaled(path, leaf):
-      inner = path[0].key != stem and path[-1].key == 'kernel'
-      return leaf * factor**-0.5 if inner else leaf
-
-    return variables._replace(
-        params=jax.tree.map_with_path(scaled, variables.params)
-    )
-
   def init(key):
     # The first base is what FedAvg would begin with.
     keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
-    drawn = [draw(key) for key in keys]
+    drawn = [draw_base(base, key, factor) for key in keys]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
     return Server(bases, jax.random.bits(key, dtype=jnp.uint32))
 
@@ -224,10 +236,12 @@ def splitmix(
     owned = owned_labels(data, num_classes)
 
     def loss_fn(variables, batch, key):
+      # conv(x) <- conv(x) / r
       with scaled_outputs(factor):
         logits, stats = trained.apply(
             variables, batch.x, train=True, mask=batch.mask, key=key
         )
+      # z_c <- 0 for absent labels c
       logits = masked_logits(logits, batch, owned, mask)
       return local.task.loss(logits, batch.y, batch.mask), (stats, {})
 
@@ -235,16 +249,13 @@ def splitmix(
       end, _, metrics, num_steps = fit(
           loss_fn, local, Variables(params, {}), data, visit
       )
+      # Delta_kb = n_k (theta_kb - theta_b)
       weight = jnp.where(num_steps > 0, data.size, 0).astype(jnp.float32)
       change = jax.tree.map(lambda a, b: weight * (a - b), end.params, params)
       return change, weight, metrics
 
     change, weight, metrics = jax.lax.map(train, start)
-
-    def place(part):
-      whole = jnp.zeros((num_bases, *part.shape[1:]), part.dtype)
-      return whole.at[chosen].set(part)
-
+    place = functools.partial(_place, chosen, num_bases)
     weight = place(weight)
     change = Maybe(jax.tree.map(place, change), weight > 0)
     metrics = jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
@@ -265,6 +276,7 @@ def splitmix(
         ),
         change,
     )
+    # theta_b <- theta_b + sum_k Delta_kb / sum_k n_k
     params = mean_change(server.bases.params, change, count)
     return server._replace(bases=server.bases._replace(params=params)), {}
 
@@ -281,15 +293,6 @@ def splitmix(
     )
     return server._replace(bases=server.bases._replace(stats=stats))
 
-  def predict_with(number: int) -> Callable[..., jax.Array]:
-    def predict(group, bases, x):
-      del group
-      first = jax.tree.map(lambda leaf: leaf[:number], bases)
-      logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
-      return jnp.mean(logits, axis=0)
-
-    return predict
-
   return FederatedAlgorithm(
       init=init,
       init_client=lambda group, client_id, key: (),
@@ -298,13 +301,28 @@ def splitmix(
       server_update=server_update,
       client_model=lambda server, client, group: server.bases,
       one_model=True,
-      predict=predict_with(num_bases),
+      predict=functools.partial(_predict, base, num_bases),
       views={
-          f'bases_{m}': predict_with(m)
+          f'bases_{m}': functools.partial(_predict, base, m)
           for m in sorted({*afforded.values()} if views else ())
       },
       calibrate=calibrate if base.abstract_variables.stats else None,
   )
+
+
+def _place(chosen, num_bases, part):
+  """[m, ...] of the chosen bases as [B, ...], zero for the others."""
+  whole = jnp.zeros((num_bases, *part.shape[1:]), part.dtype)
+  return whole.at[chosen].set(part)
+
+
+def _predict(base, number, group, bases, x):
+  """Logits of the first `number` bases, averaged."""
+  del group
+  first = jax.tree.map(lambda leaf: leaf[:number], bases)
+  logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
+  # z = (1 / m) sum_b z_b
+  return jnp.mean(logits, axis=0)
 
 
 def _check_scale(model: BlockModel) -> None:

@@ -1,10 +1,11 @@
 """Checks of an algorithm's options, in one clear line each."""
 
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 import math
 import numbers
 import re
+from typing import Any
 
 import numpy as np
 
@@ -102,42 +103,73 @@ def at_least(low: int, **options: int) -> None:
       )
 
 
-def shares(option: str, text: str, names: Collection[str]) -> dict:
-  """Parses exact shares by name, such as 'a:1 b:1/2 c:0.25'.
+def share(name: str, value) -> Fraction:
+  """Reads an exact share, such as '1/2', '0.25', 0.5 or 1.
 
   Args:
-    option: The option's name, for the message.
-    text: The names with their shares; '' for 1, 1/2, 1/4, ... in the order of
-      the sorted names.
-    names: The names that there must be.
+    name: The option's full name, for the message.
+    value: A string or a number. A float stands for the nearest fraction whose
+      denominator is at most a million: 0.1 is 1/10.
 
   Returns:
-    {name: Fraction}.
+    The share.
 
   Raises:
-    ValueError: If the text cannot be read, names other than these, or a share
-      is not in (0, 1].
+    ValueError: If the value cannot be read, or is not in (0, 1].
   """
-  if not text:
-    return {name: Fraction(1, 2**i) for i, name in enumerate(sorted(names))}
   try:
-    if re.search(r'[eE][+-]?\d{4}', text):
-      raise ValueError  # A fraction of so many digits takes for ever.
-    pairs = [item.split(':') for item in text.split()]
-    found = {name: Fraction(share) for name, share in pairs}
-  except (ValueError, ZeroDivisionError):
+    # A fraction of so many digits takes for ever.
+    if isinstance(value, str) and re.search(r'[eE][+-]?\d{4}', value):
+      raise ValueError
+    if isinstance(value, bool):
+      raise ValueError
+    if isinstance(value, (str, numbers.Rational)):
+      found = Fraction(value)
+    else:
+      found = Fraction(float(value)).limit_denominator(10**6)
+  except (ValueError, TypeError, ArithmeticError):
     raise ValueError(
-        f"{option} must look like 'a:1 b:1/2', got {text!r}."
+        f"{name} must be a share such as '1/2' or 0.5, got {shown(value)}."
     ) from None
-  if sorted(name for name, _ in pairs) != sorted(names):
+  if not 0 < found <= 1:
     raise ValueError(
-        f'{option} must name each of {", ".join(sorted(names))} once, got '
-        f'{text!r}.'
+        f'{name} must be a share above 0 and at most 1, got {shown(value)}.'
     )
-  for name, share in found.items():
-    if not 0 < share <= 1:
-      raise ValueError(
-          f'{option}: the share of {name!r} must be above 0, to leave some '
-          f'channels, and at most 1, got {share}.'
-      )
   return found
+
+
+def group_shares(option: str, given: Mapping[str, Any]) -> dict[str, Fraction]:
+  """The share that each group gives in one of its options.
+
+  Args:
+    option: The option's name.
+    given: {group name: the group's options}, see `Group.options`. An option
+      that is missing, None or '' is not given.
+
+  Returns:
+    {group name: share}; where no group gives one, 1, 1/2, 1/4, ... in the order
+    of the sorted names.
+
+  Raises:
+    ValueError: If a share cannot be read, is not in (0, 1], or only some groups
+      give one.
+  """
+  values = {name: options.get(option, '') for name, options in given.items()}
+  missing = [name for name, value in values.items() if value in ('', None)]
+  if len(missing) == len(values):
+    default = halvings(sorted(values))
+    return {name: default[name] for name in values}
+  if missing:
+    raise ValueError(
+        f'groups.{missing[0]}.{option} is missing; give it in every group or '
+        'in none.'
+    )
+  return {
+      name: share(f'groups.{name}.{option}', value)
+      for name, value in values.items()
+  }
+
+
+def halvings(names: Iterable[str]) -> dict[str, Fraction]:
+  """{name: 1, 1/2, 1/4, ...} in the order of the names."""
+  return {name: Fraction(1, 2**i) for i, name in enumerate(names)}

@@ -71,7 +71,7 @@ def static_statistics(
     example = order[jnp.minimum(place, last)]
     x = data.preprocess(data.images[example])
     with batch_moments_as_stats():
-      _, stats = model.apply(
+      _, stats = model.apply_heads(
           Variables(params, zeros), x, train=True, mask=place < total
       )
     return jax.tree.map(jnp.add, sums, stats)

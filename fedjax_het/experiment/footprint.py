@@ -7,7 +7,6 @@ took any memory. A run that passes may still be too large.
 """
 
 from collections.abc import Mapping
-import itertools
 import math
 import os
 import pathlib
@@ -160,10 +159,13 @@ def _weights(model: BlockModel, local) -> int:
 
 def _training(model: BlockModel) -> int:
   """Bytes of one example in training: the outputs of all blocks."""
-  return 4 * sum(math.prod(shape) for shape in model.shapes)
+  return 4 * sum(math.prod(shape) for shape in model.outputs.values())
 
 
 def _testing(model: BlockModel) -> int:
   """Bytes of one example in inference: a block's input and its output."""
-  sizes = [math.prod(shape) for shape in (model.input_shape, *model.shapes)]
-  return 4 * max(map(sum, itertools.pairwise(sizes)))
+  sizes = (
+      math.prod(before) + math.prod(model.outputs[name])
+      for name, before in model.inputs.items()
+  )
+  return 4 * max(sizes)

@@ -1,4 +1,4 @@
-"""Models as ordered lists of named blocks, one file per family.
+"""Models as trunks of named blocks with heads, one file per family.
 
 `MODELS` maps a name to a constructor, called as
 `MODELS[name](input_shape, num_classes, **options)`; `create` does the same
@@ -14,7 +14,7 @@ import inspect
 from fedjax_het.kernels import onednn
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
-from fedjax_het.models.blocks import Block, BlockModel, Variables
+from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
 from fedjax_het.models.layers import check_choice
@@ -129,6 +129,7 @@ __all__ = [
     'MODELS',
     'Block',
     'BlockModel',
+    'Head',
     'Variables',
     'create',
     'model_options',

@@ -1,11 +1,14 @@
-"""A model as an ordered list of named blocks, of which any span can be applied.
+"""A model as a trunk of named blocks, and heads that branch off it.
 
-Parameters and norm statistics are plain dicts keyed by block name, so that
-the extractor, the intermediate layers and the classifier of FedIN, a frozen
-prefix of FeDepth, or the layers that two architectures share are sub-dicts.
+Any span of the trunk can be applied alone. A plain chain is a trunk without
+further heads: its last block is its head. Parameters and norm statistics are
+plain dicts keyed by block name, so that the extractor, the intermediate layers
+and the classifier of FedIN, a frozen prefix of FeDepth, the layers that two
+architectures share, or an exit that stays on its client are sub-dicts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -18,6 +21,7 @@ import jax.numpy as jnp
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.kernels.matmul_dtype import using_matmul_dtype
 from fedjax_het.models import reach
+from fedjax_het.names import check_name
 
 
 class Variables(NamedTuple):
@@ -48,6 +52,23 @@ class Block(NamedTuple):
   module: nn.Module
 
 
+class Head(NamedTuple):
+  """A side exit: a block, or a chain of blocks, behind a block of the trunk.
+
+  Attributes:
+    after: Name of the trunk's block whose output the head takes.
+    blocks: The head's blocks, in order. The last one's name is the head's.
+  """
+
+  after: str
+  blocks: tuple[Block, ...]
+
+  @property
+  def name(self) -> str:
+    """Name of the head."""
+    return self.blocks[-1].name
+
+
 @functools.partial(jax.jit, static_argnames=('module', 'shape'))
 def _draw_block(module, key, shape):
   # Equal modules and shapes, of whatever architecture, share the program; the
@@ -65,11 +86,11 @@ def _output_shape(module, shape):
 
 @dataclasses.dataclass(frozen=True)
 class BlockModel:
-  """An ordered list of blocks with init and apply over plain dicts.
+  """A trunk of blocks and further heads, applied over plain dicts.
 
   Attributes:
     name: Name of the architecture, for messages and tables.
-    blocks: The blocks in the order in which they are applied.
+    blocks: The trunk's blocks in the order in which they are applied.
     input_shape: (height, width, channels) of one example.
     num_classes: Size of the last output.
     cut: (end of the extractor, start of the classifier) as block positions;
@@ -79,6 +100,8 @@ class BlockModel:
     matmul_dtype: Type of the operands of its products, see
       `kernels.matmul_dtype`.
     conv_backend: Whose it calls on a CPU, see `kernels.lowering`.
+    heads: Exits besides the trunk's end. Their variables lie beside the
+      trunk's, under the names of their blocks.
   """
 
   name: str
@@ -91,24 +114,43 @@ class BlockModel:
   )
   matmul_dtype: str = 'float32'
   conv_backend: str = 'xla'
+  heads: tuple[Head, ...] = ()
 
   def __post_init__(self):
-    names = self.block_names
+    for head in self.heads:
+      if not head.blocks:
+        raise ValueError(
+            f'Model {self.name!r}: the head after {head.after!r} has no block.'
+        )
+      check_name(
+          f'trunk block of the head {head.name!r}', head.after, self.block_names
+      )
+    names = tuple(block.name for block in self.all_blocks)
     if len(set(names)) != len(names):
       raise ValueError(f'Model {self.name!r} repeats a block name: {names}.')
-    if not 0 < self.cut[0] < self.cut[1] < len(names):
+    if not 0 < self.cut[0] < self.cut[1] < len(self.blocks):
       raise ValueError(
           f'Model {self.name!r}: cut {self.cut} must leave an extractor, '
-          f'intermediate layers and a classifier of {len(names)} blocks.'
+          f'intermediate layers and a classifier of {len(self.blocks)} blocks.'
       )
 
   @property
   def block_names(self) -> tuple[str, ...]:
-    """Names of the blocks, in order."""
+    """Names of the trunk's blocks, in order."""
     return tuple(block.name for block in self.blocks)
 
+  @property
+  def all_blocks(self) -> tuple[Block, ...]:
+    """The trunk's blocks, then those of the heads."""
+    return sum((head.blocks for head in self.heads), self.blocks)
+
+  @property
+  def head_names(self) -> tuple[str, ...]:
+    """Names of all heads; the last is the trunk's own last block."""
+    return (*(head.name for head in self.heads), self.block_names[-1])
+
   def span(self, start=0, stop=None) -> tuple[str, ...]:
-    """Names of the blocks at the positions [start, stop)."""
+    """Names of the trunk's blocks at the positions [start, stop)."""
     return self.block_names[start:stop]
 
   @property
@@ -126,6 +168,114 @@ class BlockModel:
     """Block names of FedIN's classifier c."""
     return self.span(self.cut[1])
 
+  def with_heads(self, *heads: Head) -> 'BlockModel':
+    """The same trunk with further heads.
+
+    Args:
+      *heads: The new heads, such as `Head('stage1_block0', (Block('exit1/pool',
+        GlobalPool()), Block('exit1', Linear(10))))`.
+
+    Returns:
+      A model whose other variables are drawn as before.
+
+    Raises:
+      ValueError: If a name is repeated, or no block of the trunk has the name
+        of a head's `after`.
+    """
+    return dataclasses.replace(self, heads=(*self.heads, *heads))
+
+  def with_modules(
+      self, change: Callable[[str, nn.Module], nn.Module]
+  ) -> 'BlockModel':
+    """The model with other modules of the same names.
+
+    Args:
+      change: `(block name, module) -> module`, for trunk and heads.
+
+    Returns:
+      The new model.
+    """
+
+    def changed(blocks):
+      return tuple(Block(name, change(name, module)) for name, module in blocks)
+
+    return dataclasses.replace(
+        self,
+        blocks=changed(self.blocks),
+        heads=tuple(
+            Head(head.after, changed(head.blocks)) for head in self.heads
+        ),
+    )
+
+  def branch(self, head: str) -> int:
+    """Number of the trunk's blocks in front of a head.
+
+    Args:
+      head: Name of a head.
+
+    Returns:
+      The position of the head's first block on its path; for the trunk's own
+      head, the length of the trunk.
+
+    Raises:
+      ValueError: For an unknown head.
+    """
+    check_name('head', head, self.head_names)
+    for one in self.heads:
+      if one.name == head:
+        return self.block_names.index(one.after) + 1
+    return len(self.blocks)
+
+  def path(self, head: str | None = None) -> tuple[Block, ...]:
+    """The blocks from the input to a head.
+
+    Args:
+      head: Name of a head; None for the trunk's own.
+
+    Returns:
+      The trunk's blocks in front of the head, then the head's.
+
+    Raises:
+      ValueError: For an unknown head.
+    """
+    if head is None:
+      return self.blocks
+    trunk = self.blocks[: self.branch(head)]
+    own = [one.blocks for one in self.heads if one.name == head]
+    return sum(own, trunk)
+
+  def chain(self, head: str, keep: Collection[str] = ()) -> 'BlockModel':
+    """The model that ends in a head.
+
+    Args:
+      head: Name of the head.
+      keep: Names of heads that the new model has besides; they must branch
+        off its trunk.
+
+    Returns:
+      A model of the blocks of `path(head)`. Its variables are a part of this
+      model's, with the same values. What follows the trunk's blocks is its
+      classifier; the extractor is its first block.
+
+    Raises:
+      ValueError: For an unknown head, or one that leaves no block between the
+        first and the last.
+    """
+    for name in (head, *keep):
+      check_name('head', name, self.head_names)
+    heads = tuple(
+        one for one in self.heads if one.name in keep and one.name != head
+    )
+    if head == self.block_names[-1]:
+      return dataclasses.replace(self, heads=heads)
+    return dataclasses.replace(
+        self,
+        name=f'{self.name}/{head}',
+        blocks=self.path(head),
+        cut=(1, max(2, self.branch(head))),
+        heads=heads,
+    )
+
   def init(self, key, names=None) -> Variables:
     """Draws the initial variables.
 
@@ -137,23 +287,21 @@ class BlockModel:
 
     Args:
       key: A random key.
-      names: Names of the blocks to draw; None for all.
+      names: Names of the blocks to draw; None for all, heads included.
 
     Returns:
       The variables of those blocks.
     """
     params, stats = {}, {}
-    shape = (1, *self.input_shape)
-    for name, module in self.blocks:
+    for name, module in self.all_blocks:
       if names is None or name in names:
         block_key = jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1)
-        variables = _draw_block(module, block_key, shape)
+        variables = _draw_block(module, block_key, (1, *self.inputs[name]))
         params[name] = variables.get('params', {})
         if self.pretrained and name in self.pretrained:
           params[name] = jax.tree.map(jnp.asarray, self.pretrained[name])
         if 'batch_stats' in variables:
           stats[name] = variables['batch_stats']
-      shape = _output_shape(module, shape)
     return Variables(params, stats)
 
   def apply(
@@ -163,18 +311,20 @@ class BlockModel:
       *,
       start: int = 0,
       stop: int | None = None,
+      head: str | None = None,
       train: bool = False,
       mask: jax.Array | None = None,
       key: jax.Array | None = None,
   ) -> tuple[jax.Array, dict[str, Any]]:
-    """Applies the blocks [start, stop) to `x`.
+    """Applies the blocks [start, stop) of the path to a head.
 
     Args:
       variables: Variables holding at least the blocks of the span; leaves may
         have been cut by `trim`, for inputs of the model's own shapes.
       x: [B, ...], the input of block `start`.
-      start: Position of the first block.
+      start: Position of the first block; `branch(head)` applies a head alone.
       stop: Position after the last block; None means to the end.
+      head: Name of the head; None means the trunk's own.
       train: Whether norms use (and update the running) batch statistics and
         dropout is active.
       mask: [B] bool, False for padding examples, which batch statistics
@@ -186,36 +336,81 @@ class BlockModel:
     Returns:
       The output of the span and `variables.stats` with the span's running
       statistics updated (unchanged when not `train`).
+
+    Raises:
+      ValueError: For an unknown head.
     """
+    blocks = self.path(head)
+    positions = range(len(blocks))[start:stop]
+    span = [(i, blocks[i]) for i in positions]
+    with self._kernels():
+      return _apply_blocks(span, variables, x, train, mask, key)
+
+  def apply_heads(
+      self,
+      variables: Variables,
+      x: jax.Array,
+      heads: Iterable[str] | None = None,
+      *,
+      start: int = 0,
+      train: bool = False,
+      mask: jax.Array | None = None,
+      key: jax.Array | None = None,
+  ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """Applies several heads in one pass over the trunk.
+
+    Args:
+      variables: Variables holding at least the blocks of the heads' paths.
+      x: [B, ...], the input of the trunk's block `start`.
+      heads: Their names, None for all; the trunk is applied as far as they
+        need it.
+      start: Position of the first block, in front of all these heads.
+      train: As for `apply`.
+      mask: As for `apply`.
+      key: As for `apply`. A head draws the dropout that it would draw in
+        `chain(head)`.
+
+    Returns:
+      {head: its output}, in the order of `heads`, and the statistics, updated
+      where a block was applied.
+
+    Raises:
+      ValueError: For an unknown head, or one that branches off before `start`.
+    """
+    names = self.head_names if heads is None else tuple(heads)
+    branches = {name: self.branch(name) for name in names}
+    for name, at in branches.items():
+      if at < start:
+        raise ValueError(
+            f'The head {name!r} branches off behind {at} blocks, before '
+            f'start={start}.'
+        )
+    outputs, stats, done = {}, variables.stats, start
+    with self._kernels():
+      for at in sorted({*branches.values()}):
+        span = [(i, self.blocks[i]) for i in range(done, at)]
+        x, stats = _apply_blocks(
+            span, Variables(variables.params, stats), x, train, mask, key
+        )
+        done = at
+        for name in (n for n in names if branches[n] == at):
+          own = list(enumerate(self.path(name)))[at:]
+          outputs[name], stats = _apply_blocks(
+              own, Variables(variables.params, stats), x, train, mask, key
+          )
+    return {name: outputs[name] for name in names}, stats
+
+  @contextlib.contextmanager
+  def _kernels(self):
+    """The model's choice of kernels, while it is traced."""
     with (
         using_matmul_dtype(self.matmul_dtype),
         using_conv_backend(self.conv_backend),
     ):
-      return self._apply(variables, x, start, stop, train, mask, key)
-
-  def _apply(self, variables, x, start, stop, train, mask, key):
-    stats = dict(variables.stats)
-    for position in range(len(self.blocks))[start:stop]:
-      name, module = self.blocks[position]
-      tree = {'params': reach.whole(variables.params[name])}
-      if name in stats:
-        tree['batch_stats'] = stats[name]
-      rngs = (
-          None
-          if key is None
-          else {'dropout': jax.random.fold_in(key, position)}
-      )
-      if train and name in stats:
-        x, updated = module.apply(
-            tree, x, train, mask, rngs=rngs, mutable=['batch_stats']
-        )
-        stats[name] = updated['batch_stats']
-      else:
-        x = module.apply(tree, x, train, mask, rngs=rngs)
-    return x, stats
+      yield
 
   def trim(self, variables: Variables) -> Variables:
-    """Leaves out the weights that no example reaches.
+    """Drops unused weights: those that no example reaches.
 
     Args:
       variables: Whole ones, of any blocks of the model.
@@ -248,22 +443,76 @@ class BlockModel:
 
   @functools.cached_property
   def _parts(self) -> dict[str, dict[str, reach.Part]]:
-    inputs = (self.input_shape, *self.shapes)
     found = {
-        name: reach.used_parts(module, (1, *shape))
-        for (name, module), shape in zip(self.blocks, inputs)
+        name: reach.used_parts(module, (1, *self.inputs[name]))
+        for name, module in self.all_blocks
     }
     return {name: parts for name, parts in found.items() if parts}
 
   @functools.cached_property
+  def inputs(self) -> dict[str, tuple[int, ...]]:
+    """Per-example input shape of every block by name, those of heads too."""
+    return {name: before for name, (before, _) in self._shapes.items()}
+
+  @functools.cached_property
+  def outputs(self) -> dict[str, tuple[int, ...]]:
+    """Per-example output shape of every block by name, those of heads too."""
+    return {name: after for name, (_, after) in self._shapes.items()}
+
+  @functools.cached_property
   def shapes(self) -> tuple[tuple[int, ...], ...]:
-    """Per-example output shape of every block, in order."""
-    out = [(1, *self.input_shape)]
-    for _, module in self.blocks:
-      out.append(_output_shape(module, out[-1]))
-    return tuple(shape[1:] for shape in out[1:])
+    """Per-example output shape of every block of the trunk, in order."""
+    return tuple(self.outputs[name] for name in self.block_names)
+
+  @functools.cached_property
+  def _shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """{block name: its input's and its output's shape}."""
+    found = {}
+
+    def walk(blocks, shape):
+      for name, module in blocks:
+        after = _output_shape(module, (1, *shape))[1:]
+        found[name] = (shape, after)
+        shape = after
+
+    walk(self.blocks, tuple(self.input_shape))
+    for head in self.heads:
+      walk(head.blocks, found[head.after][1])
+    return found
 
   @functools.cached_property
   def abstract_variables(self) -> Variables:
     """Shapes and dtypes of the variables, without computing them."""
     return jax.eval_shape(self.init, jax.random.key(0))
+
+
+def _apply_blocks(span, variables, x, train, mask, key):
+  """Applies blocks one after the other.
+
+  Args:
+    span: (position, block) pairs; dropout is drawn by position.
+    variables: Variables holding at least these blocks.
+    x: [B, ...], the input of the first.
+    train: As for `BlockModel.apply`, like the others.
+    mask: See there.
+    key: See there.
+
+  Returns:
+    The last one's output, and the statistics.
+  """
+  stats = dict(variables.stats)
+  for position, (name, module) in span:
+    tree = {'params': reach.whole(variables.params[name])}
+    if name in stats:
+      tree['batch_stats'] = stats[name]
+    rngs = (
+        None if key is None else {'dropout': jax.random.fold_in(key, position)}
+    )
+    if train and name in stats:
+      x, updated = module.apply(
+          tree, x, train, mask, rngs=rngs, mutable=['batch_stats']
+      )
+      stats[name] = updated['batch_stats']
+    else:
+      x = module.apply(tree, x, train, mask, rngs=rngs)
+  return x, stats

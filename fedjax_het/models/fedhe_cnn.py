@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.slices import Slices
 
 # (filters of each convolution, dropout rate).
 VARIANTS = (
@@ -68,6 +69,8 @@ class Unit(nn.Module):
     norm: Norm policy.
     scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
   features: int
   kernel: int

@@ -19,6 +19,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import Stem
+from fedjax_het.models.slices import Slices, shortcut
 
 # Identity blocks after the first block of stages 2, 3 and 4.
 NUM_IDENTITY = {
@@ -43,6 +44,19 @@ class PointwiseBlock(nn.Module):
     norm: Norm policy.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(
+      ('inner', 'features'),
+      dict(
+          conv1=('x', 'h'),
+          norm1=('h', 'h'),
+          conv2=('h', 'y'),
+          norm2=('y', 'y'),
+          conv_shortcut=('x', 'y'),
+          norm_shortcut=('y', 'y'),
+      ),
+      sets=shortcut('conv2'),
+  )
 
   inner: int
   features: int

@@ -6,7 +6,7 @@ not counted: where maps are small they are most of what is computed, and none of
 it is useful.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
 
 import jax
@@ -84,27 +84,39 @@ def _pairs(size: int, kernel: int, out: int, stride: int, before: int) -> int:
 
 
 def forward_flops(
-    model: BlockModel, positions: Sequence[int] | None = None
+    model: BlockModel,
+    positions: Sequence[int] | None = None,
+    *,
+    heads: Iterable[str] = (),
 ) -> int:
   """Operations of one example's forward pass through some blocks.
 
   Args:
     model: The model.
-    positions: Of the blocks; None for all.
+    positions: Of blocks of the trunk; None for all.
+    heads: Names of further heads that are computed in the same pass.
 
   Returns:
     Their number.
-  """
-  shapes = (model.input_shape, *model.shapes)
 
-  def one(i):
-    x = jax.ShapeDtypeStruct((1, *shapes[i]), jnp.float32)
+  Raises:
+    ValueError: For an unknown head.
+  """
+
+  def one(head, i):
+    shape = model.inputs[model.path(head)[i].name]
     return product_flops(
-        lambda variables, x: model.apply(variables, x, start=i, stop=i + 1),
+        lambda variables, x: model.apply(
+            variables, x, start=i, stop=i + 1, head=head
+        ),
         model.abstract_variables,
-        x,
+        jax.ShapeDtypeStruct((1, *shape), jnp.float32),
     )
 
   if positions is None:
     positions = range(len(model.blocks))
-  return sum(map(one, positions))
+  places = [(None, i) for i in positions]
+  for head in heads:
+    own = range(model.branch(head), len(model.path(head)))
+    places += [(head, i) for i in own]
+  return sum(one(head, i) for head, i in places)

@@ -1,7 +1,7 @@
-"""What methods change inside a model's layers without rewriting the model.
+"""Changes that methods make to a model's layers without rewriting the model.
 
-Each function is a context: models applied inside of it have their layers'
-calls intercepted while they are traced.
+Each function returns a context. Within it, calls of layers are intercepted
+while a model is traced.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.matmul_dtype import matmul
+from fedjax_het.models.slices import Slices
 
 
 def _draw(sample, key, shape, dtype):
@@ -233,6 +234,8 @@ class Linear(nn.Module):
       bias starts at zero with any other initialiser.
   """
 
+  slices = Slices((), dict(kernel=('x', '*'), bias=('x', '*')))
+
   features: int
   use_bias: bool = True
   kernel_init: Callable[..., jax.Array] | None = None
@@ -261,6 +264,8 @@ def hidden_linear(features: int, name: str, init: str) -> Linear:
 class GlobalPool(nn.Module):
   """Mean over all positions, [B, H, W, C] -> [B, C]."""
 
+  slices = Slices()
+
   def __call__(self, x, train=False, mask=None):
     """Returns the mean; `train` and `mask` change nothing."""
     del train, mask
@@ -269,6 +274,8 @@ class GlobalPool(nn.Module):
 
 class Flatten(nn.Module):
   """All numbers of an example in a row, [B, ...] -> [B, D]."""
+
+  slices = Slices(flattens=True)
 
   def __call__(self, x, train=False, mask=None):
     """Returns the reshaped input; `train` and `mask` change nothing."""

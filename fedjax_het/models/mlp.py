@@ -9,6 +9,7 @@ import jax
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.slices import Slices
 
 # Layers are compiled one by one.
 _DEEPEST = 1000
@@ -16,6 +17,10 @@ _DEEPEST = 1000
 
 class Layer(nn.Module):
   """Flatten, linear, norm, ReLU."""
+
+  slices = Slices(
+      ('features',), dict(linear=('x', 'y'), norm=('y', 'y')), flattens=True
+  )
 
   features: int
   norm: str = 'none'

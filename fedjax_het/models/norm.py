@@ -63,8 +63,8 @@ def batch_moments(
     values = jnp.where(mask[:, None], values, 0)
     return jnp.sum(values, axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
-  mu = mean(x)
-  return mu, mean(jnp.square(x - _spread(mu, x)))
+  centre = mean(x)
+  return centre, mean(jnp.square(x - _spread(centre, x)))
 
 
 class BatchNorm(nn.Module):
@@ -151,10 +151,10 @@ class GroupNorm(nn.Module):
       values = jnp.broadcast_to(values.mean(2, keepdims=True), values.shape)
       return values.reshape((-1, channels))
 
-    mu = mean(x)
-    var = mean(jnp.square(x - _spread(mu, x)))
+    centre = mean(x)
+    var = mean(jnp.square(x - _spread(centre, x)))
     scale = scale[None] * lax.rsqrt(var + self.epsilon)
-    return x * _spread(scale, x) + _spread(bias[None] - mu * scale, x)
+    return x * _spread(scale, x) + _spread(bias[None] - centre * scale, x)
 
 
 class Identity(nn.Module):

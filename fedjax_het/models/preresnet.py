@@ -23,10 +23,13 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import SHORTCUTS
+from fedjax_het.models.slices import Slices, shortcut
 
 
 class PreStem(nn.Module):
   """A 3x3 convolution and, maybe, a norm; no ReLU."""
+
+  slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
   features: int
   use_norm: bool = True
@@ -65,6 +68,18 @@ class PreactBlock(nn.Module):
     preact: Whether the shortcut takes u where the shape stays, too, not x.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(
+      ('features',),
+      dict(
+          norm1=('x', 'x'),
+          conv1=('x', 'h'),
+          norm2=('h', 'h'),
+          conv2=('h', 'y'),
+          conv_shortcut=('x', 'y'),
+      ),
+      sets=shortcut('conv2'),
+  )
 
   features: int
   stride: int = 1
@@ -112,6 +127,8 @@ class NormPool(nn.Module):
     norm: Norm policy.
     use_relu: False leaves the ReLU alone out.
   """
+
+  slices = Slices((), dict(norm=('x', 'x')))
 
   use_norm: bool = True
   norm: str = 'batch_only'

@@ -1,9 +1,9 @@
-"""Which part of a weight a model ever uses.
+"""Finds and drops unused weights: those that no example reaches.
 
-On a 1x1 map, the last stage of an ImageNet ResNet on 32x32 images, a 3x3
-kernel uses its centre alone: `conv` takes that slice of it, and no gradient
-ever reaches the rest, three fifths of all weights of a ResNet18. A training
-step that carries the slices only does the same with less memory traffic.
+On a 1x1 map, as in the last stage of an ImageNet ResNet on 32x32 images, a 3x3
+kernel uses its centre alone: `conv` takes that slice, and the rest never gets a
+gradient. These are three fifths of all weights of a ResNet18. A training step
+that drops them gives the same result with less memory traffic.
 """
 
 import functools
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 
 class Part(NamedTuple):
-  """The used box of a leaf.
+  """The used box of a leaf; the weights outside of it are unused.
 
   Attributes:
     begin: First index along each axis.
@@ -32,15 +32,17 @@ class Part(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
-  """Finds the leaves of which a module takes a slice and nothing else.
+  """Finds the leaves that have unused weights.
+
+  A leaf has some if the module uses slices of it and nothing else.
 
   Args:
     module: Called as `module(x, train, mask)`, see `Block`.
     shape: Of `x`.
 
   Returns:
-    {path of a leaf: the box that holds all its slices}, for leaves of the
-    parameters that are not used as a whole.
+    {path of a leaf: the smallest box around all its slices}, for the
+    parameters that have unused weights.
   """
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
   variables = jax.eval_shape(
@@ -65,7 +67,7 @@ def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
 
 
 def _hull(uses, shape) -> Part | None:
-  """The box of all slices; None if something else takes the leaf."""
+  """The box around all slices; None if the leaf has other uses."""
   boxes = []
   for use in uses:
     if getattr(use, 'primitive', None) is not jax.lax.slice_p:
@@ -81,7 +83,7 @@ def _hull(uses, shape) -> Part | None:
 
 @flax.struct.dataclass
 class Trimmed:
-  """A block's parameters, some leaves cut down to the box that is used.
+  """A block's parameters without their unused weights.
 
   Attributes:
     params: The tree, with smaller leaves.
@@ -93,7 +95,7 @@ class Trimmed:
 
 
 def cut(params: Any, parts: dict[str, Part]) -> Any:
-  """The used boxes of a block's parameters; the tree itself without any."""
+  """Drops a block's unused weights; the tree itself if it has none."""
 
   def one(leaf, part):
     end = tuple(map(sum, zip(part.begin, part.sizes)))
@@ -107,7 +109,7 @@ def cut(params: Any, parts: dict[str, Part]) -> Any:
 def whole(params: Any) -> Any:
   """Puts zeros around the boxes of `Trimmed` parameters.
 
-  A slice of a box can be taken from the result without computing it.
+  XLA takes slices of the result from the box; it does not compute the zeros.
   """
 
   def one(leaf, part):
@@ -123,7 +125,7 @@ def whole(params: Any) -> Any:
 
 
 def put_back(params: Any, old: Any) -> Any:
-  """Puts the boxes of `Trimmed` parameters into those they came from."""
+  """Writes the boxes of `Trimmed` parameters into the whole old ones."""
 
   def one(leaf, part, old):
     return jax.lax.dynamic_update_slice(old, leaf, part.begin)

@@ -20,6 +20,7 @@ from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.slices import Slices, shortcut
 
 # Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
 # bottlenecks, which begin at 50. The FedIN paper does not print the
@@ -44,6 +45,8 @@ class Stem(nn.Module):
 
   `scheme` is how kernels are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
   features: int
   kernel: int
@@ -82,6 +85,19 @@ class BasicBlock(nn.Module):
     norm: Norm policy.
     scheme: How kernels are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(
+      ('features',),
+      dict(
+          conv1=('x', 'h'),
+          norm1=('h', 'h'),
+          conv2=('h', 'y'),
+          norm2=('y', 'y'),
+          conv_shortcut=('x', 'y'),
+          norm_shortcut=('y', 'y'),
+      ),
+      sets=shortcut('conv2'),
+  )
 
   features: int
   stride: int = 1
@@ -125,6 +141,22 @@ class Bottleneck(nn.Module):
     norm: Norm policy.
     scheme: How kernels are drawn, a key of `layers.INITS`.
   """
+
+  # Four times the features: 4 ceil(rho w) channels, not ceil(rho 4 w).
+  slices = Slices(
+      ('features',),
+      dict(
+          conv1=('x', 'h'),
+          norm1=('h', 'h'),
+          conv2=('h', 'g'),
+          norm2=('g', 'g'),
+          conv3=('g', 'y'),
+          norm3=('y', 'y'),
+          conv_shortcut=('x', 'y'),
+          norm_shortcut=('y', 'y'),
+      ),
+      sets=shortcut('conv3'),
+  )
 
   features: int
   stride: int = 1

@@ -22,6 +22,7 @@ from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.slices import Slices
 
 
 class ConvUnit(nn.Module):
@@ -35,6 +36,8 @@ class ConvUnit(nn.Module):
     dropout: Probability of dropping a number in training.
     scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
   features: int
   norm: str = 'none'
@@ -63,6 +66,8 @@ class ConvUnit(nn.Module):
 class Hidden(nn.Module):
   """Flatten, linear, ReLU, dropout; attributes as those of `ConvUnit`."""
 
+  slices = Slices(('features',), dict(linear=('x', 'y')), flattens=True)
+
   features: int
   dropout: float = 0.0
   scheme: str = 'torch'
@@ -79,6 +84,8 @@ class Hidden(nn.Module):
 
 class Projection(nn.Module):
   """MOON's projection head: linear, ReLU, linear."""
+
+  slices = Slices((), dict(linear1=('x', 'h'), linear2=('h', 'y')))
 
   features: int = 256
   scheme: str = 'torch'

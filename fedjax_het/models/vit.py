@@ -15,11 +15,13 @@ import dataclasses
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.kernels.matmul_dtype import dot_general
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.pretrained import load_vit
+from fedjax_het.models.slices import Cut, Slices
 
 # Positions, whatever `init` says of the kernels.
 _POSITION = layers.truncated_normal(0.02)
@@ -56,6 +58,10 @@ class Embed(nn.Module):
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
+  slices = Slices(
+      ('dim',), dict(patch=('*', 'y'), token=('*', 'y'), position=('*', 'y'))
+  )
+
   dim: int
   patch: int
   scheme: str = 'truncated'
@@ -75,6 +81,22 @@ class Embed(nn.Module):
     return x + self.param('position', _POSITION, (1, *x.shape[1:]))
 
 
+def _attention_sets(cut: Cut) -> dict[str, np.ndarray]:
+  """Sets of the attention: the same coordinates in every head.
+
+  Args:
+    cut: An `EncoderBlock` and its narrow copy.
+
+  Returns:
+    'heads', those of the heads' outputs, and 'qkv', those of the projection.
+  """
+  heads, size = cut.full.heads, cut.full.head_dim
+  inside = cut.index_of(size, cut.small.head_dim)
+  places = (np.arange(heads)[:, None] * size + inside[None]).reshape(-1)
+  qkv = np.arange(3)[:, None] * heads * size + places[None]
+  return dict(heads=places, qkv=qkv.reshape(-1))
+
+
 class EncoderBlock(nn.Module):
   """x += attention(norm(x)); x += mlp(norm(x)).
 
@@ -84,6 +106,19 @@ class EncoderBlock(nn.Module):
       multiple.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
+
+  slices = Slices(
+      ('head_dim',),
+      dict(
+          norm1=('x', 'x'),
+          qkv=('x', 'qkv'),
+          out=('heads', 'x'),
+          norm2=('x', 'x'),
+          mlp1=('x', 'h'),
+          mlp2=('h', 'x'),
+      ),
+      sets=_attention_sets,
+  )
 
   heads: int
   head_dim: int | None = None
@@ -109,6 +144,8 @@ class EncoderBlock(nn.Module):
 
 class Token(nn.Module):
   """The final norm of the class token."""
+
+  slices = Slices((), dict(norm=('x', 'x')))
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -170,7 +207,7 @@ def vit(
   heads = layers.scale_channels(HEADS[variant], width)
   blocks = [Block('embed', Embed(head_dim * heads, patch, init))]
   blocks += [
-      Block(f'encoder{i:02d}', EncoderBlock(heads, scheme=init))
+      Block(f'encoder{i:02d}', EncoderBlock(heads, head_dim, init))
       for i in range(depth)
   ]
   head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)

@@ -1,6 +1,7 @@
 """Width slicing: a narrow model is the full one with channels set to zero."""
 
 import dataclasses
+from fractions import Fraction
 import math
 
 import flax.linen as nn
@@ -11,14 +12,20 @@ import pytest
 
 from fedjax_het.aggregation.slicing import (
   extract,
+  leading,
+  make_level,
   mean_change,
   narrow,
+  one_model,
   scatter_add,
   width_index,
   without_running_stats,
 )
-from fedjax_het.models import BlockModel, Variables, create
-from tests.tiny import tiny_model
+from fedjax_het.models import Block, BlockModel, Head, Variables, create
+from fedjax_het.models.layers import Flatten, GlobalPool, Linear
+from fedjax_het.models.simple_cnn import ConvUnit
+from fedjax_het.models.slices import Slices
+from tests.tiny import one_model_federation, tiny_federation, tiny_model
 
 CLASSES = 3
 
@@ -242,8 +249,8 @@ def test_gather_then_scatter_of_untouched_parameters_is_the_identity():
   model = create('mini_resnet6', (4, 4, 1), CLASSES, width=0.2)
   whole = draw(model.abstract_variables.params, 0)
   for rate in (0.3, 1.0):
-    for order in (np.arange, lambda k: (jnp.arange(k) + 5) % k):
-      small, index = cut(model, rate, order=order)
+    for index_of in (leading, lambda size, k: (jnp.arange(k) + 5) % size):
+      small, index = cut(model, rate, index_of=index_of)
 
       @jax.jit
       def there_and_back(whole, index=index):
@@ -267,6 +274,11 @@ def test_gather_then_scatter_of_untouched_parameters_is_the_identity():
         assert rate < 1 or np.all(n == 1)
 
 
+def window(shift):
+  """FedRolex's: `kept` channels from `shift` on, around the end."""
+  return lambda size, kept: (shift + np.arange(kept)) % size
+
+
 def test_a_rolling_window_is_a_permuted_model():
   """FedRolex: at rate 1 a permutation, and any window is consistent."""
   shape = (4, 4, 1)
@@ -275,14 +287,14 @@ def test_a_rolling_window_is_a_permuted_model():
 
   @jax.jit
   def permuted(shift):
-    _, index = cut(model, 1.0, order=lambda k: (jnp.arange(k) + shift) % k)
+    _, index = cut(model, 1.0, index_of=window(shift))
     return extract(params, index.params)
 
   want = forward(model, params, shape, train=True)
   for shift in (1, 7):
     got = forward(model, permuted(shift), shape, train=True)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-  small, index = cut(model, 0.5, order=lambda k: (np.arange(k) + 4) % k)
+  small, index = cut(model, 0.5, index_of=window(4))
   part = draw(small.abstract_variables.params, 2)
   np.testing.assert_allclose(
       forward(small, part, shape, train=True),
@@ -322,5 +334,147 @@ def test_bad_widths_are_refused_in_one_line():
     narrow(model, lambda k: k // 16)
   with pytest.raises(ValueError, match='would keep 9 of its 8 channels'):
     narrow(model, lambda k: k + 1)
-  with pytest.raises(ValueError, match='is a Dense, for which there is no '):
+  remedy = 'is a Dense, which does not say how .* an attribute slices=Slices'
+  with pytest.raises(ValueError, match=remedy):
     narrow(tiny_model(1), lambda k: k)
+  model = create('mini_vit4', (8, 8, 1), CLASSES)
+  model = model.with_modules(
+      lambda name, module: (
+          module.clone(head_dim=None) if 'encoder' in name else module
+      )
+  )
+  with pytest.raises(ValueError, match=r"'encoder00' .* head_dim=None; give"):
+    narrow(model, lambda k: k)
+
+
+class Gated(nn.Module):
+  """relu(conv(x)) * gate, as a contributor would write it."""
+
+  slices = Slices(
+      ('features',), dict(unit=('x', 'y'), gate=('*', 'y'))
+  )
+
+  features: int
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    y = ConvUnit(self.features, 'batch', 3, False, name='unit')(x, train, mask)
+    gate = self.param('gate', nn.initializers.ones, (self.features,))
+    return y * gate.reshape(1, 1, 1, -1)
+
+
+def gated(module=None, **kwargs):
+  module = module or Gated(6)
+  blocks = (
+      Block('one', module), Block('two', Gated(5)), Block('pool', GlobalPool()),
+      Block('head', Linear(CLASSES)),
+  )  # fmt: skip
+  return BlockModel('gated', blocks, (8, 8, 1), CLASSES, (1, 3), **kwargs)
+
+
+def test_a_users_layer_is_narrowed_as_it_declares():
+  """With parts that are layers of the library, and statistics in them."""
+  model = gated()
+  small, index = cut(model, 0.5, index_of=window(2))
+  params = draw(small.abstract_variables.params, 0)
+  np.testing.assert_allclose(
+      forward(small, params, (8, 8, 1), train=True),
+      forward(model, masked(model, index.params, params), (8, 8, 1), True),
+      rtol=2e-4,
+      atol=2e-4,
+  )
+  assert index.params['one']['gate'][0].tolist() == [2, 3, 4]
+  assert index.params['two']['unit']['conv']['kernel'][2].tolist() == [2, 3, 4]
+  moments = index.stats['two']['unit']['norm']
+  assert moments['mean'][0].tolist() == moments['var'][0].tolist() == [2, 3, 4]
+
+
+def test_a_declaration_that_does_not_fit_is_refused():
+  class Forgets(Gated):
+    slices = Slices(('features',), dict(unit=('x', 'y')))
+
+  with pytest.raises(ValueError, match='slices of Forgets do not name its p'):
+    cut(gated(Forgets(6)), 0.5)
+
+  class Mistakes(Gated):
+    slices = Slices(('features',), dict(unit=('x', 'y'), gate=('x', '*')))
+
+  with pytest.raises(ValueError, match="Mistakes a leaf of 'gate' has the"):
+    cut(gated(Mistakes(6)), 0.5)
+
+
+def test_heads_are_narrowed_with_the_channels_that_reach_them():
+  exit_blocks = (
+      Block('exit/conv', Gated(4)), Block('exit/flat', Flatten()),
+      Block('exit', Linear(CLASSES)),
+  )  # fmt: skip
+  model = gated().with_heads(Head('one', exit_blocks))
+  small, index = cut(model, 0.5, index_of=window(1))
+  assert small.head_names == ('exit', 'head')
+  own = index.params['exit/conv']
+  assert own['unit']['conv']['kernel'][2].tolist() == [1, 2, 3]
+  assert own['unit']['conv']['kernel'][3].tolist() == [1, 2]
+  rows, classes = index.params['exit']['kernel']
+  assert classes is None
+  assert rows.tolist() == [4 * p + c for p in range(16) for c in (1, 2)]
+  # The trunk does not notice.
+  alone = cut(gated(), 0.5, index_of=window(1))[1].params
+  assert_index(alone, {name: index.params[name] for name in alone})
+
+
+def assert_index(got, want):
+  def leaves(tree):
+    return jax.tree.leaves(tree, is_leaf=lambda x: type(x) is tuple)
+
+  assert len(leaves(got)) == len(leaves(want)) > 0
+  for a, b in zip(leaves(got), leaves(want)):
+    for one, two in zip(a, b, strict=True):
+      np.testing.assert_array_equal(one, two)
+
+
+def test_attention_rolls_inside_each_head():
+  model = create('mini_vit4', (8, 8, 1), CLASSES, width=2)
+  _, index = cut(model, 0.25, index_of=window(60))
+  inside = [60, 61, 62, 63, *range(12)]  # 16 of 64.
+  heads = index.params['encoder00']['out']['kernel'][0]
+  assert heads.tolist() == inside + [64 + i for i in inside]
+  qkv = index.params['encoder00']['qkv']['kernel'][1]
+  assert qkv.tolist() == [128 * j + i for j in range(3) for i in heads.tolist()]
+
+
+def test_a_rule_may_be_traced_and_its_windows_cover_all_channels():
+  """FedRolex: in K rounds each of K channels is held as often as any other."""
+  model = create('mlp', (2, 2, 1), CLASSES, hidden=6)
+  nothing = zeros(model.abstract_variables.params)
+
+  @jax.jit
+  def held(shift):
+    rule = lambda size, kept: (shift + jnp.arange(kept)) % size  # noqa: E731
+    level = make_level(model, Fraction(1, 3), rule)
+    ones = jax.tree.map(
+        lambda s: jnp.ones(s.shape), level.model.abstract_variables.params
+    )
+    return scatter_add(nothing, level.index, ones)
+
+  total = jax.tree.map(lambda *leaves: sum(leaves), *map(held, range(6)))
+  assert total['stem']['linear']['bias'].tolist() == [2.0] * 6
+  assert total['head']['bias'].tolist() == [6.0] * CLASSES
+  # Of a square layer only what lies near the diagonal is ever held.
+  counts = total['layer1']['linear']['kernel']
+  assert counts[0].tolist() == [2.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_levels_keep_the_share_rounded_up():
+  model = create('mlp', (2, 2, 1), CLASSES, hidden=10)
+  for rate, width in ((Fraction(1, 3), 4), (Fraction(3, 10), 3)):
+    level = make_level(model, rate)
+    assert level.rate == float(rate)
+    assert level.model.blocks[0].module.features == width
+    assert level.index['stem']['linear']['bias'][0].tolist() == [*range(width)]
+
+
+def test_one_model_of_all_groups():
+  federation = one_model_federation()
+  assert one_model(federation, 'X') == federation.groups[0].model
+  with pytest.raises(ValueError, match=r"X takes its .* groups 'tiny1' "):
+    one_model(tiny_federation(), 'X')

@@ -1,7 +1,6 @@
 """HeteroFL: the mean over holders, and the three additions to training."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,12 @@ import pytest
 
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
-from fedjax_het.algorithms.heterofl import Sent, masked_logits
-from fedjax_het.data.federated import Batch, Normalise, federate
+from fedjax_het.algorithms.heterofl import Sent
+from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.static_norm import example_order, static_statistics
-from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
 from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
@@ -32,15 +31,19 @@ from tests.tiny import (
   tiny_data,
   tiny_federation,
   tiny_local,
+  with_group_options,
 )
 
-ALL = 'tiny1:1 tiny2:1 tiny3:1'
-HALF = 'tiny1:1/2'
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def one_group(**kwargs):
   return one_model_federation(num_groups=1, per_group=6, **kwargs)
+
+
+def rates(federation, *values):
+  """The federation with the rates of its groups."""
+  return with_group_options(federation, rate=values)
 
 
 def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map',
@@ -64,7 +67,7 @@ def assert_trees(got, want, **kwargs):
 
 def test_all_rates_1_is_fedavg_bit_for_bit():
   federation = one_model_federation(norm=False, num_groups=2, per_group=3)
-  algorithm = heterofl(federation, rates='tiny1:1 tiny2:1', mask='none')
+  algorithm = heterofl(rates(federation, '1', 1), mask='none')
   _, got, _ = run(algorithm, federation, 2)
   _, want, _ = run(fedavg(federation), federation, 2)
   assert_trees(got.params, want.params, rtol=0, atol=0)
@@ -132,29 +135,6 @@ def test_head_rows_count_for_the_owners_of_their_label():
       None,
   )
   assert after.params['head']['bias'].tolist() == [1, 3, 9]
-
-
-def test_the_masked_loss():
-  logits = jnp.array([[2, 0.5, -1, 3]])
-  owned = jnp.array([True, True, False, False])
-  batch = Batch(None, jnp.array([0]), None, None)
-
-  def loss(mask):
-    masked = masked_logits(logits, batch, owned, mask)
-    return CLASSIFICATION.loss(masked, batch.y)
-
-  np.testing.assert_allclose(loss('client'), 0.401324, atol=1e-6)
-  np.testing.assert_allclose(loss('none'), 1.384092, atol=1e-6)
-  # Of the minibatch only label 0 is present: log(e^2 + 3) - 2.
-  np.testing.assert_allclose(
-      loss('batch'), math.log(math.exp(2) + 3) - 2, atol=1e-6
-  )
-  # A padding example's label is not present.
-  padded = Batch(
-      None, jnp.array([0, 3]), jnp.array([True, False]), None
-  )
-  got = masked_logits(jnp.tile(logits, (2, 1)), padded, owned, 'batch')
-  assert got[0].tolist() == [2, 0, 0, 0]
 
 
 def sbn_model():
@@ -246,7 +226,7 @@ def test_the_scaler_acts_in_training_where_there_is_no_norm():
   federation = one_group(norm=False, local=tiny_local(optax.sgd, 0.1, 1, 8))
   results = {
       scaler: run(
-          heterofl(federation, rates=HALF, scaler=scaler), federation
+          heterofl(rates(federation, 0.5), scaler=scaler), federation
       )[1]
       for scaler in (True, False)
   }
@@ -256,15 +236,96 @@ def test_the_scaler_acts_in_training_where_there_is_no_norm():
   assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
+def visit_once(algorithm, federation, data, client):
+  """What a client is sent, and what it sends, in its first visit."""
+  group = federation.groups[0]
+  visit = Visit(jnp.int32(client), jnp.int32(0), jax.random.key(4))
+  server = algorithm.init(jax.random.key(0))
+
+  @jax.jit
+  def both(server):
+    sent = algorithm.downlink(server, group, visit)
+    _, uplink, _ = algorithm.client_update(
+        group, (), sent, data.client(client), visit
+    )
+    return sent, uplink.summed
+
+  return both(server)
+
+
+def values(tree):
+  return jax.tree.map(
+      lambda m: m.value, tree, is_leaf=lambda x: isinstance(x, Maybe)
+  )
+
+
+def decayed(lr):
+  """SGD with weight decay, which moves weights without a gradient."""
+  return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lr))
+
+
+@pytest.mark.parametrize('mask', ['client', 'batch', 'none'])
+@pytest.mark.parametrize('scaler', [True, False])
+def test_one_step_is_that_of_the_paper(mask, scaler):
+  """Written out: rate 1/2, two hidden layers, three examples of two labels."""
+  federation = one_group(norm=False, local=tiny_local(decayed, 0.1, 1, 8))
+  algorithm = heterofl(
+      rates(federation, '1/2'), mask=mask, scaler=scaler, weights='data'
+  )
+  data, client = tiny_data(), 2
+  own = data.client(client)
+  index = own.index[: int(own.size)]
+  x, y = preprocess(own.images[index]).reshape(3, -1), own.labels[index]
+  owned = np.isin(np.arange(NUM_CLASSES), y)
+  assert owned.sum() == 2
+  sent, up = visit_once(algorithm, federation, data, client)
+  factor = 2 if scaler else 1
+
+  def loss(params):
+    stem, layer1 = (params[n]['linear'] for n in ('stem', 'layer1'))
+    h = jax.nn.relu(factor * (x @ stem['kernel'] + stem['bias'][None]))
+    h = jax.nn.relu(factor * (h @ layer1['kernel'] + layer1['bias'][None]))
+    z = h @ params['head']['kernel'] + params['head']['bias'][None]
+    z = z if mask == 'none' else jnp.where(owned[None], z, 0)
+    return -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(3), y])
+
+  # w <- w - 0.1 (g + 0.5 w), weighted by three examples.
+  want = jax.tree.map(
+      lambda w, g: 3 * -0.1 * (g + 0.5 * w), sent, jax.grad(loss)(sent)
+  )
+  rows = owned if mask == 'client' else np.ones(NUM_CLASSES, bool)
+  want['head'] = jax.tree.map(
+      lambda leaf: np.asarray(leaf) * rows, want['head']
+  )
+  assert_trees(values(up.change), want, rtol=1e-4, atol=1e-6)
+  assert up.number.tolist() == [3.0]
+  assert up.owned.tolist() == [(3.0 * rows).tolist()]
+  for leaf in up.change['head'].values():
+    assert np.all(leaf.present == np.broadcast_to(rows, leaf.value.shape))
+
+
+def test_weights_are_one_or_the_number_of_examples_and_0_without_a_step():
+  data = tiny_data()
+  federation = one_model_federation(norm=False)
+  for weights, size, want in (
+      ('uniform', 5, 1.0), ('data', 5, 5.0), ('uniform', 0, 0.0),
+  ):  # fmt: skip
+    given = data.replace(sizes=data.sizes.at[0].set(size))
+    _, up = visit_once(
+        heterofl(federation, weights=weights), federation, given, 0
+    )
+    assert up.number.tolist() == [want, 0.0, 0.0]
+
+
 def test_slices_that_return_unchanged_leave_the_server_unchanged():
   federation = one_group(local=tiny_local(optax.sgd, lr=0.0))
-  before, after, _ = run(heterofl(federation, rates='tiny1:2/3'), federation)
+  before, after, _ = run(heterofl(rates(federation, '2/3')), federation)
   assert_trees(after, before, rtol=0, atol=0)
 
 
 def test_numbers_outside_of_all_slices_keep_their_value():
   federation = one_group(norm=False)
-  algorithm = heterofl(federation, rates=HALF)
+  algorithm = heterofl(rates(federation, '1/2'))
   before, after, reports = run(algorithm, federation)
   old = before.params['layer1']['linear']['kernel']
   new = after.params['layer1']['linear']['kernel']
@@ -289,9 +350,9 @@ def test_numbers_outside_of_all_slices_keep_their_value():
 def test_dynamic_rates_of_one_level_are_fixed_rates():
   federation = one_group(local=tiny_local(optax.sgd, 0.1))
   _, got, reports = run(
-      heterofl(federation, rates='a:1 b:1/2', odds=(0.0, 1.0)), federation
+      heterofl(federation, levels=(1, '1/2'), odds=(0.0, 1.0)), federation
   )
-  _, want, fixed = run(heterofl(federation, rates=HALF), federation)
+  _, want, fixed = run(heterofl(rates(federation, '1/2')), federation)
   assert_trees(got.params, want.params, rtol=1e-5, atol=1e-6)
   for name, report in reports.items():
     assert np.all(np.asarray(report.metrics['rate']) == 0.5)
@@ -304,7 +365,7 @@ def test_dynamic_rates_of_one_level_are_fixed_rates():
 
 def test_dynamic_rates_are_drawn_by_client_and_round():
   federation = one_group(norm=False)
-  algorithm = heterofl(federation, odds=(1.0, 1.0, 2.0))
+  algorithm = heterofl(federation, odds=(1.0, 1.0, 4.0))
   server = algorithm.init(jax.random.key(0))
   group = federation.groups[0]
 
@@ -314,7 +375,7 @@ def test_dynamic_rates_are_drawn_by_client_and_round():
 
   keys = jax.random.split(jax.random.key(0), 200)
   counts = np.bincount([int(level(key)) for key in keys], minlength=3)
-  np.testing.assert_allclose(counts / 200, [0.25, 0.25, 0.5], atol=0.1)
+  np.testing.assert_allclose(counts / 200, [1 / 6, 1 / 6, 2 / 3], atol=0.09)
 
 
 @pytest.mark.slow
@@ -330,7 +391,7 @@ def test_a_width_that_is_left_out_is_as_clients_without_a_step():
   )
   assert_trees(got.params, want.params, rtol=0, atol=0)
   # Drawn widths can be left out, too: here all that are drawn.
-  options = dict(rates='a:1 b:1/2', odds=(0.0, 1.0), left_out='b')
+  options = dict(levels=('1', '1/2'), odds=(0.0, 1.0), left_out='1/2')
   before, after, _ = run(heterofl(federation, **options), federation)
   assert_trees(after, before, rtol=0, atol=0)
 
@@ -378,13 +439,28 @@ def test_bad_options_are_refused_in_one_line():
     heterofl(tiny_federation())
   for options, message in (
       (dict(mask='clients'), 'mask must be one of client, batch, none, got'),
-      (dict(rates='tiny1=1'), "rates must look like 'a:1 b:1/2', got"),
-      (dict(rates='a:1'), 'rates must name each of tiny1, tiny2, tiny3 once'),
-      (dict(rates=ALL.replace('2:1', '2:0')), "'tiny2' must be above 0, to le"),
-      (dict(rates=ALL.replace('2:1', '2:3/2')), 'and at most 1, got 3/2'),
       (dict(odds=(0.0, 0.0)), 'odds must be at least 0, and not only zeros'),
-      (dict(odds=(1.0,), rates='b:1'), 'rates must name each of a once'),
+      (dict(levels=('1',)), 'give one number of odds for each'),
+      (dict(odds=(1.0,), levels=('1', '1/2')), 'levels must be 1 different sh'),
+      (dict(odds=(1, 1), levels=('1', 'b')), r"levels\[1\] must be a share su"),
+      (dict(odds=(1, 1), left_out='a'), "Unknown left_out 'a'; .* 1, 1/2"),
       (dict(left_out='tiny'), "Unknown left_out 'tiny' .* are tiny1, tiny2,"),
   ):
     with pytest.raises(ValueError, match=message):
       heterofl(federation, **options)
+  for values, message in (
+      (('1', 'b', '1'), "tiny2.rate must be a share such as '1/2' or 0.5"),
+      (('1', '0', '1'), "tiny2.rate must be a share above 0 and at most"),
+      (('1', '3/2', '1'), "and at most 1, got '3/2'"),
+      (('1', '', '1'), 'groups.tiny2.rate is missing; give it in every group'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      heterofl(rates(federation, *values))
+  with pytest.raises(ValueError, match=r'groups\.tiny1\.rate is for fixed'):
+    heterofl(rates(federation, '1', '1', '1'), odds=(1.0,))
+
+
+def test_it_declares_what_it_needs():
+  needs = needs_of(heterofl)
+  assert needs.one_model and needs.group_options == dict(rate='')
+  assert needs.keep_optimizer is None

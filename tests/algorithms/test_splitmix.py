@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.aggregation.slicing import narrow
@@ -18,19 +19,30 @@ from fedjax_het.algorithms.splitmix import (
   first_choice,
 )
 from fedjax_het.engine import rounds, traffic
-from fedjax_het.engine.types import Maybe, Received, Visit
-from fedjax_het.models import create, model_options
+from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
+from fedjax_het.models import Block, BlockModel, create, model_options
 from fedjax_het.models.intercept import scaled_outputs
-from fedjax_het.models.layers import Linear, Scaler, conv_layer
+from fedjax_het.models.layers import GlobalPool, Linear, Scaler, conv_layer
+from fedjax_het.models.simple_cnn import ConvUnit
 from tests.tiny import (
   NUM_CLASSES,
+  SHAPE,
   one_model_federation,
+  preprocess,
   server_step,
   tiny_data,
   tiny_federation,
+  tiny_local,
+  with_group_options,
 )
 
 KEYS = (jax.random.key(1), jax.random.key(2))
+
+
+def budgets(federation, *values):
+  """The federation with the budgets of its groups."""
+  return with_group_options(federation, budget=values)
 
 
 def run(algorithm, federation, num_rounds=1, change=lambda server: server):
@@ -68,9 +80,7 @@ def two_rounds(algorithm, federation):
 
 
 def test_one_base_is_fedavg_bit_for_bit(federation):
-  one = splitmix(
-      federation, num_bases=1, budgets='tiny1:1 tiny2:1 tiny3:1', mask='none'
-  )
+  one = splitmix(budgets(federation, 1, 1, 1), num_bases=1, mask='none')
   _, got, _ = run(one, federation, 2)
   _, want, _ = run(fedavg(federation, weights='data'), federation, 2)
   params = jax.tree.map(lambda leaf: leaf[0], got.bases.params)
@@ -144,7 +154,7 @@ def test_first_choices_of_sampled_cohorts_are_balanced(backend):
   """Three clients out of six train a base each: all of three bases move."""
   federation = one_model_federation(norm=False)
   algorithm = splitmix(
-      federation, num_bases=3, budgets='tiny1:1/3 tiny2:1/3 tiny3:1/3'
+      budgets(federation, '1/3', 1 / 3, '1/3'), num_bases=3
   )
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
@@ -158,11 +168,11 @@ def test_first_choices_of_sampled_cohorts_are_balanced(backend):
 
 
 def test_budgets_are_exact():
-  for num_bases, budgets, want in (
+  for num_bases, shares, want in (
       (8, '1/8 1/6 1/2 1', [1, 1, 4, 8]),
       (6, '1/6 1/3 1/2 1', [1, 2, 3, 6]),
   ):
-    got = [bases_of(Fraction(b), num_bases) for b in budgets.split()]
+    got = [bases_of(Fraction(b), num_bases) for b in shares.split()]
     assert got == want
 
 
@@ -178,8 +188,9 @@ def test_bases_of_preresnet20(num_bases, widths, count):
 
 
 def test_the_ensemble_averages_logits(federation):
-  algorithm = splitmix(federation, num_bases=2, views=True,
-                       budgets='tiny1:1 tiny2:1/2 tiny3:1/2')  # fmt: skip
+  algorithm = splitmix(
+      budgets(federation, '1', '1/2', '1/2'), num_bases=2, views=True
+  )
   bases = jax.tree.map(
       jnp.zeros_like, algorithm.init(jax.random.key(0)).bases
   )
@@ -215,6 +226,57 @@ def test_joint_training_is_separate_training_on_the_same_batches(
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize('mask', ['client', 'none'])
+@pytest.mark.parametrize('rescale', [True, False])
+def test_one_step_is_that_of_the_paper(mask, rescale):
+  """Written out: a convolution times 1 / r = 2, its mean, a linear head."""
+  model = BlockModel(
+      'conv',
+      (
+          Block('stem', ConvUnit(4, kernel=2, pool=False)),
+          Block('pool', GlobalPool()),
+          Block('head', Linear(NUM_CLASSES)),
+      ),
+      SHAPE,
+      NUM_CLASSES,
+      (1, 2),
+  )
+  groups = (Group('a', model, np.arange(6)),)
+  federation = Federation(groups, tiny_local(optax.sgd, 0.1, 1, 8))
+  algorithm = splitmix(federation, num_bases=2, rescale=rescale, mask=mask)
+  server = algorithm.init(jax.random.key(0))
+  data, client = tiny_data(), 2
+  own = data.client(client)
+  index = own.index[: int(own.size)]
+  x, y = preprocess(own.images[index]), own.labels[index]
+  owned = np.isin(np.arange(NUM_CLASSES), y)
+  assert owned.sum() == 2
+  visit = Visit(jnp.int32(client), jnp.int32(0), jax.random.key(4))
+  sent = algorithm.downlink(server, groups[0], visit)
+  up = jax.jit(
+      lambda sent: algorithm.client_update(groups[0], (), sent, own, visit)[1]
+  )(sent).summed
+
+  def loss(params):
+    conv = params['stem']['conv']
+    kernel = conv['kernel'].reshape(4, 2)  # The whole image of 2x2.
+    h = x.reshape(3, 4) @ kernel + conv['bias'][None]
+    h = jax.nn.relu((2 if rescale else 1) * h)
+    z = h @ params['head']['kernel'] + params['head']['bias'][None]
+    z = z if mask == 'none' else jnp.where(owned[None], z, 0)
+    return -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(3), y])
+
+  assert up.weight.tolist() == [3.0, 3.0]
+  for base in range(2):
+    start, change = (
+        jax.tree.map(lambda leaf, b=base: leaf[b], tree)
+        for tree in (server.bases.params, up.change.value)
+    )
+    # Three examples times -0.1 g.
+    want = jax.tree.map(lambda g: 3 * -0.1 * g, jax.grad(loss)(start))
+    assert_trees(change, want, rtol=1e-4, atol=1e-6)
 
 
 def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
@@ -306,8 +368,7 @@ def test_a_classifier_that_would_see_the_factor_is_refused():
 
 def test_statistics_are_estimated_for_every_base():
   federation = one_model_federation(norm=True)
-  algorithm = splitmix(federation, num_bases=2, budgets=(
-      'tiny1:1 tiny2:1 tiny3:1'))  # fmt: skip
+  algorithm = splitmix(budgets(federation, '1', '1', '1'), num_bases=2)
   server = algorithm.init(jax.random.key(0))
   ready = jax.jit(algorithm.calibrate)(server, tiny_data())
   mean = ready.bases.stats['stem']['norm']['mean']
@@ -322,8 +383,17 @@ def test_bad_options_are_refused_in_one_line(federation):
       (dict(num_bases=0), 'num_bases must be at least 1, got 0'),
       (dict(num_bases=16), "Block 'stem' of 'mlp2' would keep 0 of its 8 ch"),
       (dict(num_bases=2), 'A budget of 1/4 affords no base of width 1/2'),
-      (dict(budgets='tiny1:1'), 'budgets must name each of tiny1, tiny2, tiny'),
       (dict(mask='labels'), 'mask must be one of client, batch, none'),
   ):
     with pytest.raises(ValueError, match=message):
       splitmix(federation, **options)
+  with pytest.raises(ValueError, match='budget must be a share above 0'):
+    splitmix(budgets(federation, '1', '1', '2'))
+  with pytest.raises(ValueError, match='budget is missing; give it in'):
+    splitmix(budgets(federation, '', '1', '1/2'))
+
+
+def test_it_declares_what_it_needs():
+  needs = needs_of(splitmix)
+  assert needs.one_model and needs.group_options == dict(budget='')
+  assert needs.keep_optimizer is None

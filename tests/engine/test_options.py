@@ -1,5 +1,6 @@
 """One checker of numbers for all methods, with one wording."""
 
+from fractions import Fraction
 import math
 
 import numpy as np
@@ -71,7 +72,38 @@ def test_temperatures_are_bounded():
       ALGORITHMS['fedgkt'](federation, temperature=value)
 
 
-def test_shares_of_endless_digits_are_refused():
-  for share in ('1e999999999', '1e-999999999'):
-    with pytest.raises(ValueError, match='rates must look like'):
-      options.shares('rates', f'a:{share} b:1', 'ab')
+def test_a_share_is_exact():
+  for value, want in (
+      ('1/3', Fraction(1, 3)), (1 / 3, Fraction(1, 3)), (0.1, Fraction(1, 10)),
+      ('0.25', Fraction(1, 4)), (1, Fraction(1)), (np.float32(0.5), 0.5),
+      (Fraction(2, 7), Fraction(2, 7)), (' 1/2 ', Fraction(1, 2)),
+  ):  # fmt: skip
+    assert options.share('rate', value) == want
+
+
+@pytest.mark.parametrize(
+    'value',
+    ['', 'x', '1/0', '1:2', None, True, (1, 2), math.nan, math.inf,
+     '1e999999999', '1e-999999999', '9' * 5000],
+)  # fmt: skip
+def test_what_is_no_share_is_refused_in_one_line(value):
+  with pytest.raises(ValueError, match=r'^rate must be a share such') as error:
+    options.share('rate', value)
+  assert '\n' not in str(error.value) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize('value', [0, '0', -1, '3/2', 1.5, 1e-9, '1.0001'])
+def test_shares_lie_above_0_and_at_most_at_1(value):
+  with pytest.raises(ValueError, match='above 0 and at most 1, got'):
+    options.share('rate', value)
+
+
+def test_shares_of_groups():
+  given = dict(b=dict(rate='1/3'), a=dict(rate=1, budget='1/9'))
+  assert options.group_shares('rate', given) == dict(a=1, b=Fraction(1, 3))
+  nothing = dict(c={}, a=dict(rate=''), b=dict(rate=None))
+  found = options.group_shares('rate', nothing)
+  assert found == dict(a=1, b=Fraction(1, 2), c=Fraction(1, 4))
+  assert [*found] == ['c', 'a', 'b']  # The groups' own order.
+  with pytest.raises(ValueError, match=r'^groups\.b\.budget is missing; give'):
+    options.group_shares('budget', given)

@@ -1,4 +1,4 @@
-"""HeteroFL's mode strings: levels of width, and clients dealt to them."""
+"""HeteroFL's mode strings: levels of width, and how many clients have each."""
 
 from fractions import Fraction
 import re
@@ -22,7 +22,7 @@ class Mode(NamedTuple):
   weights: dict[str, int]
 
   def fix(self, num_clients: int) -> dict[str, int]:
-    """Deals clients to the levels for good, in blocks of ids.
+    """Assigns clients to the levels for good, in blocks of ids.
 
     Args:
       num_clients: N.
@@ -43,10 +43,6 @@ class Mode(NamedTuple):
     sizes = {k: num_clients // total * p for k, p in self.weights.items()}
     sizes[[*sizes][-1]] += num_clients - sum(sizes.values())
     return sizes
-
-  def option(self) -> str:
-    """The rates as `heterofl` takes them, such as 'a:1 b:1/2'."""
-    return ' '.join(f'{letter}:{rate}' for letter, rate in self.rates.items())
 
 
 def parse_mode(text: str) -> Mode:

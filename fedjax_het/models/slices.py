@@ -1,0 +1,100 @@
+"""How a module says which of its channels a narrow copy of it holds.
+
+A module that can be narrowed has a class attribute `slices`:
+
+    class Unit(nn.Module):
+      slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
+      features: int
+
+Methods over widths read nothing else of a module, see
+`aggregation.slicing`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+
+class Cut(NamedTuple):
+  """One block and its narrow copy, for `Slices.sets`.
+
+  Attributes:
+    full: The module.
+    small: Its narrow copy.
+    params: Shapes of the parameters of `full`.
+    small_params: Those of `small`.
+    shape: Per-example input shape of `full`.
+    x: [k] int, the channels of the input that reach `small`; None for all.
+    index_of: `(size, kept) -> [kept] int`, which of `size` channels are kept.
+  """
+
+  full: nn.Module
+  small: nn.Module
+  params: Mapping[str, Any]
+  small_params: Mapping[str, Any]
+  shape: tuple[int, ...]
+  x: Any
+  index_of: Callable[[int, int], Any]
+
+
+class Slices(NamedTuple):
+  """How the modules of one class are narrowed.
+
+  A set is an array of channel numbers. 'x' is the set of the input, 'y' that of
+  the output, '*' means all channels; further names are free.
+
+  Attributes:
+    fields: Those of the module's fields that count channels.
+    layers: {parameter or submodule: (set of its inputs, set of its outputs)}. A
+      leaf 'kernel' has the axes [..., inputs, outputs], all others, and running
+      statistics, [..., outputs]. What a module lacks is passed over. Without a
+      set 'y' the output has the set of the input.
+    flattens: Whether the module flattens its input first.
+    sets: `(Cut) -> {name: [k] int}` for sets that do not follow from the sizes
+      of the layers alone; None for none.
+  """
+
+  fields: tuple[str, ...] = ()
+  layers: Mapping[str, tuple[str, str]] = {}
+  flattens: bool = False
+  sets: Callable[[Cut], Mapping[str, Any]] | None = None
+
+
+def shortcut(last_conv: str) -> Callable[[Cut], Mapping[str, Any]]:
+  """`Slices.sets` of a residual block: where its shortcut has no parameters.
+
+  The output has the set of the input. Where the shortcut pads channels with
+  zeros, half of them on each side ('A'), it has what the narrow pad corresponds
+  to.
+
+  Args:
+    last_conv: Name of the block's last convolution. The shortcut's, if it has
+      one, is called 'conv_shortcut'.
+
+  Returns:
+    The function.
+  """
+
+  def sets(cut: Cut):
+    if 'conv_shortcut' in cut.params:
+      return {}
+    size, kept = (
+        params[last_conv]['kernel'].shape[-1]
+        for params in (cut.params, cut.small_params)
+    )
+    channels = cut.shape[-1]
+    current = np.arange(channels) if cut.x is None else cut.x
+    extra, more = size - channels, kept - len(current)
+    front = more // 2
+    first, last = np.arange(front), np.arange(more - front)
+    if extra:
+      current = current + extra // 2
+    # Zeros go before and after the old channels, half of them each.
+    parts = [first, current, last + channels + extra // 2]
+    join = np if isinstance(current, np.ndarray) else jnp
+    return dict(y=join.concatenate(parts))
+
+  return sets

@@ -1,0 +1,105 @@
+"""Which part of the library may import which."""
+
+import ast
+import pathlib
+
+import pytest
+
+from fedjax_het import algorithms
+from fedjax_het.models.blocks import BlockModel
+
+ROOT = pathlib.Path(__file__).resolve().parents[1] / 'fedjax_het'
+# From the ground up: a room imports only itself and rooms before it.
+ROOMS = (
+    ('names',),
+    ('kernels',),
+    ('models',),
+    ('data',),
+    ('engine',),
+    ('aggregation', 'depthwise', 'privacy'),
+    ('algorithms',),
+)
+# What models are made of, which says nothing of a family.
+PLAIN_MODELS = {'blocks', 'slices', 'norm', 'reach', 'flops', 'intercept'}
+
+
+def imports(path, text=None):
+  """The library's modules that a file imports, as 'models.blocks'."""
+  found = set()
+  for node in ast.walk(ast.parse(text or path.read_text(encoding='utf-8'))):
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, f'{path} has a relative import.'
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    else:
+      continue
+    for name in names:
+      first, _, rest = name.partition('.')
+      if first == 'fedjax_het':
+        found.add(_module(rest))
+  return found
+
+
+def _module(dotted):
+  """The longest beginning of a dotted name that is a module."""
+  parts = dotted.split('.')
+  while parts:
+    place = ROOT.joinpath(*parts)
+    if place.is_dir() or place.with_suffix('.py').exists():
+      return '.'.join(parts)
+    parts.pop()
+  return ''
+
+
+def files(room):
+  place = ROOT / room
+  return sorted(place.rglob('*.py')) if place.is_dir() else [
+      place.with_suffix('.py')
+  ]
+
+
+def test_the_reader_of_imports_sees_all_forms():
+  text = (
+      'import fedjax_het.models.blocks\n'
+      'from fedjax_het.models import resnet, create\n'
+      'def f():\n  from fedjax_het.engine.types import Group\n'
+  )
+  assert imports('<text>', text) == {
+      'models.blocks', 'models.resnet', 'models', 'engine.types',
+  }
+
+
+@pytest.mark.parametrize('level', range(len(ROOMS)))
+def test_rooms_import_what_lies_below_them(level):
+  below = {room for rooms in ROOMS[: level + 1] for room in rooms}
+  for room in ROOMS[level]:
+    for path in files(room):
+      used = {name.partition('.')[0] for name in imports(path)}
+      assert used <= below, f'{path} imports {sorted(used - below)}.'
+
+
+def test_algorithms_import_no_algorithm():
+  """What serves one method lies beside it: 'fedin_passes' is FedIN's."""
+  methods = set(algorithms.ALGORITHMS)
+  owner = {}
+  for path in files('algorithms'):
+    names = [m for m in methods if f'{path.stem}_'.startswith(f'{m}_')]
+    owner[path.stem] = max(names, key=len, default=path.stem)
+  assert methods <= set(owner)
+  for path in files('algorithms'):
+    if path.stem == '__init__':
+      continue
+    for name in imports(path):
+      if name == 'algorithms' or name.startswith('algorithms.'):
+        used = name.removeprefix('algorithms').removeprefix('.')
+        assert owner.get(used) == owner[path.stem], f'{path} imports {name}.'
+
+
+def test_width_slicing_and_the_engine_know_no_model_family():
+  paths = [ROOT / 'aggregation' / 'slicing.py', ROOT / 'models' / 'blocks.py']
+  for path in [*paths, *files('engine')]:
+    used = {n for n in imports(path) if n.split('.')[0] == 'models'}
+    families = used - {f'models.{name}' for name in PLAIN_MODELS} - {'models'}
+    assert not families, f'{path} imports {sorted(families)}.'
+  assert BlockModel.__module__ == 'fedjax_het.models.blocks'
