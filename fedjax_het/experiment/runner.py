@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.engine.rounds import GroupReport, State
+from fedjax_het.engine.drivers import Driver
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.rounds import State
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment import layout, metrics, processes
+from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -22,9 +24,9 @@ from fedjax_het.experiment.config import check
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
-  dispatch_size,
-  first_state,
-  state_shapes,
+  make_driver,
+  rounds_to_run,
+  run_keys,
 )
 from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
@@ -103,7 +105,7 @@ def run(
     experiment = processes.together(lambda: build(config))
     config = experiment.config
     processes.check_config(config)
-    processes.together(lambda: layout.check(experiment))
+    driver = processes.together(lambda: make_driver(experiment))
 
     def claim():
       stack.enter_context(lock(folder))
@@ -121,13 +123,13 @@ def run(
         )
     )
     stack.callback(checkpoints.close)
-    state, rows, notes = _begin(experiment, folder, checkpoints)
+    state, rows, notes = _begin(experiment, driver, folder, checkpoints)
     processes.on_first(lambda: store_config(folder, config))
     facts = facts_lib.measure(experiment)
     finished = True
     if int(state.round_num) < config.num_rounds or not rows:
       programs = processes.together(
-          lambda: compile_programs(experiment, state)
+          lambda: compile_programs(experiment, driver, state)
       )
       facts['program_memory'] = programs.memory
       if processes.is_first():
@@ -187,25 +189,26 @@ def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin(
-    experiment: Experiment, folder: pathlib.Path, checkpoints: Checkpoints
+    experiment: Experiment,
+    driver: Driver,
+    folder: pathlib.Path,
+    checkpoints: Checkpoints,
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
   """The state to go on from, the rows before it, and a checkpoint's notes."""
   path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
   notes = dict(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
-
-  on_host = 'clients/' if experiment.config.client_store == 'host' else None
   processes.check_same(notes['data'], 'the same data and partition')
   restored = processes.together(
-      lambda: checkpoints.restore(state_shapes(experiment), on_host)
+      lambda: checkpoints.restore(driver.shapes(), driver.on_host)
   )
   if restored is None:
     # The first checkpoint is written before the first line: without one,
     # lines mean that checkpoints were taken away.
     if processes.on_first(lambda: _holds_anything(path, copy)):
       raise processes.on_all(_without_checkpoints(path))
-    state = first_state(experiment)
+    state = driver.init(run_keys(experiment.config)[0])
     checkpoints.save(0, state, notes)
     checkpoints.wait()
     return state, [], notes
@@ -237,7 +240,7 @@ def _begin(
   )
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
-  return layout.place(experiment, restored.state), rows, notes
+  return driver.place(restored.state), rows, notes
 
 
 def _without_checkpoints(path: pathlib.Path) -> ValueError:
@@ -379,7 +382,7 @@ def _train(
   begun = None
   while done < config.num_rounds:
     begin = time.perf_counter()
-    num = _rounds_to_run(config, done)
+    num = rounds_to_run(config, done)
     state, collect = programs.run_rounds(state, done, num)
     if begun is not None:
       settle(begun)
@@ -404,29 +407,39 @@ def _train(
   return state, done == config.num_rounds
 
 
-def _rounds_to_run(config, done: int) -> int:
-  """Rounds of one dispatch: up to the next evaluation or checkpoint."""
-  ends = [config.num_rounds]
-  for every in (config.eval_every, config.checkpoint_every):
-    ends.append(done + every - done % every)
-  return min(dispatch_size(config), min(ends) - done)
-
-
 def _check_finite(
-    experiment: Experiment, reports: dict[str, GroupReport], done: int
+    experiment: Experiment, report: RoundReport, done: int
 ) -> None:
-  """Warns of clients whose update was not finite, or raises."""
-  for group, report in reports.items():
-    for client in np.asarray(report.client_id)[~np.asarray(report.finite)]:
-      message = (
-          f'Round {done}: the update of client {client} (group {group}) holds '
-          'NaN or infinity'
+  """Warns of updates that are not finite, of clients or the server, or raises.
+
+  Args:
+    experiment: The experiment.
+    report: The report of a round, on the host.
+    done: The number of that round; 0 for the warm-up.
+
+  Raises:
+    FloatingPointError: If there is one and `config.nonfinite` is 'raise'.
+  """
+
+  def found(whose: str, remedy: str, dropped: str):
+    message = f'Round {done}: the {whose} holds NaN or infinity'
+    if experiment.config.nonfinite == 'raise':
+      raise processes.on_all(FloatingPointError(f'{message}. {remedy}'))
+    _log.warning('%s; %s.', message, dropped)
+
+  for group, of_group in report.items():
+    bad = ~np.asarray(of_group.finite)
+    for client in np.asarray(of_group.client_id)[bad]:
+      found(
+          f'update of client {client} (group {group})',
+          'Lower local.learning_rate or set local.clip_norm, or leave such '
+          "clients out with nonfinite='drop'.",
+          'it is left out',
       )
-      if experiment.config.nonfinite == 'raise':
-        raise processes.on_all(
-            FloatingPointError(
-                f'{message}. Lower local.learning_rate or set local.clip_norm, '
-                "or leave such clients out with nonfinite='drop'."
-            )
-        )
-      _log.warning('%s; it is left out.', message)
+  if report.server_finite is not None and not report.server_finite:
+    found(
+        "server's update",
+        "Lower the learning rate of the server's training, or let the server "
+        "keep its last state with nonfinite='drop'.",
+        'the server keeps its last state',
+    )
