@@ -1,4 +1,4 @@
-"""Runs an experiment in a workdir, from its beginning or from where it was."""
+"""Runs an experiment in a workdir, from its start or its last checkpoint."""
 
 from collections.abc import Callable
 import contextlib
@@ -44,13 +44,13 @@ _log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
-  """What a run has come to.
+  """The result of a run.
 
   Attributes:
-    workdir: Where it lies.
+    workdir: Its folder.
     rows: The lines of metrics.jsonl.
-    facts: What facts.json holds.
-    summary: What the rows add up to.
+    facts: The contents of facts.json.
+    summary: A summary of the rows.
     state: The state after the last round.
     finished: False if `stop` ended it before its last round.
   """
@@ -72,18 +72,18 @@ def run(
 ) -> Result:
   """Trains and evaluates as the config says, and writes a report.
 
-  A workdir that holds a run of this config resumes it: the lines of
-  metrics.jsonl are then, bit for bit but for `seconds`, those of a run that
-  was never interrupted. Lines of rounds after the last whole checkpoint are
-  removed and computed again. A finished run only renews its report.
+  If the workdir holds a run of this config, the run is resumed. All lines of
+  metrics.jsonl but for `seconds` are then bit for bit those of a run that was
+  never interrupted. Lines of rounds after the last whole checkpoint are removed
+  and computed again. Of a finished run only the report is written again.
 
   Args:
     config: See `default_config`.
-    workdir: A folder, created if it is not there.
+    workdir: A folder, created if it is missing.
     observe: Called with each new line of metrics.jsonl.
-    stop: Asked after every round; True ends the run with a checkpoint. In a
-      run of several processes, all of which make this call, any of them may
-      say so; `observe` is called in the first, which writes all files.
+    stop: Called after every round; True ends the run with a checkpoint. In a
+      run of several processes, all call `run`, and any of them may stop it;
+      `observe` is called in the first one, which writes all files.
 
   Returns:
     The result.
@@ -91,9 +91,10 @@ def run(
   Raises:
     ValueError: If the config is wrong, or the workdir holds another run, is in
       use, or is damaged beyond repair.
-    FileNotFoundError: If the data are not there.
-    FloatingPointError: If a client's update is not finite and
-      `config.nonfinite` is 'raise'; the last checkpoint is from before that.
+    FileNotFoundError: If the data are missing.
+    FloatingPointError: If an update of a client or of a server that trains is
+      not finite and `config.nonfinite` is 'raise'; the last checkpoint is from
+      before that.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
   folder = pathlib.Path(workdir)
@@ -101,7 +102,7 @@ def run(
     if config.get('conv_backend') == 'onednn':
       stack.enter_context(no_compilation_cache())
     processes.together(lambda: check(config))
-    _keep_programs(config)  # What `build` compiles is kept, too.
+    _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
     config = experiment.config
     processes.check_config(config)
@@ -158,7 +159,7 @@ def run(
 
 
 def _keep_programs(config) -> None:
-  """Turns the compilation cache on, if the config wants it and it can be."""
+  """Turns the compilation cache on if the config asks for it."""
   if config.conv_backend == 'onednn':
     _log.info("Programs with oneDNN's convolutions are not kept on disk.")
   elif config.compilation_cache and enable_compilation_cache() is None:
@@ -166,7 +167,7 @@ def _keep_programs(config) -> None:
 
 
 def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
-  """The facts that a finished run has stored, or those just measured."""
+  """The stored facts of a finished run, or those just measured."""
   facts = json.loads(json.dumps(facts))
   try:
     stored = read_json(path, 'it is measured again')
@@ -175,7 +176,7 @@ def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   except ValueError as e:
     _log.warning('%s', e)
     stored = {}
-  # The versions are of those rounds; the others cannot differ.
+  # Versions are those of the finished rounds; other facts cannot differ.
   differ = [k for k in facts if k != 'versions' and stored.get(k) != facts[k]]
   if not differ and isinstance(stored.get('versions'), dict):
     return stored
@@ -194,7 +195,7 @@ def _begin(
     folder: pathlib.Path,
     checkpoints: Checkpoints,
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
-  """The state to go on from, the rows before it, and a checkpoint's notes."""
+  """The state to continue from, the rows before it, and notes to store."""
   path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
   notes = dict(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
@@ -204,8 +205,8 @@ def _begin(
       lambda: checkpoints.restore(driver.shapes(), driver.on_host)
   )
   if restored is None:
-    # The first checkpoint is written before the first line: without one,
-    # lines mean that checkpoints were taken away.
+    # The first checkpoint is written before the first line, so lines without
+    # a checkpoint mean that checkpoints were removed.
     if processes.on_first(lambda: _holds_anything(path, copy)):
       raise processes.on_all(_without_checkpoints(path))
     state = driver.init(run_keys(experiment.config)[0])
@@ -233,7 +234,7 @@ def _begin(
     )
   mark = restored.notes.get('metrics')
   if not restored.step:
-    # It is from before the warm-up, which is done again.
+    # This checkpoint is from before the warm-up, which is run again.
     mark = metrics.NO_LINES
   rows = processes.on_first(
       lambda: metrics.restore_rows(path, copy, restored.step, mark)
@@ -259,7 +260,7 @@ def _holds_anything(*paths: pathlib.Path) -> bool:
 
 
 class _Writer:
-  """Takes the lines of a run to all who want them."""
+  """Writes the lines of a run to files and to the observer."""
 
   def __init__(self, folder, rows, observe, tensorboard):
     self.rows = rows
@@ -287,7 +288,7 @@ class _Writer:
 
 
 class _Reader:
-  """Takes the lines in a process that writes none."""
+  """Collects the lines in a process that writes none."""
 
   def __init__(self, rows):
     self.rows = rows
@@ -296,11 +297,11 @@ class _Reader:
     self.rows.append(row)
 
   def mark(self):
-    """There is no file."""
+    """No lines; there is no file."""
     return metrics.NO_LINES, lambda: None
 
   def close(self) -> None:
-    """There is no file."""
+    """Does nothing; there is no file."""
 
 
 def _train(
@@ -314,15 +315,15 @@ def _train(
 ) -> tuple[State, bool]:
   """The loop over rounds; returns the state and whether all were done.
 
-  The next rounds are begun before the lines of those before are written, and
-  an evaluation before the lines of the rounds that it follows, so that the
-  device need not wait for the host.
+  The next rounds start before the lines of the last ones are written, and an
+  evaluation starts before the lines of the rounds before it, so that the device
+  does not wait for the host.
   """
   config = experiment.config
   lap = time.perf_counter()
 
   def seconds_since(begin):
-    """Since `begin` or, if that is later, since what was awaited last."""
+    """Seconds since the later of `begin` and the last call."""
     nonlocal lap
     begin, lap = max(begin, lap), time.perf_counter()
     return lap - begin
@@ -338,7 +339,7 @@ def _train(
       write({**row, **programs.timeline(number)})
 
   def begin_test(state):
-    """Scores to come, by split."""
+    """Starts the evaluations; {split: scores}, maybe not computed yet."""
     return {
         split: evaluate(state)
         for split, evaluate in (

@@ -81,9 +81,11 @@ def test_or_is_dropped_with_a_warning(trains, tmp_path, caplog):
   assert result.finished and float(result.state.server) == 3
   losses = [r['server']['loss'] for r in result.rows if r['split'] == 'train']
   assert losses == [1, 1 / 2, None, pytest.approx(1 / 3)]
-  assert [r.getMessage() for r in caplog.records if 'Round' in r.msg % r.args
-          ] == ["Round 3: the server's update holds NaN or infinity; the "
-                'server keeps its last state.']
+  messages = [record.getMessage() for record in caplog.records]
+  assert [m for m in messages if m.startswith('Round')] == [
+      "Round 3: the server's update holds NaN or infinity; the server keeps "
+      'its last state.'
+  ]
 
 
 def test_a_warm_up_needs_the_clients_on_the_device(monkeypatch, tmp_path):
