@@ -22,6 +22,7 @@ from benchmarks import common
 from fedjax_het.algorithms import fedavg, fedhe
 from fedjax_het.engine import asynchronous, rounds, visits
 from fedjax_het.engine.clock import Device, Fleet, plan
+from fedjax_het.engine.events import round_events
 from fedjax_het.engine.types import Group
 from fedjax_het.models import create
 
@@ -85,7 +86,7 @@ def compare(algorithm, federation, data, repetitions: int, block: int):
       *messages.T.tolist(),
   )
   schedule = plan(fleet, NUM_CLIENTS * (repetitions * block + 1))
-  events = asynchronous.round_events(schedule, federation, NUM_CLIENTS)
+  events = round_events(schedule, federation, NUM_CLIENTS)
   drivers = {
       'synchronous': rounds.make_round(algorithm, federation, **options),
       'asynchronous': asynchronous.make_async_round(

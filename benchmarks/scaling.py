@@ -7,7 +7,7 @@ where every client keeps a dense net; the programs are compiled for virtual
 devices, and not run. Time: the least seconds of a round of FedAvg on one
 device, over federations of up to a million clients of one image each. Balance:
 the local steps of the busiest device over those of the mean one, for clients
-of unequal sizes dealt in turn and greedily, as the mean over random cohorts.
+of unequal sizes assigned in turn and greedily, as the mean over random cohorts.
 """
 
 import argparse
@@ -42,8 +42,7 @@ def planned(num_clients: int, cohort_size: int, devices: int, hidden: int):
       algorithm,
       federation,
       cohort_size=cohort_size,
-      backend='shard_map',
-      mesh=mesh,
+      backend=mapping.Backend('shard_map', mesh=mesh),
   )
   shapes = jax.eval_shape(
       lambda: rounds.init_state(algorithm, federation, _keys()[0])
@@ -140,7 +139,7 @@ def balance_part(quick: bool):
     for devices in (2, 4, 8):
 
       def greedy(load, devices=devices):
-        who = balance.deal(load, cohort_size, devices)
+        who = balance.assign(load, cohort_size, devices)
         return load[who.slot].reshape(devices, -1).sum(1).max()
 
       in_turn = loads.reshape(draws, -1, devices).sum(1).max(1)
@@ -164,7 +163,7 @@ PARTS = {
     'time': (time_part, ['clients', 'cohort', 'seconds a round']),
     'balance': (
         balance_part,
-        ['sizes', 'devices', 'in turn', 'greedy', 'no deal is below'],
+        ['sizes', 'devices', 'in turn', 'greedy', 'no schedule is below'],
     ),
 }  # fmt: skip
 

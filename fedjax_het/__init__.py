@@ -5,11 +5,12 @@ from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.data.partition import PARTITIONS, partition
 from fedjax_het.data.sources import DATASETS, load
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.mapping import map_clients
+from fedjax_het.engine.mapping import Backend, map_clients
 from fedjax_het.engine.projection import (
     gradient_divergence_projection,
     project_gradient,
 )
+from fedjax_het.engine.reports import RoundReport
 from fedjax_het.engine.rounds import (
     State,
     init_state,
@@ -41,6 +42,7 @@ __all__ = [
     'DATASETS',
     'MODELS',
     'PARTITIONS',
+    'Backend',
     'Block',
     'BlockModel',
     'FederatedAlgorithm',
@@ -50,6 +52,7 @@ __all__ = [
     'LocalTraining',
     'Maybe',
     'Received',
+    'RoundReport',
     'State',
     'Uplink',
     'Variables',

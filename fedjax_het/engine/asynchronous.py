@@ -1,42 +1,44 @@
-"""Asynchronous rounds: the server takes every upload as it arrives.
+"""Asynchronous rounds: the server updates its state with every upload.
 
 A round is a fixed number of accepted uploads. Its events come from a schedule
-(`engine.clock`); this module carries them out in one compiled program. For
-each upload, in order:
+(`engine.clock`, `engine.events`); this module runs them in one compiled
+program. For each upload, in order:
 
-  every client that downloads before it   keeps downlink(server)
-  if its sender has not trained yet       all who have downloaded train, in
-                                          one batch a group (a wave)
+  every client that downloads before it   stores downlink(server)
+  if its sender has not trained yet       all clients that have downloaded
+                                          train, in one batch a group (a wave)
   the upload                              server_update with this uplink alone
 
 A client trains from what it was sent, so it may train at any time between its
-download and its upload; what it has done shows only with its upload.
+download and its upload; its results count from its upload on.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import mapping, placement
-from fedjax_het.engine.clock import Schedule
+from fedjax_het.engine.events import Events
 from fedjax_het.engine.local import visit_steps
-from fedjax_het.engine.rounds import GroupReport, State
+from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.reports import GroupReport, RoundReport
+from fedjax_het.engine.rounds import State
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
   Group,
   Received,
-  Turn,
 )
-from fedjax_het.engine.visits import client_key, make_training, visit_pair
+from fedjax_het.engine.visits import make_training, server_turn, visit_pair
 
 
 class Flight(NamedTuple):
-  """What a group's clients are about; every leaf is [K, ...].
+  """What is in flight between a group's clients and the server.
+
+  Every leaf is [K, ...].
 
   Attributes:
     sent: What each client was sent last.
@@ -49,7 +51,7 @@ class Flight(NamedTuple):
 
 
 class AsyncState(NamedTuple):
-  """All that an asynchronous run carries from round to round.
+  """What an asynchronous run carries from round to round.
 
   Attributes:
     round_num: [] int32, rounds done.
@@ -65,161 +67,19 @@ class AsyncState(NamedTuple):
   flight: dict[str, Flight]
 
 
-class Turns(NamedTuple):
-  """The downloads, or the training, of a group in a round of m uploads.
-
-  Attributes:
-    row: [T] int32, rows of the group's clients, in order.
-    visit: [T] int32, which of the client's visits it is.
-    bounds: [m + 1] int32: what stands in [bounds[i], bounds[i + 1]) comes
-      before upload i.
-  """
-
-  row: np.ndarray
-  visit: np.ndarray
-  bounds: np.ndarray
-
-
-class Events(NamedTuple):
-  """A round of m uploads as arrays of fixed shapes.
-
-  Attributes:
-    client: [m] int32, the senders in order.
-    staleness: [m] int32, server updates since their downloads.
-    wave: [m] int32, 1 where training comes before the upload, else 0.
-    downloads: {group name: Turns}.
-    training: {group name: Turns}.
-  """
-
-  client: np.ndarray
-  staleness: np.ndarray
-  wave: np.ndarray
-  downloads: dict[str, Turns]
-  training: dict[str, Turns]
-
-
-class RoundPlan(NamedTuple):
-  """A round of m uploads, before it is laid out as arrays.
-
-  Attributes:
-    client: m senders in order.
-    staleness: m server updates since their downloads.
-    wave: m times 1 where training comes before the upload, else 0.
-    downloads: m lists of (client, visit).
-    training: m lists of (client, visit).
-    time: Seconds of the last upload's arrival.
-    lost: Senders of the uploads that were lost meanwhile.
-  """
-
-  client: list[int]
-  staleness: list[int]
-  wave: list[int]
-  downloads: list[list[tuple[int, int]]]
-  training: list[list[tuple[int, int]]]
-  time: float
-  lost: list[int]
-
-
-def plan_rounds(
-    events: Iterable[tuple[str, tuple]], cohort_size: int
-) -> Iterator[RoundPlan]:
-  """Cuts a stream of events into rounds, as far as it is asked for.
-
-  Args:
-    events: What `clock.stream` gives.
-    cohort_size: Uploads a round, m.
-
-  Yields:
-    Whole rounds; so much memory as one of them and the clients need.
-  """
-  waiting, downloads = {}, []
-  done = RoundPlan([], [], [], [], [], 0.0, [])
-  for kind, event in events:
-    if kind == 'd':
-      client, visit, _ = event
-      downloads.append((client, visit))
-      waiting[client] = visit
-    elif kind == 'l':
-      done.lost.append(event[0])
-    else:
-      client, _, _, time, staleness = event
-      wave = client in waiting
-      done.client.append(client)
-      done.staleness.append(staleness)
-      done.wave.append(int(wave))
-      done.downloads.append(downloads)
-      done.training.append([*waiting.items()] if wave else [])
-      if wave:
-        waiting = {}
-      downloads = []
-      if len(done.client) == cohort_size:
-        yield done._replace(time=time)
-        done = RoundPlan([], [], [], [], [], 0.0, [])
-
-
-def lay_out(plan: RoundPlan, federation: Federation) -> Events:
-  """A planned round as arrays of fixed shapes."""
-  places = federation.places()
-  return Events(
-      np.array(plan.client, np.int32),
-      np.array(plan.staleness, np.int32),
-      np.array(plan.wave, np.int32),
-      _turns(federation, places, plan.downloads),
-      _turns(federation, places, plan.training),
-  )
-
-
-def round_events(
-    schedule: Schedule, federation: Federation, cohort_size: int
-) -> list[Events]:
-  """Cuts a schedule into rounds.
-
-  Args:
-    schedule: Of at least one round.
-    federation: The federation.
-    cohort_size: Uploads a round, m.
-
-  Returns:
-    The events of each whole round.
-  """
-  rounds = plan_rounds(schedule.events(), cohort_size)
-  return [lay_out(plan, federation) for plan in rounds]
-
-
-def _turns(federation: Federation, places, per_upload) -> dict[str, Turns]:
-  """Lists [upload][turn] of (client, visit) as arrays of fixed shapes."""
-  group_of, row_of = places
-  result = {}
-  for number, group in enumerate(federation.groups):
-    # A client has one turn more than it has uploads at most; a wave reads as
-    # many turns as the group has clients, wherever it begins.
-    flat = np.zeros((len(per_upload) + 2 * group.num_clients, 2), np.int32)
-    mine = [
-        [(row_of[k], visit) for k, visit in turns if group_of[k] == number]
-        for turns in per_upload
-    ]
-    turns = [turn for turns in mine for turn in turns]
-    if turns:
-      flat[: len(turns)] = turns
-    ends = np.cumsum([len(turns) for turns in mine])
-    bounds = np.concatenate([[0], ends]).astype(np.int32)
-    result[group.name] = Turns(flat[:, 0].copy(), flat[:, 1].copy(), bounds)
-  return result
-
-
 def init_async_state(
     algorithm: FederatedAlgorithm,
     federation: Federation,
     state: State,
     data: FederatedData,
 ) -> AsyncState:
-  """The state before the first round; nobody has downloaded yet.
+  """The state before the first round and the first download.
 
   Args:
     algorithm: The algorithm.
     federation: The federation.
-    state: What `init_state` gives, maybe warmed up.
-    data: All clients' examples; only their shapes matter.
+    state: From `init_state`, maybe after the warm-up.
+    data: All clients' examples; only their shapes are used.
 
   Returns:
     The state.
@@ -253,10 +113,8 @@ def make_async_round(
     federation: Federation,
     *,
     cohort_size: int,
-    backend: str = 'auto',
-    chunk: int | None = None,
-    mesh=None,
-) -> Callable[..., tuple[AsyncState, dict[str, GroupReport]]]:
+    backend: str | Backend = 'auto',
+) -> Callable[..., tuple[AsyncState, RoundReport]]:
   """Builds the function that runs one asynchronous round.
 
   In a client's `Visit`, `round_num` counts its own visits, and the key follows
@@ -267,75 +125,85 @@ def make_async_round(
     algorithm: The algorithm.
     federation: The federation.
     cohort_size: Uploads a round, m.
-    backend: How the clients of a wave are mapped, one of
-      `mapping.TRACEABLE`. 'vmap' computes whole chunks, however small a wave.
-    chunk: As for `make_round`.
-    mesh: As for `make_round`. The state lies on each device as a whole; only
-      the training of a wave is divided.
+    backend: How the clients of a wave are mapped: a traceable `Backend`, or the
+      name of one. 'vmap' computes whole chunks, even for a small wave. With
+      'shard_map' each device has the whole state, and only the training of a
+      wave is divided.
 
   Returns:
-    `run_round(state, data, key, events) -> (state, {group: report})`, one
-    compiled program whose `state` is donated. `events` are those of the
-    state's round out of `round_events`; they stand where `make_round` takes a
-    sampling key. Upload i is in slot i of its sender's report.
+    `run_round(state, data, key, events) -> (state, report)`, one compiled
+    program, which donates `state`. `events` are those of the state's round, as
+    `lay_out` or `round_events` gives them. Upload i is in slot i of the report
+    of its sender's group.
 
   Raises:
-    ValueError: If no upload makes a round, or the backend runs from Python.
+    ValueError: If m is below 1, or the backend is not traceable.
   """
   if cohort_size < 1:
     raise ValueError(f'A round needs at least 1 upload, got {cohort_size}.')
   check_backend(backend)
-  shardings = None
-  if mapping.resolve_backend(backend) == 'shard_map':
-    mesh = mapping.client_mesh() if mesh is None else mesh
-    shardings = placement.everywhere(mesh)
-  num_clients, groups = federation.num_clients, federation.groups
-  group_of, row_of = federation.places()
+  backend = Backend.of(backend)
+  downloads, waves = {}, {}
+  for group in federation.groups:
+    downloads[group.name] = _make_download(algorithm, federation, group)
+    waves[group.name] = _make_wave(algorithm, federation, group, backend)
+  deliver = _make_deliver(algorithm, federation, cohort_size)
 
-  def make_train(group):
-    train = make_training(algorithm, group)
-    ids = jnp.asarray(group.client_ids)
+  def run_round(state: AsyncState, data: FederatedData, key, events: Events):
+    events = jax.tree.map(jnp.asarray, events)
 
-    @jax.jit
-    def one(shared, turn):
-      clients, sent, data, key = shared
-      row, visit = turn
-      client, sent = jax.tree.map(lambda leaf: leaf[row], (clients, sent))
-      turn = visit * num_clients + ids[row]
-      _, up = visit_pair(key, visit, ids[row], turn)
-      return (), train(client, sent, data.client(ids[row]), up)
-
-    def load(shared, turns):
-      return visit_steps(federation.local, shared[2].sizes[ids[turns[0]]])
-
-    mapped = mapping.map_clients(
-        one, backend, chunk=chunk, mesh=mesh, load=load
-    )
-
-    def wave(clients, flight, turns, i, data, key):
-      begin, end = turns.bounds[i], turns.bounds[i + 1]
-      args = tuple(
-          jax.lax.dynamic_slice_in_dim(a, begin, group.num_clients)
-          for a in (turns.row, turns.visit)
-      )
-      _, result = mapped((clients, flight.sent, data, key), args, end - begin)
-      real = jnp.arange(group.num_clients) < end - begin
-      rows = jnp.where(real, args[0], group.num_clients)
-      return flight._replace(
-          result=jax.tree.map(
-              lambda leaf, new: leaf.at[rows].set(new, mode='drop'),
-              flight.result,
-              result,
+    def one_upload(state, i):
+      flight = {
+          name: download(
+              state.server, state.flight[name], events.downloads[name], i, key
           )
-      )
+          for name, download in downloads.items()
+      }
 
-    return wave
+      def train(_, flight):
+        return {
+            name: wave(
+                state.clients[name],
+                flight[name],
+                events.training[name],
+                i,
+                data,
+                key,
+            )
+            for name, wave in waves.items()
+        }
 
-  waves = {group.name: make_train(group) for group in groups}
+      # A loop of no or one turn: unlike a conditional it works in place.
+      flight = jax.lax.fori_loop(0, events.wave[i], train, flight)
+      return deliver(state._replace(flight=flight), data, key, events, i)
 
-  def download(group, server, flight, turns, i, key):
-    ids = jnp.asarray(group.client_ids)
+    state, reports = jax.lax.scan(one_upload, state, jnp.arange(cohort_size))
+    state = state._replace(round_num=state.round_num + 1)
+    return state, _of_round(reports)
 
+  shardings = None
+  if backend.state_mesh is not None:
+    shardings = placement.everywhere(backend.mesh)
+  return jax.jit(run_round, donate_argnums=0, out_shardings=shardings)
+
+
+def _of_round(reports: RoundReport) -> RoundReport:
+  """The report of a round, out of those of its uploads ([m, ...])."""
+  finite = reports.server_finite
+  return RoundReport(
+      reports.groups,
+      {name: jnp.nanmean(values) for name, values in reports.server.items()},
+      None if finite is None else jnp.all(finite),
+  )
+
+
+def _make_download(
+    algorithm: FederatedAlgorithm, federation: Federation, group: Group
+):
+  """Builds the downloads of a group before an upload."""
+  ids, num_clients = jnp.asarray(group.client_ids), federation.num_clients
+
+  def download(server, flight: Flight, turns, i, key) -> Flight:
     def one(j, sent):
       row = turns.row[j]
       turn = turns.visit[j] * num_clients + ids[row]
@@ -349,8 +217,62 @@ def make_async_round(
     bounds = turns.bounds[i], turns.bounds[i + 1]
     return flight._replace(sent=jax.lax.fori_loop(*bounds, one, flight.sent))
 
-  def deliver(i, number, clients, flight, events):
-    """What one upload changes in a group, which may be the sender's or not."""
+  return download
+
+
+def _make_wave(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    group: Group,
+    backend: Backend,
+):
+  """Builds the training of a group's part of a wave."""
+  train = make_training(algorithm, group)
+  ids, num_clients = jnp.asarray(group.client_ids), federation.num_clients
+
+  @jax.jit
+  def one(shared, turn):
+    clients, sent, data, key = shared
+    row, visit = turn
+    client, sent = jax.tree.map(lambda leaf: leaf[row], (clients, sent))
+    turn = visit * num_clients + ids[row]
+    _, up = visit_pair(key, visit, ids[row], turn)
+    return (), train(client, sent, data.client(ids[row]), up)
+
+  def load(shared, turns):
+    return visit_steps(federation.local, shared[2].sizes[ids[turns[0]]])
+
+  mapped = mapping.map_clients(one, backend, load=load)
+
+  def wave(clients, flight: Flight, turns, i, data, key) -> Flight:
+    begin, end = turns.bounds[i], turns.bounds[i + 1]
+    args = tuple(
+        jax.lax.dynamic_slice_in_dim(a, begin, group.num_clients)
+        for a in (turns.row, turns.visit)
+    )
+    _, result = mapped((clients, flight.sent, data, key), args, end - begin)
+    real = jnp.arange(group.num_clients) < end - begin
+    rows = jnp.where(real, args[0], group.num_clients)
+    return flight._replace(
+        result=jax.tree.map(
+            lambda leaf, new: leaf.at[rows].set(new, mode='drop'),
+            flight.result,
+            result,
+        )
+    )
+
+  return wave
+
+
+def _make_deliver(
+    algorithm: FederatedAlgorithm, federation: Federation, cohort_size: int
+):
+  """Builds the delivery of an upload, and the server's turn after it."""
+  num_clients = federation.num_clients
+  group_of, row_of = federation.places()
+
+  def to_group(i, number: int, clients, flight: Flight, events: Events):
+    """What upload i changes in a group, the sender's or another one."""
     sender, staleness = events.client[i], events.staleness[i]
     mine = number == jnp.asarray(group_of)[sender]
     row = jnp.where(mine, jnp.asarray(row_of)[sender], 0)
@@ -379,74 +301,35 @@ def make_async_round(
     )
     return clients, received, report
 
-  def run_round(state: AsyncState, data: FederatedData, key, events: Events):
-    events = jax.tree.map(jnp.asarray, events)
-
-    def train(_, flight, clients, i):
-      return {
-          name: wave(
-              clients[name], flight[name], events.training[name], i, data, key
-          )
-          for name, wave in waves.items()
-      }
-
-    def step(i, carry):
-      (round_num, server, clients, flight), reports = carry
-      flight = {
-          group.name: download(
-              group,
-              server,
-              flight[group.name],
-              events.downloads[group.name],
-              i,
-              key,
-          )
-          for group in groups
-      }
-      # A loop that runs once or not at all: unlike a conditional it changes
-      # its arrays in place.
-      flight = jax.lax.fori_loop(
-          0, events.wave[i], lambda j, f: train(j, f, clients, i), flight
+  def deliver(state: AsyncState, data, key, events: Events, i):
+    clients, received, reports = {}, {}, {}
+    for number, group in enumerate(federation.groups):
+      name = group.name
+      clients[name], received[name], reports[name] = to_group(
+          i, number, state.clients[name], state.flight[name], events
       )
-      clients, received, now = dict(clients), {}, {}
-      for number, group in enumerate(groups):
-        name = group.name
-        clients[name], received[name], now[name] = deliver(
-            i, number, clients[name], flight[name], events
-        )
-      # The server draws as a client that does not exist, once an upload.
-      update = round_num * cohort_size + i
-      server_key = client_key(key, update, num_clients)
-      turn = Turn(round_num, server_key, data.of_public())
-      server, _ = algorithm.server_update(server, received, turn)
-      reports = jax.tree.map(lambda all_, r: all_.at[i].set(r), reports, now)
-      return AsyncState(round_num, server, clients, flight), reports
+    server, metrics, finite = server_turn(
+        algorithm,
+        state.server,
+        received,
+        data,
+        key,
+        round_num=state.round_num,
+        update=state.round_num * cohort_size + i,
+        num_clients=num_clients,
+    )
+    state = state._replace(server=server, clients=clients)
+    return state, RoundReport(reports, metrics, finite)
 
-    reports = {
-        group.name: _empty_report(state.flight[group.name], cohort_size)
-        for group in groups
-    }
-    state, reports = jax.lax.fori_loop(0, cohort_size, step, (state, reports))
-    return state._replace(round_num=state.round_num + 1), reports
-
-  return jax.jit(run_round, donate_argnums=0, out_shardings=shardings)
+  return deliver
 
 
-def _empty_report(flight: Flight, slots: int) -> GroupReport:
-  """A group's report of zeros."""
-  _, (_, _, *measured) = flight.result
-  return GroupReport(
-      jnp.zeros(slots, jnp.int32),
-      *jax.tree.map(
-          lambda leaf: jnp.zeros((slots, *leaf.shape[1:]), leaf.dtype), measured
-      ),
-  )
-
-
-def check_backend(backend: str) -> None:
-  """Raises ValueError for a backend that cannot stand in a program."""
-  if mapping.resolve_backend(backend) not in mapping.TRACEABLE:
+def check_backend(backend: str | Backend) -> None:
+  """Raises ValueError for a backend that is not traceable."""
+  if not isinstance(backend, Backend):
+    backend = Backend(backend)
+  if not Backend.of(backend).traceable:
     raise ValueError(
-        f'backend={backend!r} cannot run asynchronous rounds; use auto or one '
-        f'of {", ".join(mapping.TRACEABLE)}.'
+        f'backend={backend.kind!r} cannot run asynchronous rounds; use auto or '
+        f'one of {", ".join(mapping.TRACEABLE)}.'
     )

@@ -1,4 +1,4 @@
-"""Deals clients of unequal work to devices."""
+"""Assigns clients of unequal work to devices."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ from fedjax_het.engine.types import Federation
 from fedjax_het.models.flops import forward_flops
 
 
-class Deal(NamedTuple):
-  """Which client runs where.
+class Assignment(NamedTuple):
+  """Which client of a cohort runs on which device.
 
-  D devices have C places each; a device's clients come first in its places.
+  Each of D devices has C places and fills them from the first one.
 
   Attributes:
-    slot: [D * C] int32, the slot of the cohort at each place; 0 for padding.
-    num: [D] int32, clients of each device.
+    slot: [D * C] int32, the cohort's slot at each place; 0 for padding.
+    num: [D] int32, number of clients on each device.
     place: [slots] int32, the place of each slot; D * C for padding slots.
-    total: [D] float32, the work of each device, what it had before included.
+    total: [D] float32, the work of each device, earlier groups included.
   """
 
   slot: jax.Array
@@ -31,28 +31,28 @@ class Deal(NamedTuple):
   total: jax.Array
 
   def collect(self, rows) -> Any:
-    """Brings [D * C, ...] in the order of slots, zeros in padding slots."""
+    """Reorders [D * C, ...] to [slots, ...], with zeros in padding slots."""
     return jax.tree.map(
         lambda row: row.at[self.place].get(mode='fill', fill_value=0), rows
     )
 
 
-def deal(loads, num_valid, num_devices: int, total=None) -> Deal:
-  """Gives the longest job left to the device with the least to do, and so on.
+def assign(loads, num_valid, num_devices: int, total=None) -> Assignment:
+  """Longest-processing-time-first scheduling.
 
-  No device gets more than its part of the slots, so that what clients take
-  with them needs no more memory than dealing them in turn. Equal loads are
-  dealt in turn. Traceable; the result changes where a client runs and nothing
-  else.
+  The client with the most work goes to the device with the least work, until
+  all are assigned. No device gets more than C clients, which bounds memory.
+  Equal loads are assigned round-robin. Traceable. The assignment decides where
+  a client runs, and changes no result.
 
   Args:
     loads: [slots] work of each client in any unit, at least 0.
     num_valid: How many of the slots are clients; the rest is padding.
     num_devices: D.
-    total: [D] float32, the work that devices have already; None for none.
+    total: [D] float32, work already assigned to each device; None for none.
 
   Returns:
-    The deal, with C = slots / D, rounded up.
+    The assignment, with C = slots / D, rounded up.
 
   References:
     Graham, `Bounds on Multiprocessing Timing Anomalies
@@ -62,7 +62,7 @@ def deal(loads, num_valid, num_devices: int, total=None) -> Deal:
   capacity = -(-slots // num_devices)
   loads = loads.astype(jnp.float32)
   real = jnp.arange(slots) < num_valid
-  # Stable: equals stay in the order of their slots.
+  # Stable sort: equal loads keep the order of their slots.
   order = jnp.argsort(jnp.where(real, -loads, jnp.inf))
 
   def body(i, carry):
@@ -84,20 +84,20 @@ def deal(loads, num_valid, num_devices: int, total=None) -> Deal:
       jnp.full(slots, places, jnp.int32),
       jnp.zeros(num_devices, jnp.float32) if total is None else total,
   )
-  return Deal(*jax.lax.fori_loop(0, num_valid, body, start))
+  return Assignment(*jax.lax.fori_loop(0, num_valid, body, start))
 
 
 def step_weights(federation: Federation) -> dict[str, float]:
-  """{group: what a local step costs beside the dearest's}, the dearest first.
+  """Cost per local step, relative to the most expensive group.
 
-  By the products of a forward pass; all the same where a model has a loop of
-  unknown length.
+  The cost is the number of multiplications in a forward pass. All groups cost
+  the same if a model has a loop of unknown length.
 
   Args:
     federation: The groups and their models.
 
   Returns:
-    Numbers from 0 to 1, without a unit.
+    {group: number from 0 to 1}, the most expensive group first.
   """
   try:
     costs = {g.name: float(forward_flops(g.model)) for g in federation.groups}
@@ -108,31 +108,32 @@ def step_weights(federation: Federation) -> dict[str, float]:
   return {name: cost / largest for name, cost in ranked}
 
 
-def deal_groups(
+def assign_cohort(
     federation: Federation,
     weights: Mapping[str, float],
     shares: Mapping[str, Share],
     data: FederatedData,
     num_devices: int,
-) -> dict[str, Deal]:
-  """Deals a cohort: each group on top of the ones before it.
+) -> dict[str, Assignment]:
+  """Assigns a cohort, group by group, to the devices.
 
-  So groups of fewer clients than there are devices fill these together.
+  Each group starts from the work that earlier groups have assigned, so that
+  groups with fewer clients than devices fill the devices together.
 
   Args:
     federation: The federation.
-    weights: {group: cost of a local step}, in the order of dealing.
+    weights: {group: cost of a local step}; groups are assigned in this order.
     shares: {group: its part of the cohort}.
     data: All clients' examples.
     num_devices: D.
 
   Returns:
-    {group: deal}, in the order of the shares.
+    {group: assignment}, in the order of `shares`.
   """
-  deals, total = {}, None
+  assigned, total = {}, None
   for name, weight in weights.items():
     steps = visit_steps(federation.local, data.sizes[shares[name].client_id])
     loads = weight * steps
-    deals[name] = deal(loads, shares[name].num_valid, num_devices, total)
-    total = deals[name].total
-  return {name: deals[name] for name in shares}
+    assigned[name] = assign(loads, shares[name].num_valid, num_devices, total)
+    total = assigned[name].total
+  return {name: assigned[name] for name in shares}

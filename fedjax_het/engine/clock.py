@@ -1,16 +1,16 @@
 """A virtual clock: when which client downloads, trains and uploads.
 
-How long a visit takes follows from the device, the bytes that travel and the
-examples that are trained on, never from what is learned; so all that will
-happen is planned on the host, as rounds need it, and training follows the plan.
+The duration of a visit depends on the device, the bytes sent and the number of
+examples, and never on what is learned. So events are planned on the host, ahead
+of training and only as far as rounds need them.
 
 A visit of client k takes
 
   2 latency + down_bytes / down + jitter * examples / speed + up_bytes / up
 
-seconds; then the device pauses, and downloads again. What happens at one time
-happens in this order: first all uploads, by client id, then all downloads.
-Equal devices that never pause therefore act as in synchronous rounds.
+seconds; then the device pauses, and downloads again. Of events at one time,
+uploads come first, then downloads, each by client id. Equal devices that never
+pause therefore act as in synchronous rounds.
 """
 
 import collections
@@ -25,12 +25,13 @@ import numpy as np
 from fedjax_het.engine.options import between, not_negative
 
 MODES = ('async', 'sequential')
-_UPLOAD, _DOWNLOAD = 0, 1  # Their order at one time.
-# Visits lost in a row after which no further upload is expected.
+_UPLOAD, _DOWNLOAD = 0, 1  # The order of events at one time.
+# Visits lost in a row after which planning gives up.
 _PATIENCE = 1_000_000
-# Seconds that a visit may take, some 30,000 years.
+# The longest visit, in seconds: some 30,000 years.
 _LONGEST = 1e12
-# Sigma of the jitter, whose factor is then e^10 in a visit of three.
+# The largest sigma of jitter: one visit in three then exceeds a factor of e^10
+# or falls below its inverse.
 _MOST_JITTER = 10.0
 
 
@@ -44,13 +45,13 @@ class Device:
     examples_per_second: Training speed; an example counts once per pass.
     up: Bytes a second to the server.
     down: Bytes a second from the server.
-    latency: Seconds that every message takes besides.
+    latency: Further seconds that every message takes.
     pause: Mean seconds between an upload and the next download, drawn from an
       exponential distribution; 0 for always available.
     jitter: Sigma of the log-normal factor, of median 1, on the training time;
       at most 10.
-    drop_out: Probability that a visit never reaches the server. What the
-      client did in it is lost with it.
+    drop_out: Probability that a visit's upload never arrives. The visit then
+      leaves no trace on the client either.
 
   Raises:
     ValueError: If a value is out of its range.
@@ -79,14 +80,14 @@ class Device:
 
 
 class Fleet(NamedTuple):
-  """All that durations follow from; one entry per client.
+  """What durations depend on; one entry per client.
 
   Attributes:
     devices: The clients' devices.
     examples: Examples that a client trains on in a visit.
-    down_bytes: Bytes of what it downloads.
-    up_bytes: Bytes of what it uploads.
-    seed: Of jitter, pauses and losses. Every client has a stream of its own.
+    down_bytes: Bytes of its download.
+    up_bytes: Bytes of its upload.
+    seed: Seed of jitter, pauses and losses. Every client has its own stream.
   """
 
   devices: Sequence[Device]
@@ -112,31 +113,31 @@ class Fleet(NamedTuple):
           f'{_LONGEST:.0e} s.'
       )
     while True:
-      # Always three draws, so that one option does not shift the others.
+      # Always draw all three, so that no option shifts the others' draws.
       normal, chance, wait = rng.normal(), rng.random(), rng.exponential()
       seconds = messages + training * math.exp(device.jitter * normal)
       yield seconds, chance < device.drop_out, device.pause * wait
 
 
 class Schedule(NamedTuple):
-  """What reaches the server, and when; N uploads, D downloads, L losses.
+  """What reaches the server and when: N uploads, D downloads, L losses.
 
   A version of the server is the number of uploads that have reached it; a
   client's visits are counted from 0, lost ones included.
 
   Attributes:
     client: [N] int32, the sender of each accepted upload, in order.
-    visit: [N] int32, which of the sender's visits it was.
-    version: [N] int32, the server's version that the visit began with.
+    visit: [N] int32, the number of the sender's visit.
+    version: [N] int32, the server's version at the visit's download.
     time: [N] float64, seconds of its arrival.
-    down_client: [D] int32, who downloads, in order; only downloads of visits
-      that are not lost, those still under way at the end included.
-    down_visit: [D] int32, for which of its visits.
+    down_client: [D] int32, clients that download, in order; of visits that are
+      not lost only, but with those unfinished at the end.
+    down_visit: [D] int32, the number of the client's visit.
     down_version: [D] int32, the server's version at that time.
     lost_client: [L] int32, senders of the uploads that did not arrive.
-    lost_version: [L] int32, the server's version when they should have.
+    lost_version: [L] int32, the server's version when they were due.
     staleness: [N] int32, server updates between a visit's download and its
-      upload: the uploads in between but for those that were too stale.
+      upload; uploads that are too stale are no updates.
   """
 
   client: np.ndarray
@@ -167,7 +168,7 @@ class Schedule(NamedTuple):
 def stream(
     fleet: Fleet, mode: str = 'async', max_staleness: int | None = None
 ) -> Iterator[tuple[str, tuple]]:
-  """Plans a run, event by event, without end.
+  """Plans a run lazily, event by event; the stream is infinite.
 
   Args:
     fleet: The clients.
@@ -196,7 +197,7 @@ def stream(
 
 
 def _with_patience(events):
-  """Yields events; a ValueError where only losses come."""
+  """Yields events; raises ValueError after a million losses in a row."""
   lost = 0
   for kind, event in events:
     lost = lost + 1 if kind == 'l' else 0 if kind == 'u' else lost
@@ -209,9 +210,9 @@ def _with_patience(events):
 
 
 class Window:
-  """Items of an iterator by their number, of which only the last are kept.
+  """Items of an iterator by number; only the last ones are kept.
 
-  Asked for an item that is no longer kept, it begins anew.
+  Asking for an earlier item restarts the iterator.
   """
 
   def __init__(self, begin: Callable[[], Iterator[Any]], keep: int):
@@ -221,7 +222,7 @@ class Window:
     self._items, self._end = begin(), 0
 
   def __getitem__(self, number: int) -> Any:
-    """The item of that number, from 0."""
+    """The item of this number, counted from 0."""
     if number < self._end - len(self._kept):
       self._kept.clear()
       self._items, self._end = self._begin(), 0
@@ -237,20 +238,20 @@ def plan(
     mode: str = 'async',
     max_staleness: int | None = None,
 ) -> Schedule:
-  """Plans a run until the server has accepted so many uploads.
+  """Plans a run up to a number of accepted uploads.
 
-  Planning more uploads repeats what was planned and goes on. `stream` gives
-  the same without end, and without holding it in memory.
+  A longer plan begins with the shorter one. `stream` gives the same events
+  lazily.
 
   Args:
     fleet: The clients.
     num_uploads: Uploads to accept, N.
     mode: 'async': all clients run at once, each at its own pace. 'sequential':
       one client at a time, drawn uniformly, downloads, trains and uploads
-      while the others wait, as in the official code of FedHe; nothing is ever
-      stale, and nobody pauses.
-    max_staleness: The server drops uploads staler than that, which then are
-      no updates that make others stale; None if it drops none.
+      while the others wait, as in the official code of FedHe; no upload is
+      stale, and no client pauses.
+    max_staleness: The server drops uploads staler than this, and they do not
+      make others stale; None if it drops none.
 
   Returns:
     The schedule.
@@ -307,7 +308,7 @@ def _async(fleet, max_staleness=None):
 
 
 def _sequential(fleet):
-  """As `_async`, one client after another."""
+  """Yields the same events for one client at a time."""
   num_clients = len(fleet.devices)
   visits = [enumerate(fleet.visits(client)) for client in range(num_clients)]
   rng = np.random.default_rng((fleet.seed, 0))
@@ -325,11 +326,11 @@ def _sequential(fleet):
 
 
 def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
-  """When synchronous rounds of the same fleet would end.
+  """Times at which synchronous rounds of the same fleet end.
 
-  A round begins when the one before has ended and ends with the last upload
-  of its cohort. A client that still pauses begins later, and one whose visit
-  is lost begins anew.
+  A round begins at the end of the one before, and ends with the last upload of
+  its cohort. A client that still pauses begins later; one whose visit is lost
+  visits again.
 
   Args:
     fleet: The clients.
@@ -339,7 +340,7 @@ def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
     [R] float64, seconds since the beginning.
 
   Raises:
-    ValueError: If a client takes part that never returns, or a visit takes no
+    ValueError: If a client of a cohort never returns, or a visit takes no
       time.
   """
   check_return(fleet, cohorts)
@@ -357,7 +358,7 @@ def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
 
 
 def synchronous_ends(fleet: Fleet, cohorts) -> Iterator[float]:
-  """Yields what `synchronous_times` gives, for any iterator over cohorts."""
+  """`synchronous_times` as a generator, for any iterable of cohorts."""
   visits, ready, now = {}, {}, 0.0
   for cohort in cohorts:
     begin = now

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and where the clients' states lie."""
+"""Sampling of cohorts, and the states of their clients."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,8 +14,8 @@ def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
   """Draws a round's clients uniformly without replacement.
 
   Args:
-    key: The key of sampling, apart from that of training, so that methods
-      see the same cohorts.
+    key: The key of sampling. It differs from that of training, so that all
+      methods see the same cohorts.
     round_num: [] int32.
     num_clients: Size of the population.
     cohort_size: Clients a round, m.
@@ -33,9 +33,9 @@ class Share(NamedTuple):
   """A group's part of a cohort, in a fixed number of slots.
 
   Attributes:
-    client_id: [slots] int32, global; the slots from `num_valid` on are padding.
-    row: [slots] int32, places in the group.
-    num_valid: [] int32, clients that really take part.
+    client_id: [slots] int32, global; slots from `num_valid` on are padding.
+    row: [slots] int32, rows of the clients in the group's tables.
+    num_valid: [] int32, number of clients that take part.
   """
 
   client_id: jax.Array
@@ -46,7 +46,7 @@ class Share(NamedTuple):
 def make_plan(
     federation: Federation, cohort_size: int
 ) -> Callable[..., dict[str, Share]]:
-  """Builds the function that draws a cohort and deals it to the groups.
+  """Builds the function that draws a cohort and splits it by group.
 
   Args:
     federation: The federation.
@@ -81,12 +81,12 @@ def make_plan(
 
 
 def fetch(clients, share: Share):
-  """The states of a share's clients, [slots, ...], out of their group's."""
+  """The states of a share's clients, [slots, ...]."""
   return jax.tree.map(lambda leaf: leaf[share.row], clients)
 
 
 def store(clients, share: Share, updated):
-  """A group's client states with those of a share's clients replaced."""
+  """A group's client states, with those of a share's clients replaced."""
   num_slots = len(share.row)
 
   def put(leaf, new):

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import FederatedData, label_array
-from fedjax_het.engine import mapping, placement
+from fedjax_het.engine import placement
+from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
+from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
-# Clients out of the host's memory whose models are evaluated at once.
+# Clients with states in host memory whose models are evaluated at once.
 _CHUNK = 64
 
 
@@ -22,8 +24,8 @@ class Scores(NamedTuple):
   """Test results of one group; E models are evaluated.
 
   Attributes:
-    client_id: [E] int32, whose models they are; the group's first client
-      stands for all where one model serves the group.
+    client_id: [E] int32, the models' clients; the group's first client if one
+      model serves the whole group.
     metrics: {name: [E] float32}, means of the task's metrics.
     loss: [E] float32, mean loss.
     views: {name: [E] float32}, the task's first metric of the algorithm's
@@ -42,21 +44,21 @@ class Scores(NamedTuple):
 
 
 def pad_batches(images, labels, batch_size: int, multiple: int = 1):
-  """Cuts a test set into equal batches, the last one padded.
+  """Cuts a test set into equal batches, and pads the last one.
 
   Args:
     images: [N, H, W, C] uint8.
     labels: [N, ...] integers or real numbers.
     batch_size: Examples a batch, B.
-    multiple: What the number of batches S is divisible by; batches of nothing
-      but padding are added.
+    multiple: The number of batches S is rounded up to a multiple of this, with
+      batches of padding.
 
   Returns:
     Arrays [S, B, H, W, C], [S, B, ...] and [S, B] bool (False for padding).
   """
   num = len(labels)
   steps = -(-num // (batch_size * multiple)) * multiple
-  # Padding repeats examples, so that batch statistics stay sensible.
+  # Padding repeats examples, so that it does not distort batch statistics.
   place = np.arange(steps * batch_size) % num
   mask = np.arange(steps * batch_size) < num
   shape = (steps, batch_size)
@@ -77,9 +79,7 @@ def make_evaluate(
     batch_size: int = 500,
     clients_per_group: int | None = None,
     data: FederatedData | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-    backend: str = 'auto',
-    chunk: int | None = None,
+    backend: str | Backend = 'auto',
 ) -> Callable[[State], dict[str, Scores]]:
   """Builds the evaluation on the full test set.
 
@@ -94,10 +94,9 @@ def make_evaluate(
     clients_per_group: For personal models, how many clients of each group are
       evaluated, evenly spread over the group; None for all.
     data: The clients' examples, for an algorithm that calibrates.
-    mesh: Devices that share the models or the test batches; None for one
-      device.
-    backend: How clients are mapped; their models are batched in the same way.
-    chunk: Models evaluated at once, as for `map_clients`.
+    backend: A `Backend`, or the name of one. Personal models are batched as
+      clients are. With 'shard_map' the devices share the models or, of
+      algorithms with one model a group, the test batches.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
@@ -107,8 +106,9 @@ def make_evaluate(
   """
   if algorithm.calibrate is not None and data is None:
     raise ValueError('This algorithm needs make_evaluate(data=...).')
-  # Over a mesh the models are dealt to devices, or one model's batches.
-  by_batch = mesh is not None and not algorithm.personal
+  backend = Backend.of(backend)
+  mesh, personal = backend.state_mesh, algorithm.personal
+  by_batch = mesh is not None and not personal
   batches = pad_batches(
       np.asarray(images),
       np.asarray(labels),
@@ -118,11 +118,75 @@ def make_evaluate(
   if mesh is not None:
     spec = jax.P('client') if by_batch else jax.P()
     batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
-  num, task = len(labels), federation.task
+  num = len(labels)
+  # On a mesh all devices get the results, so that each process has them.
+  everywhere = None if mesh is None else placement.everywhere(mesh)
+  program = functools.partial(jax.jit, out_shardings=everywhere)
+
+  def score_rows(group: Group):
+    """`(server, clients, rows, batches) -> (metrics, loss, views)`."""
+    count = _make_count(algorithm, federation.task, group, preprocess)
+    counter = _count_rows(count, backend.at_once if personal else None)
+    if mesh is not None:
+      counter = (_by_batch if by_batch else _by_model)(counter, mesh)
+
+    @program
+    def run(server, clients, rows, batches):
+      totals = counter(server, clients, rows, batches)
+      return jax.tree.map(lambda total: total / num, totals)
+
+    return run
+
+  first, *others = federation.groups
+  evaluated = [first] if algorithm.one_model else [first, *others]
+  programs = {group.name: score_rows(group) for group in evaluated}
+  rows_of = {
+      group.name: _evaluated_rows(group, personal, clients_per_group)
+      for group in federation.groups
+  }
+  calibrate = None
+  if algorithm.calibrate is not None:
+    calibrate = program(algorithm.calibrate)
+
+  def evaluate(state: State) -> dict[str, Scores]:
+    server, results = state.server, {}
+    if calibrate is not None:
+      server = calibrate(server, data)
+    for group in evaluated:
+      run, rows = programs[group.name], rows_of[group.name]
+      table = state.clients[group.name]
+      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
+        results[group.name] = _streamed(run, server, table, rows, batches)
+      else:
+        results[group.name] = run(server, table, jnp.asarray(rows), batches)
+    return {
+        group.name: Scores(
+            group.client_ids[rows_of[group.name]],
+            *results.get(group.name, results[first.name]),
+        )
+        for group in federation.groups
+    }
+
+  return evaluate
+
+
+def _evaluated_rows(
+    group: Group, personal: bool, clients_per_group: int | None
+) -> np.ndarray:
+  """Rows of the group's clients whose models are evaluated."""
+  if not personal:
+    return np.array([0])
+  count = min(clients_per_group or group.num_clients, group.num_clients)
+  return np.linspace(0, group.num_clients - 1, count).round().astype(int)
+
+
+def _make_count(
+    algorithm: FederatedAlgorithm, task: Task, group: Group, preprocess
+):
+  """Builds `(server, client, batches) -> sums of metrics, losses, views`."""
   first_metric = next(iter(task.metrics.values()))
 
-  def count(group: Group, server, client, batches):
-    """Sums of the metrics and losses of one client's model."""
+  def count(server, client, batches):
     variables = algorithm.client_model(server, client, group)
 
     def step(totals, batch):
@@ -151,95 +215,45 @@ def make_evaluate(
     )
     return jax.lax.scan(step, start, batches)[0]
 
-  at_once = mapping.clients_at_once(backend, chunk)
-  if not algorithm.personal:
-    at_once = None
-  first, *others = federation.groups
-  evaluated = [first] if algorithm.one_model else [first, *others]
+  return count
 
-  def rows_of(group):
-    if not algorithm.personal:
-      return np.array([0])
-    count = min(clients_per_group or group.num_clients, group.num_clients)
-    return np.linspace(0, group.num_clients - 1, count).round().astype(int)
 
-  # On a mesh all devices get the results, so that each process has them.
-  everywhere = None if mesh is None else placement.everywhere(mesh)
-  program = functools.partial(jax.jit, out_shardings=everywhere)
+def _count_rows(count, at_once: int | None):
+  """`count` for several clients, one by one or `at_once` in a batch."""
 
-  def score_rows(group: Group):
-    def count_rows(server, clients, rows, batches):
-      def one(row):
-        client = jax.tree.map(lambda a: a[row], clients)
-        return count(group, server, client, batches)
+  def count_rows(server, clients, rows, batches):
+    def one(row):
+      client = jax.tree.map(lambda a: a[row], clients)
+      return count(server, client, batches)
 
-      if at_once is None:
-        return jax.lax.map(one, rows)
-      with mapping.batched_lowering():
-        return jax.lax.map(one, rows, batch_size=at_once)
+    if at_once is None:
+      return jax.lax.map(one, rows)
+    with batched_lowering():
+      return jax.lax.map(one, rows, batch_size=at_once)
 
-    @program
-    def run(server, clients, rows, batches):
-      divide = _by_batch if by_batch else _by_model
-      counter = count_rows if mesh is None else divide(count_rows, mesh)
-      totals = counter(server, clients, rows, batches)
-      return jax.tree.map(lambda total: total / num, totals)
+  return count_rows
 
-    return run
 
-  programs = {group.name: score_rows(group) for group in evaluated}
-  calibrate = None
-  if algorithm.calibrate is not None:
-    calibrate = program(algorithm.calibrate)
-
-  def streamed(group: Group, server, table):
-    """Results of clients whose states lie in the host's memory."""
-    rows = rows_of(group)
-    size = min(_CHUNK, len(rows))
-    parts = []
-    for begin in range(0, len(rows), size):
-      # The last chunk is filled up, so that nothing is compiled for it.
-      mine = np.resize(rows[begin : begin + size], size)
-      part = programs[group.name](
-          server, take(table, mine), jnp.arange(size), batches
-      )
-      parts.append(jax.tree.map(lambda a: np.asarray(a), part))
-    return jax.tree.map(
-        lambda *a: np.concatenate(a)[: len(rows)], *parts
-    )
-
-  def evaluate(state: State) -> dict[str, Scores]:
-    server, results = state.server, {}
-    if calibrate is not None:
-      server = calibrate(server, data)
-    for group in evaluated:
-      table = state.clients[group.name]
-      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
-        results[group.name] = streamed(group, server, table)
-      else:
-        rows = jnp.asarray(rows_of(group))
-        results[group.name] = programs[group.name](
-            server, table, rows, batches
-        )
-    return {
-        group.name: Scores(
-            group.client_ids[rows_of(group)],
-            *results.get(group.name, results[first.name]),
-        )
-        for group in federation.groups
-    }
-
-  return evaluate
+def _streamed(run, server, table, rows, batches):
+  """Results of clients whose states lie in host memory."""
+  size = min(_CHUNK, len(rows))
+  parts = []
+  for begin in range(0, len(rows), size):
+    # The last chunk is filled up, so that nothing is compiled for it.
+    mine = np.resize(rows[begin : begin + size], size)
+    part = run(server, take(table, mine), jnp.arange(size), batches)
+    parts.append(jax.tree.map(lambda a: np.asarray(a), part))
+  return jax.tree.map(lambda *a: np.concatenate(a)[: len(rows)], *parts)
 
 
 def _by_batch(count_rows, mesh):
-  """Counts with test batches that are cut over a mesh."""
+  """`count_rows` with the test batches divided over a mesh."""
 
   def local(server, clients, rows, batches):
     return jax.lax.psum(count_rows(server, clients, rows, batches), 'client')
 
   def run(server, clients, rows, batches):
-    # One row stands for all: the others stay where they are.
+    # One model serves the group, so that one row is enough.
     first = jax.tree.map(lambda a: a[:1], clients)
     return jax.shard_map(
         local,
@@ -253,7 +267,7 @@ def _by_batch(count_rows, mesh):
 
 
 def _by_model(count_rows, mesh):
-  """Counts with models that are dealt to the devices of a mesh."""
+  """`count_rows` with the models divided over a mesh."""
   devices = mesh.devices.size
 
   def run(server, clients, rows, batches):

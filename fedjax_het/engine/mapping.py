@@ -1,38 +1,107 @@
-"""Runs a function written for one client over many: the backends.
+"""Backends: how a function written for one client is run over many.
 
 Every backend has one contract, `mapped(shared, args, num_valid)`, and all
-agree up to the rounding of sums. How clients are mapped is a choice made
-outside the algorithm.
+agree up to the rounding of sums. The backend is chosen outside the algorithm.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.balance import deal
+from fedjax_het.engine.balance import assign
 from fedjax_het.kernels.lowering import conv_lowering
 
 BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
-# Clients that 'vmap' batches at once by default: memory stays bounded however
-# large a cohort is. Not measured on an accelerator.
+# Default number of clients in a batch of 'vmap', so that memory does not grow
+# with the cohort. Not measured on an accelerator.
 DEFAULT_CHUNK = 16
-# The backends that can be traced into a larger compiled program.
+# Backends that can be part of a larger compiled program.
 TRACEABLE = ('map', 'vmap', 'shard_map')
 ACROSS_DEVICES = ('shard_map', 'pmap')
 
 
-def resolve_backend(backend: str) -> str:
-  """Picks the backend for 'auto' and refuses unknown names.
+@dataclasses.dataclass(frozen=True)
+class Backend:
+  """How clients are mapped. `Backend.of` gives the one that will run.
 
-  On a CPU one client after another inside one program ('map') is fastest:
-  batching over kernels turns convolutions into slow grouped ones. On other
-  platforms 'vmap' fills the device; that choice has not been measured. A run
-  of several processes always splits the clients over all devices.
+  Attributes:
+    kind: One of `BACKENDS`. 'loop' calls a jitted function client by client
+      from Python. 'map' does so inside one program, and runs only the valid
+      clients. 'vmap' batches a chunk of clients. 'shard_map' and 'pmap' split
+      the clients over the devices of `mesh`; each device runs 'map' or, with a
+      chunk, 'vmap'. 'auto' is resolved by `resolve_backend`.
+    chunk: Clients in a batch, which bounds memory. None means `DEFAULT_CHUNK`
+      for 'vmap', and no batches on each device for 'shard_map' and 'pmap'.
+      'loop' and 'map' ignore it.
+    mesh: Mesh with one axis 'client', for 'shard_map' and 'pmap'; None for all
+      devices. The other backends ignore it.
+
+  Raises:
+    ValueError: If the kind is unknown or the chunk is below 1.
+  """
+
+  kind: str = 'auto'
+  chunk: int | None = None
+  mesh: jax.sharding.Mesh | None = None
+
+  def __post_init__(self):
+    if self.kind not in BACKENDS:
+      raise ValueError(
+          f'Unknown backend {self.kind!r}; known are {", ".join(BACKENDS)}.'
+      )
+    if self.chunk is not None and self.chunk < 1:
+      raise ValueError(f'chunk must be at least 1, got {self.chunk}.')
+
+  @classmethod
+  def of(cls, backend: 'str | Backend') -> 'Backend':
+    """The backend that will run: 'auto' resolved, the default mesh filled in.
+
+    Args:
+      backend: A name of `BACKENDS`, or a backend.
+
+    Returns:
+      A backend whose `kind` is not 'auto'.
+
+    Raises:
+      ValueError: See `Backend` and `resolve_backend`.
+    """
+    if not isinstance(backend, Backend):
+      backend = cls(backend)
+    kind, mesh = resolve_backend(backend.kind), backend.mesh
+    if mesh is None and kind in ACROSS_DEVICES:
+      mesh = client_mesh()
+    return dataclasses.replace(backend, kind=kind, mesh=mesh)
+
+  @property
+  def traceable(self) -> bool:
+    """Whether it can be part of a larger compiled program."""
+    return self.kind in TRACEABLE
+
+  @property
+  def at_once(self) -> int | None:
+    """Clients in a batch on one device; None for one client at a time."""
+    if self.kind == 'vmap':
+      return self.chunk or DEFAULT_CHUNK
+    return self.chunk if self.kind in ACROSS_DEVICES else None
+
+  @property
+  def state_mesh(self) -> jax.sharding.Mesh | None:
+    """Mesh over which a run's state lies; None for the default device."""
+    return self.mesh if self.kind == 'shard_map' else None
+
+
+def resolve_backend(kind: str) -> str:
+  """Replaces 'auto' by the backend that will run.
+
+  On a CPU this is 'map': under 'vmap' convolutions become grouped ones, which
+  are slow there. Elsewhere it is 'vmap', a choice that has not been measured.
+  With several processes it is always 'shard_map'.
 
   Args:
-    backend: One of `BACKENDS`.
+    kind: One of `BACKENDS`.
 
   Returns:
     One of `BACKENDS` other than 'auto'.
@@ -40,28 +109,17 @@ def resolve_backend(backend: str) -> str:
   Raises:
     ValueError: If the name is unknown, or several processes cannot run it.
   """
-  if backend not in BACKENDS:
-    raise ValueError(
-        f'Unknown backend {backend!r}; known are {", ".join(BACKENDS)}.'
-    )
+  kind = Backend(kind).kind
   if jax.distributed.is_initialized() and jax.process_count() > 1:
-    if backend not in ('auto', 'shard_map'):
+    if kind not in ('auto', 'shard_map'):
       raise ValueError(
-          f'backend={backend!r} runs in one process; a run of '
+          f'backend={kind!r} runs in one process; a run of '
           f'{jax.process_count()} processes needs auto or shard_map.'
       )
     return 'shard_map'
-  if backend != 'auto':
-    return backend
+  if kind != 'auto':
+    return kind
   return 'map' if jax.default_backend() == 'cpu' else 'vmap'
-
-
-def clients_at_once(backend: str, chunk: int | None) -> int | None:
-  """How many clients a backend batches on one device; None for one by one."""
-  backend = resolve_backend(backend)
-  if backend == 'vmap':
-    return chunk or DEFAULT_CHUNK
-  return chunk if backend in ACROSS_DEVICES else None
 
 
 def batched_lowering():
@@ -82,47 +140,34 @@ def client_mesh(devices=None) -> jax.sharding.Mesh:
 
 def map_clients(
     fn: Callable[[Any, Any], tuple[Any, Any]],
-    backend: str = 'auto',
+    backend: str | Backend = 'auto',
     *,
-    chunk: int | None = None,
-    mesh: jax.sharding.Mesh | None = None,
     load: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-  """Maps `fn` over clients, adding up one of its results.
+  """Maps `fn` over clients, and sums one of its two results.
 
   Args:
     fn: `(shared, arg) -> (summed, kept)` for one client.
-    backend: 'loop' calls a jitted `fn` client by client from Python; 'map'
-      does so inside one program, running only the valid clients; 'vmap'
-      batches a chunk of them; 'shard_map' and 'pmap' split them over the
-      devices of `mesh`, and each device runs 'map' or, given a chunk, 'vmap'.
-    chunk: Clients batched at once, which bounds memory; None means
-      `DEFAULT_CHUNK` for 'vmap', and 'map' on each device for the backends
-      of several devices.
-    mesh: Mesh with an axis 'client' for the device backends; all devices by
-      default.
-    load: `(shared, args) -> [K]`, how much work each client is, by which the
-      backends of several devices deal them; None for the same.
+    backend: How clients are mapped: a `Backend`, or the name of one.
+    load: `(shared, args) -> [K]`, the work of each client in any unit, by which
+      clients are assigned to devices; None if all have the same work.
 
   Returns:
     `mapped(shared, args, num_valid) -> (summed, kept)`: leaves of `args` are
     [K, ...], of which the first `num_valid` (int, maybe traced) are real.
-    `summed` is added over those only, and `kept` is [K, ...] with zeros for
-    the others.
+    `summed` is the sum over the real clients, and `kept` is [K, ...] with zeros
+    for the others.
 
   Raises:
-    ValueError: If the backend is unknown or the chunk is not positive.
+    ValueError: See `Backend.of`.
   """
-  backend = resolve_backend(backend)
-  if chunk is not None and chunk < 1:
-    raise ValueError(f'chunk must be at least 1, got {chunk}.')
-  if backend == 'loop':
+  backend = Backend.of(backend)
+  if backend.kind == 'loop':
     return _python_loop(fn)
-  chunk = clients_at_once(backend, chunk)
-  if backend in ('map', 'vmap'):
-    return _device_loop(fn, chunk)
-  mesh = client_mesh() if mesh is None else mesh
-  return _dealt(_device_loop(fn, chunk), backend, mesh, load)
+  on_device = _device_loop(fn, backend.at_once)
+  if backend.kind in ACROSS_DEVICES:
+    return _assigned(on_device, backend, load)
+  return on_device
 
 
 def _zeros(shapes, leading=()):
@@ -153,39 +198,50 @@ def _python_loop(fn):
 
 
 def _device_loop(fn, chunk):
-  """One client (chunk None) or one vmapped chunk after another."""
+  """Runs clients one by one (chunk None) or in vmapped chunks."""
+  return _one_by_one(fn) if chunk is None else _by_chunk(fn, chunk)
+
+
+def _one_by_one(fn):
+  """One client after another, the valid ones only."""
 
   def mapped(shared, args, num_valid):
     num = jax.tree.leaves(args)[0].shape[0]
     sum_shape, kept_shape = _shapes(fn, shared, args)
-    if chunk is None and num == 1:
-      # The body of a loop over one client does not depend on the index: XLA
-      # would move it in front of the loop, and do its work even for nobody.
-      def the_one():
-        one, row = fn(shared, jax.tree.map(lambda a: a[0], args))
-        return one, jax.tree.map(lambda r: r[None], row)
 
-      return jax.lax.cond(
-          jnp.asarray(num_valid) > 0,
-          the_one,
-          lambda: (_zeros(sum_shape), _zeros(kept_shape, (1,))),
-      )
-    if chunk is None:
+    def nothing():
+      return _zeros(sum_shape), _zeros(kept_shape, (num,))
 
-      def body(i, carry):
-        summed, kept = carry
-        one, row = fn(shared, jax.tree.map(lambda a: a[i], args))
-        kept = jax.tree.map(lambda a, r: a.at[i].set(r), kept, row)
-        return jax.tree.map(jnp.add, summed, one), kept
+    def the_one():
+      one, row = fn(shared, jax.tree.map(lambda a: a[0], args))
+      return one, jax.tree.map(lambda r: r[None], row)
 
-      start = (_zeros(sum_shape), _zeros(kept_shape, (num,)))
-      return jax.lax.fori_loop(0, num_valid, body, start)
+    def body(i, carry):
+      summed, kept = carry
+      one, row = fn(shared, jax.tree.map(lambda a: a[i], args))
+      kept = jax.tree.map(lambda a, r: a.at[i].set(r), kept, row)
+      return jax.tree.map(jnp.add, summed, one), kept
 
+    if num == 1:
+      # A loop body over one client does not depend on the index: XLA would
+      # hoist it out of the loop, and run it even without a valid client.
+      return jax.lax.cond(jnp.asarray(num_valid) > 0, the_one, nothing)
+    return jax.lax.fori_loop(0, num_valid, body, nothing())
+
+  return mapped
+
+
+def _by_chunk(fn, chunk: int):
+  """One vmapped chunk of clients after another."""
+
+  def mapped(shared, args, num_valid):
+    num = jax.tree.leaves(args)[0].shape[0]
+    sum_shape, kept_shape = _shapes(fn, shared, args)
     size = min(chunk, num)
     batched = jax.vmap(fn, in_axes=(None, 0))
 
     def run(begin):
-      # The last chunk is moved back to fit; what it repeats is masked out.
+      # The last chunk is moved back to fit; repeated clients are masked out.
       place = jnp.minimum(begin, num - size)
       ids = place + jnp.arange(size)
       fresh = (ids >= begin) & (ids < num_valid)
@@ -230,33 +286,31 @@ def _where(keep, new, old):
 
 def map_groups(
     fns: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]],
-    chunk: int | None = None,
-    mesh: jax.sharding.Mesh | None = None,
+    backend: Backend,
 ) -> Callable[[Any, Any, Any], dict[str, tuple[Any, Any]]]:
-  """`map_clients` with 'shard_map' over several groups whose clients are dealt.
+  """`map_clients` by 'shard_map' over several groups in one program.
 
-  No device waits for another before it has done its clients of all groups, so
-  that groups too small to fill the devices run side by side.
+  Each device runs its clients of all groups before any sum is taken, so that
+  groups with fewer clients than devices run side by side.
 
   Args:
     fns: {group: function of one client}, as for `map_clients`.
-    chunk: As for `map_clients`.
-    mesh: As for `map_clients`.
+    backend: Of kind 'shard_map', as `Backend.of` gives it.
 
   Returns:
-    `mapped(shared, args, num) -> {group: (summed, kept)}`: leaves of args
-    {group: args} are [D * C, ...], C places a device, of which the first
-    `num` {group: [D] int32} of each device are real clients; `kept` lies so,
-    too.
+    `mapped(shared, args, num) -> {group: (summed, kept)}`. Leaves of args
+    {group: args} are [D * C, ...], C places on each of D devices; the first
+    `num` {group: [D] int32} places of each device hold real clients. Leaves of
+    `kept` are [D * C, ...], too.
   """
-  mesh = client_mesh() if mesh is None else mesh
-  inners = {name: _device_loop(fn, chunk) for name, fn in fns.items()}
-  return _across_devices(inners, 'shard_map', mesh)
+  inners = {
+      name: _device_loop(fn, backend.at_once) for name, fn in fns.items()
+  }
+  return _across_devices(inners, backend)
 
 
-def _across_devices(inners, backend, mesh):
-  """Each device runs its clients of all groups, then all add up."""
-  num_devices = mesh.devices.size
+def _across_devices(inners, backend: Backend):
+  """Each device runs its clients of all groups; then the sums are added."""
   by_device = jax.P('client')
 
   def local(shared, args, num):
@@ -264,24 +318,30 @@ def _across_devices(inners, backend, mesh):
         name: inner(shared, args[name], jnp.reshape(num[name], ()))
         for name, inner in inners.items()
     }
-    # All sums after all training: a sum waits for the slowest device.
+    # All training before all sums: a sum waits for the slowest device.
     results = jax.lax.optimization_barrier(results)
     summed = jax.lax.psum({n: r[0] for n, r in results.items()}, 'client')
     return summed, {name: kept for name, (_, kept) in results.items()}
 
-  def together(summed, kept):
+  def by_group(summed, kept):
     return {name: (summed[name], kept[name]) for name in inners}
 
-  if backend == 'shard_map':
-    sharded = jax.shard_map(
+  if backend.kind == 'pmap':
+    run = _pmapped(local, backend.mesh)
+  else:
+    run = jax.shard_map(
         local,
-        mesh=mesh,
+        mesh=backend.mesh,
         in_specs=(jax.P(), by_device, by_device),
         out_specs=(jax.P(), by_device),
         check_vma=False,
     )
-    return lambda shared, args, num: together(*sharded(shared, args, num))
+  return lambda shared, args, num: by_group(*run(shared, args, num))
 
+
+def _pmapped(local, mesh):
+  """`local` over the devices of a mesh by `jax.pmap`, on flat arrays."""
+  num_devices = mesh.devices.size
   pmapped = jax.pmap(
       local,
       axis_name='client',
@@ -289,37 +349,35 @@ def _across_devices(inners, backend, mesh):
       out_axes=(None, 0),
       devices=list(mesh.devices.flat),
   )
-  # After a round the state lies on the whole mesh, and what follows from it
-  # too; `pmap` wants each device's share in its place.
-  share = jax.sharding.NamedSharding(mesh, by_device)
+  # `pmap` wants each device's part on that device; after a round, arrays that
+  # follow from the state lie on the whole mesh.
+  by_device = jax.sharding.NamedSharding(mesh, jax.P('client'))
+
+  def cut(a):
+    size = len(a) // num_devices
+    return a.reshape(num_devices, size, *a.shape[1:])
+
+  def join(a):
+    return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
   def run(shared, args, num):
-    def cut(a):
-      size = len(a) // num_devices
-      return a.reshape(num_devices, size, *a.shape[1:])
-
-    args, num = jax.device_put(jax.tree.map(cut, (args, num)), share)
+    args, num = jax.device_put(jax.tree.map(cut, (args, num)), by_device)
     summed, kept = pmapped(shared, args, num)
-    return together(
-        summed,
-        jax.tree.map(
-            lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), kept
-        ),
-    )
+    return summed, jax.tree.map(join, kept)
 
   return run
 
 
-def _dealt(inner, backend, mesh, load):
-  """Deals one group's clients to the devices, and runs them."""
-  num_devices = mesh.devices.size
-  run = _across_devices({'all': inner}, backend, mesh)
-  dealt = jax.jit(deal, static_argnums=2)
+def _assigned(inner, backend: Backend, load):
+  """Assigns one group's clients to devices, and runs them there."""
+  num_devices = backend.mesh.devices.size
+  run = _across_devices({'all': inner}, backend)
+  assign_jitted = jax.jit(assign, static_argnums=2)
 
   def mapped(shared, args, num_valid):
     slots = jax.tree.leaves(args)[0].shape[0]
     loads = jnp.ones(slots) if load is None else load(shared, args)
-    who = dealt(loads, num_valid, num_devices)
+    who = assign_jitted(loads, num_valid, num_devices)
     args = jax.tree.map(lambda a: a[who.slot], args)
     summed, kept = run(shared, {'all': args}, {'all': who.num})['all']
     return summed, who.collect(kept)

@@ -1,9 +1,9 @@
-"""Where a run's arrays lie on a mesh of devices, in one process or in many.
+"""Where a run's arrays lie on a mesh of devices, in one or several processes.
 
-What everybody needs (server, keys, data) lies on each device. A group's table
-of client states is cut into equal blocks of rows, one a device; a group whose
-clients do not divide by the devices keeps its whole table on each of them.
-Inside a round only the rows of the cohort travel, a few at a time.
+Server state, keys and data are replicated. A group's table of client states is
+sharded by rows, in equal blocks; it is replicated if the number of clients is
+not a multiple of the number of devices. A round moves only the rows of its
+cohort between devices, a few at a time.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,20 @@ import numpy as np
 
 from fedjax_het.engine.types import Federation
 
-# Bytes that a device sends at once while rows travel, at least one row to each.
+# Bytes that a device sends in one exchange of rows; at least one row is sent to
+# each device.
 _BUFFER = 1 << 26
-# Rows of a new table that are made at once.
+# Rows of a new table that are computed at once.
 _CHUNK = 256
 
 
 def everywhere(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  """The sharding of what lies on each device."""
+  """The sharding of replicated arrays."""
   return jax.sharding.NamedSharding(mesh, jax.P())
 
 
 def is_cut(num_rows: int, mesh: jax.sharding.Mesh) -> bool:
-  """Whether a table of so many rows is cut over the mesh."""
+  """Whether a table with this number of rows is sharded over the mesh."""
   return num_rows % mesh.devices.size == 0
 
 
@@ -49,11 +50,11 @@ def _spec(num_rows: int, mesh: jax.sharding.Mesh) -> jax.P:
 
 
 def put(tree: Any, shardings: Any) -> Any:
-  """Lays values that each process has in full on a mesh.
+  """Places values, which each process has in full, on a mesh.
 
   Args:
     tree: A pytree of arrays.
-    shardings: A prefix of it, of shardings over the same mesh.
+    shardings: Shardings over one mesh, a prefix of the tree.
 
   Returns:
     The tree of global arrays.
@@ -64,7 +65,7 @@ def put(tree: Any, shardings: Any) -> Any:
   def lay(sharding, leaf):
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       return _move(leaf, sharding)
-    # `device_put` would send all to all, to see whether they are the same.
+    # `device_put` would compare the values of all processes, over the network.
     host = np.asarray(leaf)
     return jax.make_array_from_callback(
         host.shape, sharding, lambda index: host[index]
@@ -88,12 +89,12 @@ def _move(leaf, sharding):
 def build(
     make: Callable[[np.ndarray], Any], keys: np.ndarray, sharding
 ) -> Any:
-  """Makes a table of which each process computes the rows that it holds.
+  """Builds a table; each process computes the rows of its own devices.
 
   Args:
     make: `(some of the keys) -> their rows`, a pytree with leaves [n, ...].
-    keys: [K], what the rows are made from.
-    sharding: Of the table.
+    keys: [K], one for each row.
+    sharding: The sharding of the table.
 
   Returns:
     The tree of tables [K, ...].
@@ -122,13 +123,13 @@ def build(
 
 
 def _in_blocks(rows, num, devices: int, exchange: Callable, start):
-  """Exchanges a device's rows, as many at once as the buffer holds.
+  """Exchanges the rows of all devices, in blocks that fit into the buffer.
 
   Args:
-    rows: [C, ...], such as each device has.
-    num: [D] int32, how many each device has.
+    rows: [C, ...], one device's rows, for their shape.
+    num: [D] int32, number of rows of each device.
     devices: D.
-    exchange: `(first row, rows at once, carry) -> carry`.
+    exchange: `(first row, rows in a block, carry) -> carry`.
     start: The first carry.
 
   Returns:
@@ -142,7 +143,7 @@ def _in_blocks(rows, num, devices: int, exchange: Callable, start):
   return jax.lax.fori_loop(
       0,
       -(-jnp.max(num) // block),
-      # The last block is moved back to fit, and repeats what it must.
+      # The last block is moved back to fit, and repeats some rows.
       lambda i, carry: exchange(
           jnp.minimum(i * block, turns - block), block, carry
       ),
@@ -151,17 +152,17 @@ def _in_blocks(rows, num, devices: int, exchange: Callable, start):
 
 
 def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
-  """Brings rows of a table to the devices that want them.
+  """Gathers rows of a table on the devices that need them.
 
   Args:
     mesh: D devices.
-    table: A pytree of tables [K, ...], cut as `of_tables` says.
-    rows: [D * C] int32, the rows that each device wants, C each.
-    num: [D] int32, how many of its rows each device really wants.
+    table: A pytree of tables [K, ...], sharded as `of_tables` says.
+    rows: [D * C] int32, C rows for each device.
+    num: [D] int32, how many of its C rows each device needs.
 
   Returns:
-    The tree with leaves [D * C, ...], C rows on each device; those not really
-    wanted hold anything that is in the table, or zeros.
+    The tree with leaves [D * C, ...], C rows on each device; rows that are not
+    needed hold zeros or any row of the table.
   """
   if not jax.tree.leaves(table):
     return table
@@ -181,7 +182,7 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
 
     def exchange(first, block, out):
       wanted = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
-      # To each device what it would get if the row lay here.
+      # Candidate rows for each device, assuming this shard owns them.
       here = jnp.clip(wanted - device * size, 0, size - 1)
       got = jax.lax.all_to_all(table[here], 'client', 0, 0)
       mine = got[wanted[device] // size, jnp.arange(block)]
@@ -201,17 +202,17 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
 
 
 def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
-  """Writes rows of a table from the devices that hold their new values.
+  """Scatters new rows into a table, from the devices that hold them.
 
   Args:
     mesh: D devices.
-    table: A pytree of tables [K, ...], cut as `of_tables` says.
-    rows: [D * C] int32, where the rows of each device belong, C each.
-    num: [D] int32, how many of its rows each device really has.
+    table: A pytree of tables [K, ...], sharded as `of_tables` says.
+    rows: [D * C] int32, the table rows of each device's C new rows.
+    num: [D] int32, how many of its C rows are real on each device.
     new: The tree with leaves [D * C, ...], C rows on each device.
 
   Returns:
-    The table with those rows replaced, cut as it was.
+    The table with those rows replaced, and the same sharding.
   """
   if not jax.tree.leaves(table):
     return table

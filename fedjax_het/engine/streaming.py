@@ -1,7 +1,7 @@
-"""Clients' states in the host's memory, brought to the device for a round.
+"""Rounds whose client states lie in host memory.
 
-What clients keep between their visits then needs no device memory but for the
-cohort's rows, twice: those of the next cohort are brought while a round runs.
+The device holds only the rows of two cohorts: that of the running round, and
+that of the next one, which is copied to the device meanwhile.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import mapping
 from fedjax_het.engine.cohort import make_plan
-from fedjax_het.engine.rounds import GroupReport, State, make_cohort_round
+from fedjax_het.engine.cohort_round import make_cohort_round
+from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.rounds import State
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
-# Clients whose first states are made at once.
+# Clients whose first states are computed at once.
 _CHUNK = 256
 
 
 def init_streamed_state(
     algorithm: FederatedAlgorithm, federation: Federation, key
 ) -> State:
-  """The state before the first round, with the clients' part as numpy arrays.
+  """The state before the first round, with client states as numpy arrays.
 
   Args:
     algorithm: The algorithm.
@@ -32,7 +34,7 @@ def init_streamed_state(
     key: A random key.
 
   Returns:
-    The numbers of `rounds.init_state`.
+    The same numbers as `rounds.init_state`.
   """
 
   def table(group: Group):
@@ -58,15 +60,15 @@ def _write(table: np.ndarray, rows, new) -> None:
 
 
 def take(clients, rows: np.ndarray):
-  """Rows of a group's table of numpy arrays, on the device."""
+  """Copies rows of a group's numpy tables to the device."""
   return jax.device_put(jax.tree.map(lambda table: table[rows], clients))
 
 
 def _overlap(before, after) -> np.ndarray:
-  """Slots of clients that are in two shares, [slots of `after`] int32.
+  """Where the clients of one share are in an earlier one.
 
-  For each slot of `after` the slot of `before` with the same client, or the
-  number of slots of `before`, which is none.
+  [slots of `after`] int32: the slot of `before` that holds the same client, or
+  the number of slots of `before` if none does.
   """
   none = len(before.row)
   slot_of = dict(zip(before.row[: before.num_valid].tolist(), range(none)))
@@ -77,7 +79,7 @@ def _overlap(before, after) -> np.ndarray:
 
 @jax.jit
 def _patch(rows, slots, updated):
-  """`rows` with those replaced that a round has updated since."""
+  """`rows`, with those replaced that the last round has updated."""
 
   def one(old, new):
     found = (slots < len(new)).reshape((-1,) + (1,) * (new.ndim - 1))
@@ -91,47 +93,43 @@ def make_streamed_round(
     federation: Federation,
     *,
     cohort_size: int,
-    backend: str = 'auto',
-    chunk: int | None = None,
-    mesh=None,
-) -> Callable[..., tuple[State, dict[str, GroupReport]]]:
-  """Builds a round whose clients' states lie in the host's memory.
+    backend: str | Backend = 'auto',
+) -> Callable[..., tuple[State, RoundReport]]:
+  """Builds a round whose client states lie in host memory.
 
   Args:
     algorithm: The algorithm.
     federation: The federation.
     cohort_size: Clients a round.
-    backend: How clients are mapped; see `mapping.map_clients`.
-    chunk: Clients batched at once.
-    mesh: Devices, for the backends that use several.
+    backend: How clients are mapped: a `Backend`, or the name of one.
 
   Returns:
-    `run_round(state, data, key, sampling_key) -> (state, {group: report})`
-    for states of `init_streamed_state`. The tables are written in place and
-    the server's state is donated; the results are those of `make_round`.
+    `run_round(state, data, key, sampling_key) -> (state, report)` for states
+    of `init_streamed_state`. The client states are written in place and the
+    server's state is donated; the results are those of `make_round`.
 
   Raises:
     ValueError: If the cohort is empty or larger than the population.
   """
-  backend = mapping.resolve_backend(backend)
+  backend = Backend.of(backend)
   plan = jax.jit(make_plan(federation, cohort_size))
-  run_cohort = make_cohort_round(
-      algorithm, federation, backend=backend, chunk=chunk, mesh=mesh
-  )
+  run_cohort = make_cohort_round(algorithm, federation, backend=backend)
 
   def run(server, clients, round_num, shares, data, key):
     return run_cohort((round_num, server), shares, clients, data, key)
 
-  if backend in mapping.TRACEABLE:
+  if backend.traceable:
     run = jax.jit(run, donate_argnums=(0, 1))
 
   def bring(tables, round_num: int, sampling_key):
+    """The shares of a round, and the rows of its clients on the device."""
     shares = jax.device_get(plan(jnp.int32(round_num), sampling_key))
     return shares, {
         name: take(tables[name], share.row) for name, share in shares.items()
     }
 
-  # The tables and number of the next round, its shares and its rows.
+  # (tables, number of the next round, its shares and rows): what the last call
+  # has brought ahead.
   ahead: list[Any] = [None, None, None]
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
@@ -140,7 +138,7 @@ def make_streamed_round(
       shares, rows = ahead[2]
     else:
       shares, rows = bring(tables, number, sampling_key)
-    server, updated, reports = run(
+    server, updated, report = run(
         state.server,
         rows,
         jnp.int32(number),
@@ -148,21 +146,24 @@ def make_streamed_round(
         data,
         key,
     )
-    # While the device works: what the next round will need.
+    # The device is at work. Meanwhile, bring what the next round needs.
     coming, rows = bring(tables, number + 1, sampling_key)
     for name, share in shares.items():
       slots = jnp.asarray(_overlap(share, coming[name]))
       rows[name] = _patch(rows[name], slots, updated[name])
     for name, share in shares.items():
-      real = slice(int(share.num_valid))
-      jax.tree.map(
-          lambda table, new, rows=share.row[real], real=real: _write(
-              table, rows, np.asarray(new)[real]
-          ),
-          tables[name],
-          updated[name],
-      )
+      _write_back(tables[name], share, updated[name])
     ahead[:] = tables, number + 1, (coming, rows)
-    return State(np.int32(number + 1), server, tables), reports
+    return State(np.int32(number + 1), server, tables), report
 
   return run_round
+
+
+def _write_back(tables, share, updated) -> None:
+  """Writes a share's updated rows into its group's tables."""
+  real = slice(int(share.num_valid))
+  jax.tree.map(
+      lambda table, new: _write(table, share.row[real], np.asarray(new)[real]),
+      tables,
+      updated,
+  )

@@ -1,4 +1,4 @@
-"""Bytes of messages, measured from the trees that travel."""
+"""Bytes of messages, measured from the pytrees that are sent."""
 
 import math
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from fedjax_het.engine.types import Maybe
 
 
 class Traffic(NamedTuple):
-  """Bytes of one message, measured from the tree that travels.
+  """Bytes of one message.
 
   Attributes:
-    fixed: [] uint32, bytes of all that is always sent.
+    fixed: [] uint32, bytes of the leaves that are always sent.
     parts: [P] uint32, full bytes of each leaf inside a `Maybe`.
     share: [P] float32, the fraction of that leaf that was sent.
   """
@@ -31,7 +31,7 @@ def measure(tree) -> Traffic:
     tree: A pytree of arrays, maybe with `Maybe` parts.
 
   Returns:
-    Its traffic; the bytes are constants of the shapes.
+    Its traffic; `fixed` and `parts` follow from the shapes.
   """
   parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Maybe))
   fixed = [part for part in parts if not isinstance(part, Maybe)]
@@ -54,7 +54,7 @@ def _num_bytes(leaf) -> int:
 
 
 def num_bytes(traffic: Traffic) -> np.ndarray:
-  """Bytes of each message, exact up to the rounding of its shares.
+  """Bytes of each message, up to the rounding of its shares.
 
   Args:
     traffic: One or several messages, leaves [...] and [..., P].
@@ -70,10 +70,10 @@ def full_bytes(tree) -> int:
   """Bytes of a downlink or uplink with all its optional parts.
 
   Args:
-    tree: A pytree of arrays or of their shapes, maybe with `Maybe` parts.
+    tree: A pytree of arrays or of shapes, maybe with `Maybe` parts.
 
   Returns:
-    Their number.
+    The number of bytes.
   """
   values = jax.tree.map(
       lambda part: part.value if isinstance(part, Maybe) else part,

@@ -263,7 +263,9 @@ class FederatedAlgorithm(NamedTuple):
     client_update: `(group, client, downlink, data, visit) ->
       (client, uplink, metrics)`; `metrics` maps names to scalars.
     server_update: `(server, {group name: Received}, turn) -> (server,
-      metrics)`, with a `Turn`; `metrics` maps names to scalars.
+      metrics)`, with a `Turn`; `metrics` maps names to scalars, NaN for what
+      this update did not measure. A server that trains returns some: its new
+      state is then checked for NaN and infinity; see `visits.server_turn`.
     client_model: `(server, client, group) -> variables` to evaluate.
     personal: Whether `client_model` depends on the client; if not, one model
       per group is evaluated.

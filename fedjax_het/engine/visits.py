@@ -1,4 +1,4 @@
-"""One client's visit, from downlink to uplink, as a pure function."""
+"""One client's visit and one turn of the server, as pure functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,13 @@ import jax.numpy as jnp
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.traffic import full_bytes, measure
-from fedjax_het.engine.types import FederatedAlgorithm, Group, Visit
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Group,
+  Received,
+  Turn,
+  Visit,
+)
 
 
 def round_key(key, round_num):
@@ -17,12 +23,12 @@ def round_key(key, round_num):
 
 
 def client_key(key, round_num, client_id):
-  """A client's key: follows its identity, not its place in a cohort."""
+  """A client's key, from its id and not from its slot in a cohort."""
   return jax.random.fold_in(round_key(key, round_num), client_id)
 
 
 def visit_pair(key, round_num, client_id, turn=0) -> tuple[Visit, Visit]:
-  """A client's turn as its downlink sees it, and as its training does."""
+  """The `Visit` that a client's downlink gets, and that of its training."""
   keys = jax.random.split(client_key(key, round_num, client_id))
   return (
       Visit(client_id, round_num, keys[0], turn),
@@ -43,7 +49,7 @@ def all_finite(tree) -> jax.Array:
 def make_training(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
-  """What a client does with what it was sent, as a pure function.
+  """A client's visit from the downlink on, as a pure function.
 
   Args:
     algorithm: The algorithm.
@@ -51,9 +57,8 @@ def make_training(
 
   Returns:
     `train(client, sent, data, visit) -> (summed, (client, kept, finite,
-    metrics, down, up))`, `data` being the client's own. An update that is not
-    finite is replaced by zeros, in the sums and in what is kept apart, and
-    leaves the client as it was.
+    metrics, down, up))`; `data` are the client's own. If the update is not
+    finite, `summed` and `kept` are zeros and the client keeps its old state.
   """
 
   def train(client, sent, data, visit):
@@ -66,8 +71,8 @@ def make_training(
       return jnp.where(finite, new, old)
 
     updated = jax.tree.map(keep, updated, client)
-    # In what is kept, too: zero times NaN is NaN, and an upload in flight is
-    # part of the state.
+    # `kept` too: zero times NaN is NaN, and an upload in flight is part of the
+    # state.
     summed, kept = jax.tree.map(
         lambda s: keep(s, jnp.zeros_like(s)), (uplink.summed, uplink.kept)
     )
@@ -95,7 +100,7 @@ def make_visit(
   Returns:
     `visit((server, data, key, round_num, cohort), (client_id, client)) ->
     (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
-    `cohort` is [num_clients] bool, whether it takes part in the round.
+    `cohort` is [num_clients] bool, who takes part in the round.
   """
   train = make_training(algorithm, group)
 
@@ -108,8 +113,54 @@ def make_visit(
     sent = algorithm.downlink(server, group, down)
     return train(client, sent, data.client(client_id), up)
 
-  # Jitted, so that it is traced once however often the mapping calls it.
+  # Jitted, so that it is traced once even if the mapping calls it twice.
   return jax.jit(visit)
+
+
+def server_turn(
+    algorithm: FederatedAlgorithm,
+    server: Any,
+    received: dict[str, Received],
+    data: FederatedData,
+    key,
+    *,
+    round_num,
+    update,
+    num_clients: int,
+) -> tuple[Any, dict[str, jax.Array], jax.Array | None]:
+  """Lets the server update its state from what it has received.
+
+  The state is checked for NaN and infinity only if the algorithm returns
+  metrics, which means that its server trains: other servers average finite
+  uploads, and the check would cost a pass over the state. Which of the two
+  holds is known at trace time.
+
+  Args:
+    algorithm: The algorithm.
+    server: The server's state.
+    received: {group: what it has sent}.
+    data: The federated data, with the public set.
+    key: The key of the run's training.
+    round_num: [] int32, rounds done.
+    update: [] int32, the number of this update in the run.
+    num_clients: Size of the population.
+
+  Returns:
+    The new state; its metrics, {name: [] float32}; and [] bool, whether the
+    new state is finite, or None where it is not checked. A state that is not
+    finite is replaced by the old one.
+  """
+  # The server's key is that of a client whose id nobody has.
+  server_key = client_key(key, update, num_clients)
+  turn = Turn(round_num, server_key, data.of_public())
+  updated, metrics = algorithm.server_update(server, received, turn)
+  if not metrics:
+    return updated, {}, None
+  finite = all_finite(updated)
+  updated = jax.tree.map(
+      lambda new, old: jnp.where(finite, new, old), updated, server
+  )
+  return updated, jax.tree.map(jnp.float32, metrics), finite
 
 
 def message_bytes(
@@ -117,9 +168,9 @@ def message_bytes(
     group: Group,
     data: FederatedData,
 ) -> tuple[int, int]:
-  """Bytes (down, up) of one visit, all optional parts counted in full.
+  """Bytes (down, up) of one visit, with all optional parts.
 
-  Nothing is computed.
+  They follow from shapes; no array is computed.
 
   Args:
     algorithm: The algorithm.

@@ -12,7 +12,8 @@ import zlib
 import numpy as np
 
 from fedjax_het.engine.evaluate import Scores
-from fedjax_het.engine.rounds import GroupReport, round_bytes
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.rounds import round_bytes
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment.workdir import (
   read_bytes,
@@ -43,7 +44,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def train_row(
     round_num: int,
-    reports: Mapping[str, GroupReport],
+    reports: RoundReport,
     federation: Federation,
     seconds: float,
     split: str = 'train',
@@ -52,7 +53,7 @@ def train_row(
 
   Args:
     round_num: Rounds done, this one included.
-    reports: {group: report} on the host.
+    reports: What the round measured, on the host.
     federation: The federation.
     seconds: Wall time of the round.
     split: 'train', or 'warm_up' for what comes before the first round.
@@ -62,7 +63,8 @@ def train_row(
     clients of this round, `<name>/<group>`, and the mean of those over the
     groups that took part, `<name>`; number of clients and bytes both ways, in
     all and by group; the ids of clients whose update was not finite, which
-    count in none of the means.
+    count in none of the means; `server`, {name: number}, if the server's
+    update has metrics.
   """
   num_clients = federation.num_clients
   row: Row = {'round': round_num, 'split': split, 'seconds': seconds}
@@ -88,7 +90,10 @@ def train_row(
         values.setdefault(name, []).append(mean)
   row['loss'] = None  # Unless a client had one.
   row.update({name: _mean(means) for name, means in values.items()})
-  return {**row, **counts, 'nonfinite': dropped, **groups}
+  row = {**row, **counts, 'nonfinite': dropped, **groups}
+  if reports.server:
+    row['server'] = {k: _number(v) for k, v in reports.server.items()}
+  return row
 
 
 def test_row(

@@ -1,6 +1,7 @@
-"""What the processes of one run tell each other; in one process nothing.
+"""Communication between the processes of one run.
 
-All of these are called by every process, in the same order.
+Every process calls these functions, in the same order. In a run of one process
+they communicate nothing.
 """
 
 from collections.abc import Callable
@@ -19,29 +20,29 @@ _ERRORS = {
     kind.__name__: kind
     for kind in (ValueError, FileNotFoundError, ImportError, FloatingPointError)
 }
-# Seconds that a network's file system may take to show a new file.
+# Seconds to wait for a new file to appear on a network file system.
 _PATIENCE = 20.0
 
 
 def several() -> bool:
-  """Whether the run has more than one process; starts no devices if not."""
+  """Whether the run has several processes; starts no devices if it has one."""
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-  """Whether this process writes the run's files and speaks for all."""
+  """Whether this is the first process, which writes the run's files."""
   return not several() or jax.process_index() == 0
 
 
 def _padded(value: Any) -> np.ndarray:
-  """A value as bytes of a length that few programs are compiled for."""
+  """A value as bytes, padded to a power of two to limit recompilation."""
   text = json.dumps(value).encode()
   size = 1 << (len(text) - 1).bit_length()
   return np.frombuffer(text.ljust(size), np.uint8)
 
 
 def gather(value: Any) -> list[Any]:
-  """Every process's value, by process; anything that JSON can hold."""
+  """The values of all processes, in their order; of any type JSON can hold."""
   if not several():
     return [value]
   mine = _padded(value)
@@ -52,7 +53,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any) -> Any:
-  """The first process's value; the others' do not matter."""
+  """The value of the first process; those of the others are ignored."""
   if not several():
     return value
   mine = _padded(value if is_first() else None)
@@ -63,7 +64,7 @@ def broadcast(value: Any) -> Any:
 
 
 def on_all(error: BaseException) -> BaseException:
-  """Marks an error that every process raises at the same point."""
+  """Marks an error that all processes raise at the same point."""
   error.on_all = True
   return error
 
@@ -75,11 +76,11 @@ def together(fn: Callable[[], Any]) -> Any:
     fn: Any function.
 
   Returns:
-    What it returned in this process.
+    Its result in this process.
 
   Raises:
-    Exception: Its own error, or that of the first process that had one. Both
-      are marked by `on_all`.
+    Exception: The error of this process, or that of the first process with
+      one. Both are marked by `on_all`.
   """
   if not several():
     return fn()
@@ -98,13 +99,13 @@ def together(fn: Callable[[], Any]) -> Any:
 
 
 def on_first(fn: Callable[[], Any]) -> Any:
-  """Calls a function in the first process; all get its value or its error.
+  """Calls a function in the first process; all get its result or its error.
 
   Args:
-    fn: Its value is one that JSON can hold.
+    fn: A function whose result JSON can hold.
 
   Returns:
-    The value.
+    The result.
   """
   return broadcast(together(lambda: fn() if is_first() else None))
 
@@ -135,7 +136,7 @@ def check_same(value: Any, what: str) -> None:
 
   Args:
     value: Anything that JSON can hold.
-    what: What all must have, for the error's text.
+    what: Its description, for the error's text.
   """
   first = broadcast(value)
 
@@ -153,7 +154,7 @@ def check_folder(folder: pathlib.Path) -> None:
   """Raises ValueError unless all processes see the first one's folder.
 
   Args:
-    folder: The workdir, which is there for the first process.
+    folder: The workdir, which exists for the first process.
   """
   if not several():
     return
@@ -169,7 +170,7 @@ def check_folder(folder: pathlib.Path) -> None:
   def look():
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
-      # Listing the folder makes a network's file system look anew.
+      # Listing the folder refreshes the cache of a network file system.
       if folder.is_dir() and path.name in os.listdir(folder):
         if path.read_text(encoding='utf-8') == token:
           return
@@ -184,14 +185,14 @@ def check_folder(folder: pathlib.Path) -> None:
 
 
 class Stop:
-  """A wish to stop that all processes see after the same round.
+  """Tells all processes after the same round whether any wants to stop.
 
-  Whoever asks gets the answer of the question before: so no process waits for
-  the devices to hear it.
+  A call returns the answer to the call before it, so that no process waits for
+  the devices.
   """
 
   def __init__(self, stop: Callable[[], bool]):
-    """Wraps this process's own wish."""
+    """Wraps the `stop` function of this process."""
     self._stop = stop
     self._asked = None
     if several():

@@ -1,81 +1,55 @@
-"""The programs that a run calls every round, and what they need."""
+"""The driver and the programs of a run, as its config asks for them."""
 
 from collections.abc import Callable
-import itertools
 import logging
-import time
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_het.engine import placement
-from fedjax_het.engine.asynchronous import (
-  AsyncState,
-  init_async_state,
-  lay_out,
-  make_async_round,
-  plan_rounds,
+from fedjax_het.engine.drivers import (
+  Collect,
+  Driver,
+  Job,
+  clock_driver,
+  round_driver,
+  streamed_driver,
 )
-from fedjax_het.engine.clock import (
-  Fleet,
-  Window,
-  check_return,
-  stream,
-  synchronous_ends,
-)
-from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.local import visit_examples
-from fedjax_het.engine.rounds import (
-  GroupReport,
-  State,
-  init_state,
-  make_round,
-  make_rounds,
-  make_warm_up,
-)
-from fedjax_het.engine.streaming import (
-  init_streamed_state,
-  make_streamed_round,
-)
-from fedjax_het.engine.visits import message_bytes
-from fedjax_het.experiment import footprint, layout
+from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.experiment import footprint
 from fedjax_het.experiment.build import Experiment
+from fedjax_het.experiment.processes import several
 
 _log = logging.getLogger(__name__)
 
 # The most rounds in one dispatch: enough that none waits for the host.
 _MOST_ROUNDS = 1000
-# Cohorts that are drawn at once, and those looked at before the first round.
-_COHORTS, _FIRST_ROUNDS = 256, 8192
-
-Collect = Callable[[], list[dict[str, GroupReport]]]
+# A warning is given of clients' states that lie on every device of a mesh and
+# are larger than this, in bytes.
+_LARGE = 1 << 28
 
 
 class Programs(NamedTuple):
-  """The compiled functions of a run.
+  """The functions that a run calls.
 
   Attributes:
-    run_rounds: `(state, done, num) -> (state, collect)`: the rounds after
-      `done` rounds; donates the state and does not wait for the device.
-      `collect() -> [{group: report}]` does, and has one entry a round, on the
-      host.
+    run_rounds: See `drivers.Program.run`.
     evaluate: `(state) -> {group: scores}` on the test set.
     validate: The same on the examples that clients have held out; None if
       there are none.
-    warm_up: `(state) -> (state, {group: report})`, what comes before the first
-      round; None for nothing.
-    memory: Bytes that XLA planned for a round; {} where it does not say.
-    timeline: `(rounds done) -> {name: number}`, what the virtual clock says of
-      a round; {} without one.
+    warm_up: See `drivers.Driver.warm_up`.
+    memory: See `drivers.Program.memory`.
+    timeline: See `drivers.Program.timeline`.
   """
 
   run_rounds: Callable[..., tuple[Any, Collect]]
   evaluate: Callable[[Any], Any]
   validate: Callable[[Any], Any] | None
-  warm_up: Callable[..., tuple[Any, dict[str, GroupReport]]] | None
+  warm_up: Callable[..., tuple[Any, RoundReport]] | None
   memory: dict[str, int]
   timeline: Callable[[int], dict[str, float]]
 
@@ -95,38 +69,73 @@ def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
   return init_key, train_key, sampling_key
 
 
-def first_state(experiment: Experiment) -> State | AsyncState:
-  """The state before the first round, of the driver that the config asks for.
+def make_driver(experiment: Experiment) -> Driver:
+  """Chooses the driver of a run; nothing is computed or compiled yet.
 
   Args:
     experiment: The experiment.
 
   Returns:
-    The state.
+    The driver.
+
+  Raises:
+    ValueError: If it does not fit the method or the processes.
   """
-  key, _, _ = run_keys(experiment.config)
-  algorithm, federation = experiment.algorithm, experiment.federation
-  if experiment.config.client_store == 'host':
-    return init_streamed_state(algorithm, federation, key)
-  if experiment.config.clock.mode == 'synchronous':
-    return init_state(algorithm, federation, key, experiment.mesh)
-  state = init_state(algorithm, federation, key)
-  state = init_async_state(algorithm, federation, state, experiment.data)
-  return layout.place(experiment, state)
+  config = experiment.config
+  _, key, sampling_key = run_keys(config)
+  job = Job(
+      experiment.algorithm,
+      experiment.federation,
+      experiment.data,
+      experiment.cohort_size,
+      _backend(experiment),
+      key,
+      sampling_key,
+      config.num_rounds,
+      dispatch_size(config) if config.rounds_per_dispatch > 1 else None,
+      experiment.devices,
+      config.clock.seed,
+  )
+  if config.client_store == 'host':
+    if several():
+      raise ValueError(
+          "client_store='host' is for one process; several of them share the "
+          "clients' states among their devices (client_store='device')."
+      )
+    return streamed_driver(job)
+  _warn_of_copies(experiment)
+  if config.clock.mode == 'synchronous':
+    return round_driver(job)
+  return clock_driver(job, config.clock.mode)
 
 
-def state_shapes(experiment: Experiment) -> State | AsyncState:
-  """What `first_state` is like, and where; nothing is computed."""
-  key, _, _ = run_keys(experiment.config)
-  algorithm, federation = experiment.algorithm, experiment.federation
+def _backend(experiment: Experiment) -> Backend:
+  config = experiment.config
+  return Backend.of(Backend(config.backend, config.chunk, experiment.mesh))
 
-  def init():
-    state = init_state(algorithm, federation, key)
-    if experiment.config.clock.mode == 'synchronous':
-      return state
-    return init_async_state(algorithm, federation, state, experiment.data)
 
-  return layout.with_shardings(experiment, jax.eval_shape(init))
+def _warn_of_copies(experiment: Experiment) -> None:
+  """Warns of large client states that each device of a mesh holds in full."""
+  if experiment.mesh is None:
+    return
+  init_client = experiment.algorithm.init_client
+  for group in experiment.federation.groups:
+    one = jax.eval_shape(
+        lambda key, group=group: init_client(group, jnp.int32(0), key),
+        jax.random.key(0),
+    )
+    size = group.num_clients * sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(one)
+    )
+    cut = placement.is_cut(group.num_clients, experiment.mesh)
+    if not cut and size > _LARGE:
+      _log.warning(
+          'The %d clients of group %s do not divide by %d devices, so their '
+          'states, %.0f MB, lie on each of them.',
+          group.num_clients, group.name, experiment.mesh.devices.size,
+          size / 1e6,
+      )  # fmt: skip
 
 
 def dispatch_size(config) -> int:
@@ -140,122 +149,40 @@ def dispatch_size(config) -> int:
   )
 
 
-def _fleet(experiment: Experiment) -> Fleet:
-  """All that the clients' virtual durations follow from."""
-  federation = experiment.federation
-  sent = np.zeros((federation.num_clients, 2), np.int64)
-  for group in federation.groups:
-    sent[group.client_ids] = message_bytes(
-        experiment.algorithm, group, experiment.data
-    )
-  return Fleet(
-      experiment.devices,
-      [visit_examples(federation.local, int(n)) for n in federation.sizes],
-      *sent.T.tolist(),
-      experiment.config.clock.seed,
-  )
-
-
-def _synchronous(experiment: Experiment, options):
-  """The round, `(round) -> its sampling key`, and the timeline."""
-  config, federation = experiment.config, experiment.federation
-  size = experiment.cohort_size
-  make = make_round
-  if config.client_store == 'host':
-    make = make_streamed_round
-  run_round = make(
-      experiment.algorithm, federation, cohort_size=size, **options
-  )
-  _, _, key = run_keys(config)
-  if experiment.devices is None:
-    return run_round, lambda round_num: key, lambda done: {}
-
-  @jax.jit
-  def cohorts(rounds):
-    return jax.lax.map(
-        lambda r: sample_cohort(key, r, federation.num_clients, size), rounds
-    )
-
-  def chunks():
-    for first in range(0, config.num_rounds, _COHORTS):
-      yield np.asarray(cohorts(first + jnp.arange(_COHORTS)))
-
-  fleet = _fleet(experiment)
-  if any(device.drop_out == 1 for device in fleet.devices):
-    for cohorts_ in itertools.islice(chunks(), _FIRST_ROUNDS // _COHORTS):
-      check_return(fleet, cohorts_)
-  times = Window(
-      lambda: synchronous_ends(fleet, itertools.chain.from_iterable(chunks())),
-      2 * dispatch_size(config) + 2,
-  )
-
-  def timeline(done):
-    return {'virtual_time': times[done - 1] if done else 0.0}
-
-  return run_round, lambda round_num: key, timeline
-
-
-def _asynchronous(experiment: Experiment, options):
-  """As `_synchronous`, `(round) -> its events`."""
-  config, federation = experiment.config, experiment.federation
-  size = experiment.cohort_size
-  fleet = _fleet(experiment)
-  limit = experiment.algorithm.max_staleness
-  # One dispatch is planned while the lines of another are still to come.
-  rounds = Window(
-      lambda: plan_rounds(stream(fleet, config.clock.mode, limit), size),
-      2 * dispatch_size(config) + 2,
-  )
-  messages = np.add(fleet.down_bytes, fleet.up_bytes)
-
-  def timeline(done):
-    if not done:
-      return {'virtual_time': 0.0}
-    plan, dropped = rounds[done - 1], {}
-    if limit is not None:
-      late = np.asarray(plan.staleness) > limit
-      dropped['dropped'] = int(np.sum(late))
-    return {
-        'virtual_time': plan.time,
-        'staleness': float(np.mean(plan.staleness)),
-        'lost': len(plan.lost),
-        'bytes_lost': int(messages[np.array(plan.lost, int)].sum()),
-        **dropped,
-    }
-
-  run_round = make_async_round(
-      experiment.algorithm, federation, cohort_size=size, **options
-  )
-  return run_round, lambda done: lay_out(rounds[done], federation), timeline
+def rounds_to_run(config, done: int) -> int:
+  """Rounds of the next dispatch: up to an evaluation or a checkpoint."""
+  ends = [config.num_rounds]
+  for every in (config.eval_every, config.checkpoint_every):
+    ends.append(done + every - done % every)
+  return min(dispatch_size(config), min(ends) - done)
 
 
 def compile_programs(
-    experiment: Experiment, state: State | AsyncState
+    experiment: Experiment, driver: Driver, state: Any
 ) -> Programs:
-  """Builds the round and evaluation programs, and compiles the former.
+  """Compiles the rounds, and builds the evaluations.
 
   Args:
     experiment: The experiment.
-    state: A state of the shapes to expect; it is not used up.
+    driver: Its driver.
+    state: A state of the driver; it is not used up.
 
   Returns:
     The programs.
 
   Raises:
-    ValueError: If the fleet of devices can never finish a round, or the
-      clients' states cannot lie where the config wants them.
+    ValueError: If the devices can never finish a round, or a round does not
+      fit into memory.
   """
-  config = experiment.config
-  mesh, where = experiment.mesh, layout.shardings(experiment)
-  options = dict(backend=config.backend, chunk=config.chunk, mesh=mesh)
-  driver = _asynchronous
-  if config.clock.mode == 'synchronous':
-    driver = _synchronous
-  run_round, participants, timeline = driver(experiment, options)
+  rounds = driver.compile(state)
+  if memory := rounds.memory:
+    more = memory['temporary'] + memory['outputs'] - memory['reused']
+    footprint.refuse_if_too_large(
+        {'groups, chunk and local.batch_size': more},
+        'a round needs, by its compiled program,',
+    )
   dataset, held_out = experiment.dataset, experiment.validation
-  evaluate = _evaluate_on(
-      experiment, dataset.test_images, dataset.test_labels
-  )
+  evaluate = _evaluate_on(experiment, dataset.test_images, dataset.test_labels)
   validate = None
   if held_out is not None:
     validate = _evaluate_on(
@@ -263,73 +190,14 @@ def compile_programs(
         dataset.train_images[held_out],
         dataset.train_labels[held_out],
     )
-  _, key, _ = run_keys(config)
-  capacity, several = dispatch_size(config), config.rounds_per_dispatch > 1
-  if several:
-    results = where and (where, placement.everywhere(mesh))
-    run_round = make_rounds(run_round, capacity, results)
-  memory = {}
-
-  def arguments(done: int, num: int):
-    """What the program takes beside the state."""
-    if not several:
-      return experiment.data, key, jax.device_put(participants(done))
-    # Entries beyond the rounds to run are not read.
-    who = [participants(done + i) for i in range(num)]
-    who += who[-1:] * (capacity - num)
-    stacked = jax.tree.map(_stack, *who)
-    return experiment.data, key, stacked, jax.device_put(np.int32(num))
-
-  if hasattr(run_round, 'lower'):
-    _log.info('Compiling the round program ...')
-    begin = time.perf_counter()
-    run_round = run_round.lower(state, *arguments(0, 1)).compile()
-    seconds = time.perf_counter() - begin
-    _log.info('Compiled in %.1f s.', seconds)
-    memory = _program_memory(run_round)
-    if memory:
-      more = memory['temporary'] + memory['outputs'] - memory['reused']
-      footprint.refuse_if_too_large(
-          {'groups, chunk and local.batch_size': more},
-          'a round needs, by its compiled program,',
-      )
-
-  def run_rounds(state, done: int, num: int):
-    state, reports = run_round(state, *arguments(done, num))
-
-    def collect():
-      host = jax.device_get(reports)
-      if not several:
-        return [host]
-      return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(num)]
-
-    return state, collect
-
-  warm_up = None
-  if experiment.algorithm.warm_up is not None:
-    if config.client_store == 'host':
-      raise ValueError(
-          "client_store='host' does not fit a method with a warm-up, in which "
-          'all clients take part at once.'
-      )
-    program = make_warm_up(
-        experiment.algorithm, experiment.federation, **options
-    )
-
-    def warm_up(state):
-      # A synchronous visit of all: nothing is in flight before the first round.
-      warm, reports = program(State(*state[:3]), experiment.data, key)
-      state = state._replace(**warm._asdict())
-      return layout.place(experiment, state), reports
-
-  return Programs(run_rounds, evaluate, validate, warm_up, memory, timeline)
-
-
-def _stack(*leaves):
-  """Stacks arrays of the host there, and copies of one key on the device."""
-  if isinstance(leaves[0], jax.Array):
-    return jnp.broadcast_to(leaves[0], (len(leaves), *leaves[0].shape))
-  return jax.device_put(np.stack(leaves))
+  return Programs(
+      rounds.run,
+      evaluate,
+      validate,
+      driver.warm_up,
+      rounds.memory,
+      rounds.timeline,
+  )
 
 
 def _evaluate_on(experiment: Experiment, images, labels):
@@ -343,21 +211,5 @@ def _evaluate_on(experiment: Experiment, images, labels):
       batch_size=min(config.eval_batch_size, len(labels)),
       clients_per_group=config.eval_clients_per_group,
       data=None if algorithm.calibrate is None else experiment.data,
-      mesh=experiment.mesh,
-      backend=config.backend,
-      chunk=config.chunk,
+      backend=_backend(experiment),
   )
-
-
-def _program_memory(compiled) -> dict[str, int]:
-  """Bytes that XLA planned for a compiled program, where it says so."""
-  try:
-    stats = compiled.memory_analysis()
-    return dict(
-        arguments=int(stats.argument_size_in_bytes),
-        outputs=int(stats.output_size_in_bytes),
-        reused=int(stats.alias_size_in_bytes),
-        temporary=int(stats.temp_size_in_bytes),
-    )
-  except (AttributeError, NotImplementedError, TypeError):
-    return {}

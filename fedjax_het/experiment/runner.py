@@ -1,4 +1,4 @@
-"""Runs an experiment in a workdir, from its beginning or from where it was."""
+"""Runs an experiment in a workdir, from its start or its last checkpoint."""
 
 from collections.abc import Callable
 import contextlib
@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.engine.rounds import GroupReport, State
+from fedjax_het.engine.drivers import Driver
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.rounds import State
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment import layout, metrics, processes
+from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -22,9 +24,9 @@ from fedjax_het.experiment.config import check
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
-  dispatch_size,
-  first_state,
-  state_shapes,
+  make_driver,
+  rounds_to_run,
+  run_keys,
 )
 from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
@@ -42,13 +44,13 @@ _log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
-  """What a run has come to.
+  """The result of a run.
 
   Attributes:
-    workdir: Where it lies.
+    workdir: Its folder.
     rows: The lines of metrics.jsonl.
-    facts: What facts.json holds.
-    summary: What the rows add up to.
+    facts: The contents of facts.json.
+    summary: A summary of the rows.
     state: The state after the last round.
     finished: False if `stop` ended it before its last round.
   """
@@ -70,18 +72,18 @@ def run(
 ) -> Result:
   """Trains and evaluates as the config says, and writes a report.
 
-  A workdir that holds a run of this config resumes it: the lines of
-  metrics.jsonl are then, bit for bit but for `seconds`, those of a run that
-  was never interrupted. Lines of rounds after the last whole checkpoint are
-  removed and computed again. A finished run only renews its report.
+  If the workdir holds a run of this config, the run is resumed. All lines of
+  metrics.jsonl but for `seconds` are then bit for bit those of a run that was
+  never interrupted. Lines of rounds after the last whole checkpoint are removed
+  and computed again. Of a finished run only the report is written again.
 
   Args:
     config: See `default_config`.
-    workdir: A folder, created if it is not there.
+    workdir: A folder, created if it is missing.
     observe: Called with each new line of metrics.jsonl.
-    stop: Asked after every round; True ends the run with a checkpoint. In a
-      run of several processes, all of which make this call, any of them may
-      say so; `observe` is called in the first, which writes all files.
+    stop: Called after every round; True ends the run with a checkpoint. In a
+      run of several processes, all call `run`, and any of them may stop it;
+      `observe` is called in the first one, which writes all files.
 
   Returns:
     The result.
@@ -89,9 +91,10 @@ def run(
   Raises:
     ValueError: If the config is wrong, or the workdir holds another run, is in
       use, or is damaged beyond repair.
-    FileNotFoundError: If the data are not there.
-    FloatingPointError: If a client's update is not finite and
-      `config.nonfinite` is 'raise'; the last checkpoint is from before that.
+    FileNotFoundError: If the data are missing.
+    FloatingPointError: If an update of a client or of a server that trains is
+      not finite and `config.nonfinite` is 'raise'; the last checkpoint is from
+      before that.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
   folder = pathlib.Path(workdir)
@@ -99,11 +102,11 @@ def run(
     if config.get('conv_backend') == 'onednn':
       stack.enter_context(no_compilation_cache())
     processes.together(lambda: check(config))
-    _keep_programs(config)  # What `build` compiles is kept, too.
+    _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
     config = experiment.config
     processes.check_config(config)
-    processes.together(lambda: layout.check(experiment))
+    driver = processes.together(lambda: make_driver(experiment))
 
     def claim():
       stack.enter_context(lock(folder))
@@ -121,13 +124,13 @@ def run(
         )
     )
     stack.callback(checkpoints.close)
-    state, rows, notes = _begin(experiment, folder, checkpoints)
+    state, rows, notes = _begin(experiment, driver, folder, checkpoints)
     processes.on_first(lambda: store_config(folder, config))
     facts = facts_lib.measure(experiment)
     finished = True
     if int(state.round_num) < config.num_rounds or not rows:
       programs = processes.together(
-          lambda: compile_programs(experiment, state)
+          lambda: compile_programs(experiment, driver, state)
       )
       facts['program_memory'] = programs.memory
       if processes.is_first():
@@ -156,7 +159,7 @@ def run(
 
 
 def _keep_programs(config) -> None:
-  """Turns the compilation cache on, if the config wants it and it can be."""
+  """Turns the compilation cache on if the config asks for it."""
   if config.conv_backend == 'onednn':
     _log.info("Programs with oneDNN's convolutions are not kept on disk.")
   elif config.compilation_cache and enable_compilation_cache() is None:
@@ -164,7 +167,7 @@ def _keep_programs(config) -> None:
 
 
 def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
-  """The facts that a finished run has stored, or those just measured."""
+  """The stored facts of a finished run, or those just measured."""
   facts = json.loads(json.dumps(facts))
   try:
     stored = read_json(path, 'it is measured again')
@@ -173,7 +176,7 @@ def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   except ValueError as e:
     _log.warning('%s', e)
     stored = {}
-  # The versions are of those rounds; the others cannot differ.
+  # Versions are those of the finished rounds; other facts cannot differ.
   differ = [k for k in facts if k != 'versions' and stored.get(k) != facts[k]]
   if not differ and isinstance(stored.get('versions'), dict):
     return stored
@@ -187,25 +190,26 @@ def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin(
-    experiment: Experiment, folder: pathlib.Path, checkpoints: Checkpoints
+    experiment: Experiment,
+    driver: Driver,
+    folder: pathlib.Path,
+    checkpoints: Checkpoints,
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
-  """The state to go on from, the rows before it, and a checkpoint's notes."""
+  """The state to continue from, the rows before it, and notes to store."""
   path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
   notes = dict(
       data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
   )
-
-  on_host = 'clients/' if experiment.config.client_store == 'host' else None
   processes.check_same(notes['data'], 'the same data and partition')
   restored = processes.together(
-      lambda: checkpoints.restore(state_shapes(experiment), on_host)
+      lambda: checkpoints.restore(driver.shapes(), driver.on_host)
   )
   if restored is None:
-    # The first checkpoint is written before the first line: without one,
-    # lines mean that checkpoints were taken away.
+    # The first checkpoint is written before the first line, so lines without
+    # a checkpoint mean that checkpoints were removed.
     if processes.on_first(lambda: _holds_anything(path, copy)):
       raise processes.on_all(_without_checkpoints(path))
-    state = first_state(experiment)
+    state = driver.init(run_keys(experiment.config)[0])
     checkpoints.save(0, state, notes)
     checkpoints.wait()
     return state, [], notes
@@ -230,14 +234,14 @@ def _begin(
     )
   mark = restored.notes.get('metrics')
   if not restored.step:
-    # It is from before the warm-up, which is done again.
+    # This checkpoint is from before the warm-up, which is run again.
     mark = metrics.NO_LINES
   rows = processes.on_first(
       lambda: metrics.restore_rows(path, copy, restored.step, mark)
   )
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)
-  return layout.place(experiment, restored.state), rows, notes
+  return driver.place(restored.state), rows, notes
 
 
 def _without_checkpoints(path: pathlib.Path) -> ValueError:
@@ -256,7 +260,7 @@ def _holds_anything(*paths: pathlib.Path) -> bool:
 
 
 class _Writer:
-  """Takes the lines of a run to all who want them."""
+  """Writes the lines of a run to files and to the observer."""
 
   def __init__(self, folder, rows, observe, tensorboard):
     self.rows = rows
@@ -284,7 +288,7 @@ class _Writer:
 
 
 class _Reader:
-  """Takes the lines in a process that writes none."""
+  """Collects the lines in a process that writes none."""
 
   def __init__(self, rows):
     self.rows = rows
@@ -293,11 +297,11 @@ class _Reader:
     self.rows.append(row)
 
   def mark(self):
-    """There is no file."""
+    """No lines; there is no file."""
     return metrics.NO_LINES, lambda: None
 
   def close(self) -> None:
-    """There is no file."""
+    """Does nothing; there is no file."""
 
 
 def _train(
@@ -311,15 +315,15 @@ def _train(
 ) -> tuple[State, bool]:
   """The loop over rounds; returns the state and whether all were done.
 
-  The next rounds are begun before the lines of those before are written, and
-  an evaluation before the lines of the rounds that it follows, so that the
-  device need not wait for the host.
+  The next rounds start before the lines of the last ones are written, and an
+  evaluation starts before the lines of the rounds before it, so that the device
+  does not wait for the host.
   """
   config = experiment.config
   lap = time.perf_counter()
 
   def seconds_since(begin):
-    """Since `begin` or, if that is later, since what was awaited last."""
+    """Seconds since the later of `begin` and the last call."""
     nonlocal lap
     begin, lap = max(begin, lap), time.perf_counter()
     return lap - begin
@@ -335,7 +339,7 @@ def _train(
       write({**row, **programs.timeline(number)})
 
   def begin_test(state):
-    """Scores to come, by split."""
+    """Starts the evaluations; {split: scores}, maybe not computed yet."""
     return {
         split: evaluate(state)
         for split, evaluate in (
@@ -379,7 +383,7 @@ def _train(
   begun = None
   while done < config.num_rounds:
     begin = time.perf_counter()
-    num = _rounds_to_run(config, done)
+    num = rounds_to_run(config, done)
     state, collect = programs.run_rounds(state, done, num)
     if begun is not None:
       settle(begun)
@@ -404,29 +408,39 @@ def _train(
   return state, done == config.num_rounds
 
 
-def _rounds_to_run(config, done: int) -> int:
-  """Rounds of one dispatch: up to the next evaluation or checkpoint."""
-  ends = [config.num_rounds]
-  for every in (config.eval_every, config.checkpoint_every):
-    ends.append(done + every - done % every)
-  return min(dispatch_size(config), min(ends) - done)
-
-
 def _check_finite(
-    experiment: Experiment, reports: dict[str, GroupReport], done: int
+    experiment: Experiment, report: RoundReport, done: int
 ) -> None:
-  """Warns of clients whose update was not finite, or raises."""
-  for group, report in reports.items():
-    for client in np.asarray(report.client_id)[~np.asarray(report.finite)]:
-      message = (
-          f'Round {done}: the update of client {client} (group {group}) holds '
-          'NaN or infinity'
+  """Warns of updates that are not finite, of clients or the server, or raises.
+
+  Args:
+    experiment: The experiment.
+    report: The report of a round, on the host.
+    done: The number of that round; 0 for the warm-up.
+
+  Raises:
+    FloatingPointError: If there is one and `config.nonfinite` is 'raise'.
+  """
+
+  def found(whose: str, remedy: str, dropped: str):
+    message = f'Round {done}: the {whose} holds NaN or infinity'
+    if experiment.config.nonfinite == 'raise':
+      raise processes.on_all(FloatingPointError(f'{message}. {remedy}'))
+    _log.warning('%s; %s.', message, dropped)
+
+  for group, of_group in report.items():
+    bad = ~np.asarray(of_group.finite)
+    for client in np.asarray(of_group.client_id)[bad]:
+      found(
+          f'update of client {client} (group {group})',
+          'Lower local.learning_rate or set local.clip_norm, or leave such '
+          "clients out with nonfinite='drop'.",
+          'it is left out',
       )
-      if experiment.config.nonfinite == 'raise':
-        raise processes.on_all(
-            FloatingPointError(
-                f'{message}. Lower local.learning_rate or set local.clip_norm, '
-                "or leave such clients out with nonfinite='drop'."
-            )
-        )
-      _log.warning('%s; it is left out.', message)
+  if report.server_finite is not None and not report.server_finite:
+    found(
+        "server's update",
+        "Lower the learning rate of the server's training, or let the server "
+        "keep its last state with nonfinite='drop'.",
+        'the server keeps its last state',
+    )

@@ -33,7 +33,8 @@ class Board:
 
   def write(self, row: dict[str, Any]) -> None:
     """Writes the numbers of one line."""
-    for name, value in row.items():
+    server = {f'server/{k}': v for k, v in row.get('server', {}).items()}
+    for name, value in {**row, **server}.items():
       if name != 'round' and isinstance(value, int | float):
         self._writer.add_scalar(f'{row["split"]}/{name}', value, row['round'])
 

@@ -15,6 +15,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import MODES, Device, Fleet, plan
+from fedjax_het.engine.events import round_events
 from tests.tiny import SHAPE, one_model_federation, preprocess, tiny_local
 
 NUM_PUBLIC = 9
@@ -105,7 +106,7 @@ def run(name, clock):
     devices = [Device(examples_per_second=1 / s, latency=0.0) for s in SPEEDS]
     fleet = Fleet(devices, *([n] * NUM for n in (1, 0, 0)))
     schedule = plan(fleet, 3 * NUM, clock)
-    turns = asynchronous.round_events(schedule, federation, NUM)
+    turns = round_events(schedule, federation, NUM)
     state = asynchronous.init_async_state(algorithm, federation, state, data)
   run_round = program(name, 'async' if clock in MODES else clock)
   reports = []

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
+from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import Visit
 from tests.tiny import (
     SIZES,
@@ -138,7 +139,7 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
     ],
 )
 def test_backends_agree(name, reference, backend, chunk):
-  got = run(name, backend=backend, chunk=chunk)
+  got = run(name, backend=Backend(backend, chunk))
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
@@ -253,5 +254,5 @@ def test_padding_of_a_client_changes_nothing(name, options):
 @pytest.mark.parametrize('backend,chunk', [('shard_map', 2), ('pmap', None)])
 def test_fedin_on_several_devices(backend, chunk):
   want = run('fedin')
-  got = run('fedin', backend=backend, chunk=chunk)
+  got = run('fedin', backend=Backend(backend, chunk))
   assert_close(got, want, rtol=1e-5, atol=1e-6)

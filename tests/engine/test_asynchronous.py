@@ -10,6 +10,8 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet, plan
+from fedjax_het.engine.events import round_events
+from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import FederatedAlgorithm, Uplink, Visit
 from fedjax_het.engine.visits import client_key
 from tests.tiny import tiny_data, tiny_federation
@@ -27,7 +29,7 @@ def make_fleet(seconds, **options):
 
 
 def make_events(federation, schedule, cohort_size):
-  return asynchronous.round_events(schedule, federation, cohort_size)
+  return round_events(schedule, federation, cohort_size)
 
 
 def first_state(algorithm, federation, data):
@@ -192,7 +194,7 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
 def test_backends_agree(federation, data, stale, reference, backend, chunk):
   algorithm = ALGORITHMS['fedasync'](federation)
   got, reports = run(
-      algorithm, federation, data, stale, backend=backend, chunk=chunk
+      algorithm, federation, data, stale, backend=Backend(backend, chunk)
   )
   # What is in flight beyond the last upload was trained from the same.
   assert_close(got[:3], reference[0][:3], rtol=1e-5, atol=1e-6)

@@ -1,11 +1,11 @@
-"""Clients of unequal work are dealt evenly, and the deal changes no result."""
+"""Clients of unequal work are assigned to devices evenly."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine.balance import deal, deal_groups, step_weights
+from fedjax_het.engine.balance import assign, assign_cohort, step_weights
 from fedjax_het.engine.cohort import make_plan
 from tests.tiny import tiny_data, tiny_federation
 
@@ -21,9 +21,9 @@ def by_hand(loads, num_devices, capacity):
   return who, total
 
 
-def dealt(loads, num_valid, num_devices):
+def clients_of(loads, num_valid, num_devices):
   """The clients of each device, after a look at the fields' agreement."""
-  result = jax.jit(deal, static_argnums=2)(
+  result = jax.jit(assign, static_argnums=2)(
       jnp.asarray(loads), num_valid, num_devices
   )
   capacity = -(-len(loads) // num_devices)
@@ -47,11 +47,11 @@ def test_is_the_greedy_rule(num_devices, num_valid):
   rng = np.random.default_rng(num_valid)
   loads = rng.integers(1, 50, 24)
   who, _ = by_hand(loads[:num_valid], num_devices, -(-24 // num_devices))
-  assert dealt(loads, num_valid, num_devices) == who
+  assert clients_of(loads, num_valid, num_devices) == who
 
 
-def test_equal_loads_are_dealt_in_turn():
-  assert dealt(np.ones(7), 6, 3) == [[0, 3], [1, 4], [2, 5]]
+def test_equal_loads_are_assigned_in_turn():
+  assert clients_of(np.ones(7), 6, 3) == [[0, 3], [1, 4], [2, 5]]
 
 
 @pytest.mark.parametrize('seed', range(20))
@@ -61,7 +61,7 @@ def test_keeps_grahams_bound(seed):
   num_devices, num = 4, 30
   # Slots for twice the clients, as where a group shares a cohort.
   loads = np.ceil(rng.lognormal(2, 1, 2 * num)).astype(np.int32)
-  who = dealt(loads, num, num_devices)
+  who = clients_of(loads, num, num_devices)
   largest = max(sum(loads[c] for c in mine) for mine in who)
   jobs = np.sort(loads[:num])[::-1]
   # No schedule is shorter than the mean, the longest job, or the two that
@@ -78,12 +78,13 @@ def test_keeps_grahams_bound(seed):
 
 def test_a_full_device_gets_no_more():
   # Memory before balance: three places each.
-  assert dealt(np.array([100, 1, 1, 1, 1, 1]), 6, 2) == [[0, 4, 5], [1, 2, 3]]
+  loads = np.array([100, 1, 1, 1, 1, 1])
+  assert clients_of(loads, 6, 2) == [[0, 4, 5], [1, 2, 3]]
 
 
 def test_a_second_group_goes_on_from_the_first():
-  first = deal(jnp.array([5.0]), 1, 2)
-  second = deal(jnp.array([3.0, 1.0]), 2, 2, first.total)
+  first = assign(jnp.array([5.0]), 1, 2)
+  second = assign(jnp.array([3.0, 1.0]), 2, 2, first.total)
   np.testing.assert_array_equal(first.num, [1, 0])
   # One place a device: the longer one to the device that is free.
   np.testing.assert_array_equal(second.slot, [1, 0])
@@ -91,14 +92,14 @@ def test_a_second_group_goes_on_from_the_first():
 
 
 def test_small_groups_share_the_devices():
-  """Groups of one client each, the dearest models first, on two devices."""
+  """Groups of one client each, the most expensive first, on two devices."""
   federation = tiny_federation((1, 2, 3), norm=False)
   counts = step_weights(federation)
   names = [group.name for group in federation.groups]
   assert list(counts) == names[::-1] and max(counts.values()) == 1.0
   data = tiny_data((8,) * federation.num_clients)
   shares = make_plan(federation, federation.num_clients)(0, jax.random.key(0))
-  deals = deal_groups(federation, counts, shares, data, 2)
-  assert list(deals) == names
-  total = np.asarray(deals[names[0]].total)
+  assigned = assign_cohort(federation, counts, shares, data, 2)
+  assert list(assigned) == names
+  total = np.asarray(assigned[names[0]].total)
   assert total.max() <= 4 / 3 * total.mean()

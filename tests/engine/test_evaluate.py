@@ -8,6 +8,7 @@ import pytest
 from fedjax_het.algorithms import fedavg, private
 from fedjax_het.engine import evaluate as evaluate_lib
 from fedjax_het.engine import rounds
+from fedjax_het.engine.mapping import Backend
 from fedjax_het.experiment import metrics
 from tests.tiny import (
     NUM_CLASSES,
@@ -64,7 +65,7 @@ def test_views_are_scored_beside_the_prediction():
 def test_models_are_batched_as_clients_are(backend, chunk):
   algorithm = private(FEDERATION)
   _, want = evaluate(algorithm, backend='map')
-  _, got = evaluate(algorithm, backend=backend, chunk=chunk)
+  _, got = evaluate(algorithm, backend=Backend(backend, chunk))
   for name, scores in want.items():
     assert len(scores.accuracy) == 2
     np.testing.assert_array_equal(got[name].accuracy, scores.accuracy)

@@ -22,13 +22,13 @@ def run(name, num_devices, cohort_size=6, per_group=4):
       (1, 2), per_group, norm=False, sizes=np.array(SIZES)
   )
   algorithm = ALGORITHMS[name](federation)
-  mesh, options = None, dict(backend='map')
+  mesh, backend = None, 'map'
   if num_devices:
     mesh = mapping.client_mesh(jax.devices()[:num_devices])
-    options = dict(backend='shard_map', mesh=mesh)
+    backend = mapping.Backend('shard_map', mesh=mesh)
   state = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)
   run_round = rounds.make_round(
-      algorithm, federation, cohort_size=cohort_size, **options
+      algorithm, federation, cohort_size=cohort_size, backend=backend
   )
   data = tiny_data(SIZES)
   if mesh is not None:
@@ -42,7 +42,7 @@ def run(name, num_devices, cohort_size=6, per_group=4):
       np.asarray(data.labels)[:11],
       preprocess,
       batch_size=2,
-      mesh=mesh,
+      backend=backend,
   )
   return state, jax.device_get(reports), jax.device_get(evaluate(state))
 

@@ -41,7 +41,7 @@ def expected(states, steps, num_valid):
 def test_closed_form(backend, chunk, num_valid):
   states = np.arange(7, dtype=np.float32)
   steps = np.array([3, 0, 2, 5, 1, 4, 2], np.int32)
-  mapped = mapping.map_clients(visit, backend, chunk=chunk)
+  mapped = mapping.map_clients(visit, mapping.Backend(backend, chunk))
   if backend in mapping.TRACEABLE:
     mapped = jax.jit(mapped)
   summed, (totals, counts) = mapped(
@@ -75,7 +75,7 @@ def test_parts_without_entries(backend, chunk):
     del shared
     return (), (arg, jnp.zeros((0,)))
 
-  mapped = mapping.map_clients(fn, backend, chunk=chunk)
+  mapped = mapping.map_clients(fn, mapping.Backend(backend, chunk))
   summed, (same, empty) = mapped((), jnp.arange(6.0), 6)
   assert summed == ()
   np.testing.assert_array_equal(same, np.arange(6.0))
@@ -101,7 +101,7 @@ def test_unknown_backend_is_named():
   with pytest.raises(ValueError, match="Unknown backend 'vmpa'; known are"):
     mapping.map_clients(visit, 'vmpa')
   with pytest.raises(ValueError, match='chunk must be at least 1, got 0'):
-    mapping.map_clients(visit, 'vmap', chunk=0)
+    mapping.Backend('vmap', chunk=0)
 
 
 @pytest.mark.parametrize('num', [1, 2])

@@ -8,6 +8,7 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet, plan
+from fedjax_het.engine.events import round_events
 from tests.tiny import tiny_data, tiny_federation
 
 KEY = jax.random.key(1)
@@ -44,7 +45,7 @@ def test_nothing_in_flight_is_not_finite(name):
   options = dict(server_epochs=1) if name == 'fedgkt' else {}
   algorithm = broken(ALGORITHMS[name](federation, **options), client=2)
   fleet = Fleet([Device()] * 4, [6] * 4, [0] * 4, [0] * 4)
-  events = asynchronous.round_events(plan(fleet, 4), federation, 4)
+  events = round_events(plan(fleet, 4), federation, 4)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   state = asynchronous.init_async_state(algorithm, federation, state, data)
   run_round = asynchronous.make_async_round(

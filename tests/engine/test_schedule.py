@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_het.engine import asynchronous
+from fedjax_het.engine import events as events_lib
 from fedjax_het.engine.clock import (
   Device,
   Fleet,
@@ -65,11 +65,11 @@ def at_once(schedule, federation, cohort_size):
           flat[: len(every)] = every
         ends = np.cumsum([len(turns) for turns in per_upload])
         bounds = np.concatenate([[0], ends]).astype(np.int32)
-        result[group.name] = asynchronous.Turns(flat[:, 0], flat[:, 1], bounds)
+        result[group.name] = events_lib.Turns(flat[:, 0], flat[:, 1], bounds)
       return result
 
     rounds.append(
-        asynchronous.Events(
+        events_lib.Events(
             np.array(senders, np.int32),
             schedule.staleness[first : first + cohort_size],
             wave,
@@ -88,10 +88,10 @@ def test_rounds_are_those_of_the_whole_schedule(mode, options, cohort_size):
   many = fleet(1, 2, 3, 1, 1, 7, seed=5, **options)
   schedule = plan(many, 9 * cohort_size, mode)
   want = at_once(schedule, federation, cohort_size)
-  planned = asynchronous.plan_rounds(stream(many, mode), cohort_size)
+  planned = events_lib.plan_rounds(stream(many, mode), cohort_size)
   planned = [*itertools.islice(planned, 9)]
-  lazily = [asynchronous.lay_out(one, federation) for one in planned]
-  listed = asynchronous.round_events(schedule, federation, cohort_size)
+  lazily = [events_lib.lay_out(one, federation) for one in planned]
+  listed = events_lib.round_events(schedule, federation, cohort_size)
   for got in (lazily, listed):
     assert len(got) == len(want) == 9
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -115,7 +115,7 @@ def test_synchronous_rounds_end_when_they_did():
 
 def test_memory_does_not_grow_with_the_rounds():
   rounds = Window(
-      lambda: asynchronous.plan_rounds(stream(fleet(1, 2, 3)), 5), keep=4
+      lambda: events_lib.plan_rounds(stream(fleet(1, 2, 3)), 5), keep=4
   )
   rounds[10]
   tracemalloc.start()

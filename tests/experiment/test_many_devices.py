@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.engine import mapping
-from fedjax_het.experiment import layout
+from fedjax_het.experiment import programs
 from fedjax_het.experiment.build import build
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
@@ -71,11 +71,11 @@ def test_goes_on_with_another_number_of_devices(mode, tmp_path, monkeypatch):
 
 
 def test_warns_of_large_states_that_no_device_can_leave(monkeypatch, caplog):
-  monkeypatch.setattr(layout, '_LARGE', 1000)
+  monkeypatch.setattr(programs, '_LARGE', 1000)
   config = tiny_config('private', backend='shard_map')
   with config.unlocked():
     config.groups.small.clients = 4
-  layout.check(build(config))
+  programs.make_driver(build(config))
   # The build warns of small batches, too.
   *_, record = caplog.records
   assert record.getMessage().startswith(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_het.engine.evaluate import Scores
-from fedjax_het.engine.rounds import GroupReport, Traffic
+from fedjax_het.engine.reports import GroupReport, RoundReport
+from fedjax_het.engine.traffic import Traffic
 from fedjax_het.experiment import metrics
 from tests.tiny import tiny_federation
 
@@ -41,7 +42,7 @@ def test_train_row_counts_real_finite_clients_only():
           [1, 3], [True, False], [3.0, np.nan], parts=[8, 4], share=[0.5, 1.0]
       ),
   )
-  row = metrics.train_row(7, reports, federation, 0.5)
+  row = metrics.train_row(7, RoundReport(reports), federation, 0.5)
   assert row == {
       'round': 7,
       'split': 'train',
@@ -65,10 +66,23 @@ def test_train_row_counts_real_finite_clients_only():
 def test_train_row_without_any_loss_holds_null():
   federation = tiny_federation(depths=(1,), per_group=2)
   row = metrics.train_row(
-      1, dict(tiny1=report([0], [False], [np.nan])), federation, 0.1
+      1,
+      RoundReport(dict(tiny1=report([0], [False], [np.nan]))),
+      federation,
+      0.1,
   )
   assert row['loss'] is None and 'loss/tiny1' not in row
   assert row['nonfinite'] == [0]
+
+
+def test_train_row_holds_what_the_server_measured():
+  federation = tiny_federation(depths=(1,), per_group=2)
+  groups = dict(tiny1=report([0], [True], [1.0]))
+  server = dict(loss=np.float32(0.5), gap=np.float32(np.nan))
+  measured = RoundReport(groups, server, np.True_)
+  plain = metrics.train_row(1, RoundReport(groups), federation, 0.1)
+  row = metrics.train_row(1, measured, federation, 0.1)
+  assert row == {**plain, 'server': {'loss': 0.5, 'gap': None}}
 
 
 def test_test_row_means_over_groups_not_clients():

@@ -16,7 +16,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.engine import rounds
+from fedjax_het.engine import drivers, rounds
 from fedjax_het.experiment import checkpoints as checkpoints_lib
 from fedjax_het.experiment import metrics, programs, runner
 from fedjax_het.experiment.workdir import lock
@@ -168,7 +168,7 @@ def test_several_rounds_in_a_dispatch(tmp_path):
   experiment.run(plain, tmp_path / 'one')
   config = tiny_config(num_rounds=7, eval_every=4, checkpoint_every=5)
   config.rounds_per_dispatch = 3
-  assert [runner._rounds_to_run(config, done) for done in range(7)] == [
+  assert [programs.rounds_to_run(config, done) for done in range(7)] == [
       3, 3, 2, 1, 1, 2, 1
   ]  # fmt: skip
   with pytest.raises(Killed):
@@ -187,7 +187,7 @@ def test_a_dispatch_is_no_longer_than_it_can_be():
     assert programs.dispatch_size(config) == number
   config.update(dict.fromkeys(names, 10**9))
   assert programs.dispatch_size(config) == 1000
-  assert runner._rounds_to_run(config, 10**9 - 3) == 3
+  assert programs.rounds_to_run(config, 10**9 - 3) == 3
 
 
 def test_client_states_in_host_memory(tmp_path):
@@ -531,7 +531,7 @@ class _BadClient:
   def __init__(self, monkeypatch, client_id, round_num):
     self.client_id, self.round_num = client_id, round_num
     self.make_round = rounds.make_round
-    monkeypatch.setattr(programs, 'make_round', self)
+    monkeypatch.setattr(drivers, 'make_round', self)
 
   def __call__(self, algorithm, federation, **kwargs):
     update = algorithm.client_update

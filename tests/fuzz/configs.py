@@ -14,9 +14,9 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.clock import Device
-from fedjax_het.experiment import layout
 from fedjax_het.experiment import options as opt
 from fedjax_het.experiment.config import CLOCK, FIELDS, LOCAL, SECTIONS
+from fedjax_het.experiment.programs import make_driver
 from fedjax_het.models import MODELS
 from tests.experiment.tiny_runs import tiny_config
 
@@ -171,7 +171,7 @@ def try_config(case, rounds: int = 0):
   config = make(*case)
   experiment.check(config)
   if not rounds:
-    layout.check(experiment.build(config))
+    make_driver(experiment.build(config))
     return
   seen = []
 

@@ -31,9 +31,9 @@ def workdirs(tmp_path_factory):
   """
   compiled, compile_programs = [], runner.compile_programs
 
-  def once(experiment, state):
+  def once(*args):
     if not compiled:
-      compiled.append(compile_programs(experiment, state))
+      compiled.append(compile_programs(*args))
     return compiled[0]
 
   with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,443 @@
+"""Drivers: three ways to run rounds, which a run uses in the same way.
+
+  round_driver      a round waits for its cohort; clients' states lie on the
+                    device, or over the devices of a mesh
+  streamed_driver   the same, with clients' states in host memory
+  clock_driver      the server updates its state with every upload, in the
+                    order of a virtual clock
+
+    driver = round_driver(job)
+    state = driver.init(key)
+    program = driver.compile(state)
+    state, collect = program.run(state, done=0, num=1)
+    (report,) = collect()
+"""
+
+from collections.abc import Callable
+import itertools
+import logging
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.data.federated import FederatedData
+from fedjax_het.engine import placement
+from fedjax_het.engine.asynchronous import init_async_state, make_async_round
+from fedjax_het.engine.clock import (
+  Device,
+  Fleet,
+  Window,
+  check_return,
+  stream,
+  synchronous_ends,
+)
+from fedjax_het.engine.cohort import sample_cohort
+from fedjax_het.engine.events import lay_out, plan_rounds
+from fedjax_het.engine.local import visit_examples
+from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.rounds import (
+  State,
+  init_state,
+  make_round,
+  make_rounds,
+  make_warm_up,
+  state_shardings,
+)
+from fedjax_het.engine.streaming import (
+  init_streamed_state,
+  make_streamed_round,
+)
+from fedjax_het.engine.types import FederatedAlgorithm, Federation
+from fedjax_het.engine.visits import message_bytes
+
+_log = logging.getLogger(__name__)
+
+# Cohorts drawn at once, and rounds checked before the first one, to find when
+# synchronous rounds end.
+_COHORTS, _FIRST_ROUNDS = 256, 8192
+
+Collect = Callable[[], list[RoundReport]]
+
+
+class Job(NamedTuple):
+  """What is to be run, whichever driver runs it.
+
+  Attributes:
+    algorithm: The algorithm.
+    federation: The federation, with the clients' sizes if there are devices.
+    data: The federated data.
+    cohort_size: Clients, or uploads, a round.
+    backend: How clients are mapped.
+    key: The key of training.
+    sampling_key: The key of cohorts.
+    num_rounds: Rounds of the whole run.
+    capacity: The most rounds in one dispatch; None for a program of one round.
+    devices: The device of each client, from which virtual times follow; None
+      for no virtual time.
+    clock_seed: The seed of the devices' jitter, pauses and losses.
+  """
+
+  algorithm: FederatedAlgorithm
+  federation: Federation
+  data: FederatedData
+  cohort_size: int
+  backend: Backend
+  key: jax.Array
+  sampling_key: jax.Array
+  num_rounds: int
+  capacity: int | None = None
+  devices: tuple[Device, ...] | None = None
+  clock_seed: int = 0
+
+
+class Program(NamedTuple):
+  """The rounds of a driver, compiled.
+
+  Attributes:
+    run: `(state, done, num) -> (state, collect)`: runs the `num` rounds after
+      the first `done` ones. It donates the state and does not wait for the
+      device; `collect() -> [RoundReport]` does, and gives one report a round,
+      on the host.
+    timeline: `(rounds done) -> {name: number}`, what the virtual clock says of
+      the last of them; {} without a clock.
+    memory: Bytes that XLA planned for the program; {} if it does not say.
+  """
+
+  run: Callable[..., tuple[Any, Collect]]
+  timeline: Callable[[int], dict[str, float]]
+  memory: dict[str, int]
+
+
+class Driver(NamedTuple):
+  """One way to run rounds.
+
+  Attributes:
+    init: `(key) -> state`, the state before the first round.
+    shapes: `() -> state` of `jax.ShapeDtypeStruct`; no array is computed.
+    compile: `(state) -> Program`, for states of these shapes; the state is not
+      used up. A ValueError if the devices can never finish a round.
+    warm_up: `(state) -> (state, RoundReport)`, what comes before the first
+      round; None for nothing.
+    shardings: Where the state lies, a prefix of it; None for the default
+      device or the host.
+    on_host: Paths of leaves that stay numpy arrays begin with this; None if
+      there are none.
+  """
+
+  init: Callable[[Any], Any]
+  shapes: Callable[[], Any]
+  compile: Callable[[Any], Program]
+  warm_up: Callable[[Any], tuple[Any, RoundReport]] | None = None
+  shardings: Any = None
+  on_host: str | None = None
+
+  def place(self, state: Any) -> Any:
+    """Lays a state that each process has in full where the driver wants it."""
+    return _place(state, self.shardings)
+
+
+def round_driver(job: Job) -> Driver:
+  """The driver of synchronous rounds.
+
+  Args:
+    job: What is to be run.
+
+  Returns:
+    The driver; its states are those of `init_state`.
+  """
+  algorithm, federation, backend = job.algorithm, job.federation, job.backend
+  mesh, where = backend.state_mesh, None
+  if mesh is not None:
+    where = state_shardings(federation, mesh)
+
+  def init(key):
+    return init_state(algorithm, federation, key, mesh)
+
+  def compile_rounds(state) -> Program:
+    run_round = make_round(
+        algorithm, federation, cohort_size=job.cohort_size, backend=backend
+    )
+    timeline = _synchronous_timeline(job)
+    return _compile(job, run_round, _same_key(job), timeline, state, where)
+
+  return Driver(
+      init,
+      lambda: _with_shardings(_init_shapes(job), where),
+      compile_rounds,
+      _make_warm_up(job, where),
+      where,
+  )
+
+
+def streamed_driver(job: Job) -> Driver:
+  """The driver of synchronous rounds with clients' states in host memory.
+
+  Args:
+    job: What is to be run, with one round a dispatch.
+
+  Returns:
+    The driver; its states are those of `init_streamed_state`.
+
+  Raises:
+    ValueError: If the algorithm has a warm-up, in which all clients' states
+      would be on the device.
+  """
+  algorithm, federation = job.algorithm, job.federation
+  if algorithm.warm_up is not None:
+    raise ValueError(
+        "client_store='host' does not fit a method with a warm-up, in which "
+        'all clients take part at once.'
+    )
+
+  def compile_rounds(state) -> Program:
+    run_round = make_streamed_round(
+        algorithm, federation, cohort_size=job.cohort_size, backend=job.backend
+    )
+    timeline = _synchronous_timeline(job)
+    return _compile(job, run_round, _same_key(job), timeline, state, None)
+
+  return Driver(
+      lambda key: init_streamed_state(algorithm, federation, key),
+      lambda: _init_shapes(job),
+      compile_rounds,
+      on_host='clients/',
+  )
+
+
+def clock_driver(job: Job, mode: str) -> Driver:
+  """The driver of asynchronous rounds.
+
+  Args:
+    job: What is to be run, with devices.
+    mode: One of `clock.MODES`.
+
+  Returns:
+    The driver; its states are those of `init_async_state`. Over a mesh each
+    device has the whole state, since any of them may run any client.
+  """
+  algorithm, federation = job.algorithm, job.federation
+  mesh, where = job.backend.state_mesh, None
+  if mesh is not None:
+    where = placement.everywhere(mesh)
+
+  def of_synchronous(state):
+    return init_async_state(algorithm, federation, state, job.data)
+
+  def init(key):
+    state = of_synchronous(init_state(algorithm, federation, key))
+    return _place(state, where)
+
+  def shapes():
+    shapes = jax.eval_shape(of_synchronous, _init_shapes(job))
+    return _with_shardings(shapes, where)
+
+  def compile_rounds(state) -> Program:
+    run_round = make_async_round(
+        algorithm, federation, cohort_size=job.cohort_size, backend=job.backend
+    )
+    events, timeline = _plan_events(job, mode)
+    return _compile(job, run_round, events, timeline, state, where)
+
+  return Driver(init, shapes, compile_rounds, _make_warm_up(job, where), where)
+
+
+def _place(state, where):
+  return state if where is None else placement.put(state, where)
+
+
+def _init_shapes(job: Job) -> State:
+  """Shapes of the first state of synchronous rounds."""
+  return jax.eval_shape(
+      lambda key: init_state(job.algorithm, job.federation, key), job.key
+  )
+
+
+def _with_shardings(shapes, where):
+  """Adds shardings, a prefix of the tree, to shapes."""
+  if where is None:
+    return shapes
+
+  def one(sharding, shape):
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+  return jax.tree.map(
+      lambda sharding, part: jax.tree.map(lambda s: one(sharding, s), part),
+      where,
+      shapes,
+  )
+
+
+def _make_warm_up(job: Job, where):
+  """The warm-up of states whose first fields are those of `State`."""
+  if job.algorithm.warm_up is None:
+    return None
+  program = make_warm_up(job.algorithm, job.federation, backend=job.backend)
+
+  def warm_up(state):
+    # A synchronous visit of all clients; nothing is in flight yet.
+    warm, report = program(State(*state[:3]), job.data, job.key)
+    return _place(state._replace(**warm._asdict()), where), report
+
+  return warm_up
+
+
+def _same_key(job: Job):
+  """What a synchronous round takes last: always the key of cohorts."""
+  return lambda done: job.sampling_key
+
+
+def make_fleet(job: Job) -> Fleet:
+  """What the clients' virtual durations follow from."""
+  federation = job.federation
+  sent = np.zeros((federation.num_clients, 2), np.int64)
+  for group in federation.groups:
+    sent[group.client_ids] = message_bytes(job.algorithm, group, job.data)
+  return Fleet(
+      job.devices,
+      [visit_examples(federation.local, int(n)) for n in federation.sizes],
+      *sent.T.tolist(),
+      job.clock_seed,
+  )
+
+
+def _window(job: Job, begin) -> Window:
+  """Keeps the rounds of one dispatch while another is still to be reported."""
+  return Window(begin, 2 * (job.capacity or 1) + 2)
+
+
+def _synchronous_timeline(job: Job):
+  """The virtual times at which synchronous rounds end."""
+  if job.devices is None:
+    return lambda done: {}
+  num_clients = job.federation.num_clients
+
+  @jax.jit
+  def cohorts(rounds):
+    return jax.lax.map(
+        lambda r: sample_cohort(
+            job.sampling_key, r, num_clients, job.cohort_size
+        ),
+        rounds,
+    )
+
+  def chunks():
+    for first in range(0, job.num_rounds, _COHORTS):
+      yield np.asarray(cohorts(first + jnp.arange(_COHORTS)))
+
+  fleet = make_fleet(job)
+  if any(device.drop_out == 1 for device in fleet.devices):
+    for some in itertools.islice(chunks(), _FIRST_ROUNDS // _COHORTS):
+      check_return(fleet, some)
+  times = _window(
+      job,
+      lambda: synchronous_ends(fleet, itertools.chain.from_iterable(chunks())),
+  )
+
+  def timeline(done):
+    return {'virtual_time': times[done - 1] if done else 0.0}
+
+  return timeline
+
+
+def _plan_events(job: Job, mode: str):
+  """`(rounds done) -> events of the next round`, and the timeline."""
+  fleet, limit = make_fleet(job), job.algorithm.max_staleness
+  rounds = _window(
+      job, lambda: plan_rounds(stream(fleet, mode, limit), job.cohort_size)
+  )
+  messages = np.add(fleet.down_bytes, fleet.up_bytes)
+
+  def timeline(done):
+    if not done:
+      return {'virtual_time': 0.0}
+    plan, dropped = rounds[done - 1], {}
+    if limit is not None:
+      late = np.asarray(plan.staleness) > limit
+      dropped['dropped'] = int(np.sum(late))
+    return {
+        'virtual_time': plan.time,
+        'staleness': float(np.mean(plan.staleness)),
+        'lost': len(plan.lost),
+        'bytes_lost': int(messages[np.array(plan.lost, int)].sum()),
+        **dropped,
+    }
+
+  return lambda done: lay_out(rounds[done], job.federation), timeline
+
+
+def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
+  """Compiles rounds, one or several in a dispatch.
+
+  Args:
+    job: What is to be run.
+    run_round: `(state, data, key, who) -> (state, report)`.
+    who: `(rounds done) -> ` what the next round takes last, a sampling key or
+      events.
+    timeline: See `Program`.
+    state: A state, for its shapes.
+    where: See `Driver.shardings`.
+
+  Returns:
+    The program.
+  """
+  several, memory = job.capacity is not None, {}
+  if several:
+    results = where
+    if where is not None:
+      results = where, placement.everywhere(job.backend.mesh)
+    run_round = make_rounds(run_round, job.capacity, results)
+
+  def arguments(done: int, num: int):
+    """What the program takes beside the state."""
+    if not several:
+      return job.data, job.key, jax.device_put(who(done))
+    # Entries from `num` on are not read.
+    rounds = [who(done + i) for i in range(num)]
+    rounds += rounds[-1:] * (job.capacity - num)
+    stacked = jax.tree.map(_stack, *rounds)
+    return job.data, job.key, stacked, jax.device_put(np.int32(num))
+
+  if hasattr(run_round, 'lower'):
+    _log.info('Compiling the round program ...')
+    begin = time.perf_counter()
+    run_round = run_round.lower(state, *arguments(0, 1)).compile()
+    _log.info('Compiled in %.1f s.', time.perf_counter() - begin)
+    memory = _planned_memory(run_round)
+
+  def run(state, done: int, num: int):
+    state, reports = run_round(state, *arguments(done, num))
+
+    def collect():
+      host = jax.device_get(reports)
+      if not several:
+        return [host]
+      return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(num)]
+
+    return state, collect
+
+  return Program(run, timeline, memory)
+
+
+def _stack(*leaves):
+  """Stacks numpy arrays on the host, or copies of one key on the device."""
+  if isinstance(leaves[0], jax.Array):
+    return jnp.broadcast_to(leaves[0], (len(leaves), *leaves[0].shape))
+  return jax.device_put(np.stack(leaves))
+
+
+def _planned_memory(compiled) -> dict[str, int]:
+  """Bytes that XLA planned for a compiled program; {} if it does not say."""
+  try:
+    stats = compiled.memory_analysis()
+    return dict(
+        arguments=int(stats.argument_size_in_bytes),
+        outputs=int(stats.output_size_in_bytes),
+        reused=int(stats.alias_size_in_bytes),
+        temporary=int(stats.temp_size_in_bytes),
+    )
+  except (AttributeError, NotImplementedError, TypeError):
+    return {}
