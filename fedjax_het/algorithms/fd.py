@@ -39,10 +39,10 @@ from fedjax_het.aggregation.class_means import (
     ClassVectors,
     class_means,
     fit_and_sum,
-    gather_uploads,
     init_class_client,
-    keep_latest,
 )
+from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -91,6 +91,7 @@ def divergence(logits, target, regulariser: str):
   return loss
 
 
+@requires(keep_optimizer=True, task='classification')
 def fd(
     federation: Federation,
     *,

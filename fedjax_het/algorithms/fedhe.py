@@ -41,10 +41,10 @@ from fedjax_het.aggregation.class_means import (
     ClassVectors,
     class_means,
     fit_and_sum,
-    gather_uploads,
     init_class_client,
-    keep_latest,
 )
+from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -118,6 +118,7 @@ def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
   return Maybe(ClassVectors(p_k, sent.astype(jnp.float32)), sent)
 
 
+@requires(keep_optimizer=True, task='classification')
 def fedhe(
     federation: Federation,
     *,

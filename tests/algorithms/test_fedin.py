@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.aggregation.pairs import Pairs
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import Downlink, fedin
-from fedjax_het.algorithms.fedin_passes import forward, in_loss
+from fedjax_het.algorithms.fedin.pairs import Pairs
+from fedjax_het.algorithms.fedin.passes import forward, in_loss
+from fedjax_het.algorithms.fedin.steps import takes_one_pass
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine import rounds, traffic
@@ -419,7 +420,7 @@ def test_one_pass_takes_the_steps_of_two(
   """The second batch has 3 images; some pairs are missing, or all."""
   present = jnp.array([c == 't' for c in present])
   got = visit_with_pairs(norm, present, drop_last, options)
-  monkeypatch.setattr(sys.modules[fedin.__module__], '_one_pass',
+  monkeypatch.setattr(sys.modules[fedin.__module__], 'takes_one_pass',
                       lambda *args: False)
   want = visit_with_pairs(norm, present, drop_last, options)
   assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -432,12 +433,12 @@ def test_one_pass_takes_the_steps_of_two(
 
 
 def test_when_one_pass_is_taken():
-  one_pass = sys.modules[fedin.__module__]._one_pass
-  assert one_pass('fixed', 1.0, 16, 16) and one_pass('fixed', 1.0, 32, 16)
-  assert not one_pass('fixed', 1.0, 8, 16)  # The parts differ in length.
-  assert not one_pass('fixed', 0.0, 16, 16)
-  assert not one_pass('exact', 1.0, 16, 16)
-  assert not one_pass('sequential', 1.0, 16, 16)
+  assert takes_one_pass('fixed', 1.0, 16, 16)
+  assert takes_one_pass('fixed', 1.0, 32, 16)
+  assert not takes_one_pass('fixed', 1.0, 8, 16)  # The parts differ in length.
+  assert not takes_one_pass('fixed', 0.0, 16, 16)
+  assert not takes_one_pass('exact', 1.0, 16, 16)
+  assert not takes_one_pass('sequential', 1.0, 16, 16)
 
 
 def test_noise_and_pairs_are_drawn_with_keys_of_their_own():
