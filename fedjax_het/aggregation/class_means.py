@@ -110,6 +110,7 @@ def fit_and_sum(
     extra = masked_mean(penalty(logits, batch.y), batch.mask)
     sums = class_sums(output(logits), batch.y, model.num_classes, batch.mask)
     metrics = {'cross_entropy': loss, name: extra, **sums._asdict()}
+    # L = CE + weight * penalty.
     return loss + weight * extra if weight else loss, (stats, metrics)
 
   end, opt_state, metrics, num_steps = fit(

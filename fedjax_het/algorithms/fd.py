@@ -66,7 +66,8 @@ def targets(store: Maybe, client_id=None) -> Maybe:
   if client_id is not None:
     others = jnp.arange(present.shape[0]) != client_id
     present = present & others[:, None]
-  # Adding up the others, where the papers subtract one, is free of rounding.
+  # F^_k[y] = sum_{j in K_y, j != k} F_j[y] / (|K_y| - 1). Adding up the others,
+  # where the papers subtract one, is free of rounding.
   total = jnp.sum(jnp.where(present[..., None], store.value, 0.0), axis=0)
   number = jnp.sum(present, axis=0)
   mean = class_means(ClassVectors(total, number.astype(jnp.float32)))
@@ -85,6 +86,7 @@ def divergence(logits, target, regulariser: str):
   Returns:
     [B] float32 in nats.
   """
+  # -sum_c q_c log p_c, and for 'kl' sum_c q_c log q_c on top.
   loss = -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)
   if regulariser == 'kl':
     loss -= jnp.sum(jax.scipy.special.entr(target), axis=1)
@@ -150,7 +152,8 @@ def fd(
         name='distillation_loss',
         output=jax.nn.softmax if space == 'prob' else lambda logits: logits,
     )
-    upload = Maybe(class_means(total), total.counts > 0)  # F_k
+    # F_k[y], the mean of the outputs for the classes that were seen.
+    upload = Maybe(class_means(total), total.counts > 0)
     return client, Uplink((), upload), metrics
 
   def server_update(server, received, turn):

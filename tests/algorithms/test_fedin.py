@@ -181,6 +181,13 @@ def test_without_in_training_it_is_fedprox(prox):
   assert_tree_equal(got, prox)
 
 
+def test_steps_of_a_visit_are_those_of_local_training():
+  """Not whole epochs: as FedProx takes them."""
+  local = tiny_local(steps=3)
+  got = run(fedin, 1, local=local, in_training=False)[0]
+  assert_tree_equal(got, run(fedprox, 1, local=local, mu=0.1)[0])
+
+
 def test_first_round_is_local_training():
   """Nobody has pairs yet, so the step is that of FedProx.
 
