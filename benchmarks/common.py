@@ -1,6 +1,7 @@
 """What the benchmarks share: federations, timing, tables, files."""
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -87,6 +88,15 @@ def make_federation(
       Normalise((0.5,) * channels, (0.25,) * channels),
   )
   return federation, data
+
+
+def with_options(federation: Federation, **options) -> Federation:
+  """The federation with these options in all of its groups."""
+  groups = tuple(
+      dataclasses.replace(group, options=options)
+      for group in federation.groups
+  )
+  return dataclasses.replace(federation, groups=groups)
 
 
 def interleave(

@@ -124,7 +124,7 @@ def main() -> None:
   makers = {'FedAvg': fedavg}
   for label, (budget, options) in FORMS.items():
     makers[label] = lambda federation, budget=budget, options=options: fedepth(
-        federation, budgets=f'{group.name}:{budget}', **options
+        common.with_options(federation, budget=budget), **options
     )
   forms = {
       label: Form(make, federation, data) for label, make in makers.items()

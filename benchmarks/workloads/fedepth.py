@@ -123,8 +123,9 @@ def case(name: str, scale: str) -> Case:
         NUM_STEPS * batch_size,
         common.local_training(sgd, LEARNING_RATE, batch_size),
     )
-    budgets = '' if budget == '1' else f'{model.name}:{budget}'
-    algorithm = fedepth(federation, budgets=budgets)
+    share = '' if budget == '1' else budget
+    federation = common.with_options(federation, budget=share)
+    algorithm = fedepth(federation)
     return programs.Round(algorithm, federation, data, NUM_CLIENTS)
 
   def form(make):

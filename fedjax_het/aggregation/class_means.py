@@ -1,17 +1,14 @@
 """Output vectors added up by class, which FedHe and FD exchange."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.local import (
-    fit,
-    init_optimizer,
-)
+from fedjax_het.engine.local import fit, init_optimizer
 from fedjax_het.engine.task import masked_mean
-from fedjax_het.engine.types import LocalTraining, Received, Visit
+from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
 
@@ -113,6 +110,7 @@ def fit_and_sum(
     extra = masked_mean(penalty(logits, batch.y), batch.mask)
     sums = class_sums(output(logits), batch.y, model.num_classes, batch.mask)
     metrics = {'cross_entropy': loss, name: extra, **sums._asdict()}
+    # L = CE + weight * penalty.
     return loss + weight * extra if weight else loss, (stats, metrics)
 
   end, opt_state, metrics, num_steps = fit(
@@ -126,38 +124,3 @@ def fit_and_sum(
       jnp.round(metrics.pop('counts') * num_steps),
   )
   return Client(end, opt_state), metrics, total
-
-
-def gather_uploads(
-    received: Mapping[str, Received],
-) -> tuple[jax.Array, Any]:
-  """The `kept` uplinks of all groups on one axis.
-
-  Args:
-    received: {group name: Received}.
-
-  Returns:
-    Clients' ids [S] int32, the number of clients for padding, and the uplinks,
-    leaves [S, ...].
-  """
-  groups = list(received.values())
-  ids = jnp.concatenate([group.client_id for group in groups])
-  return ids, jax.tree.map(
-      lambda *parts: jnp.concatenate(parts), *(group.kept for group in groups)
-  )
-
-
-def keep_latest(store, client_id, uploads):
-  """Puts uploads in the place of their senders' earlier ones.
-
-  Args:
-    store: A tree of leaves [N, ...].
-    client_id: [S] int32; ids outside 0..N-1 are ignored.
-    uploads: The same tree, leaves [S, ...].
-
-  Returns:
-    The new store.
-  """
-  return jax.tree.map(
-      lambda old, new: old.at[client_id].set(new, mode='drop'), store, uploads
-  )

@@ -39,10 +39,10 @@ from fedjax_het.aggregation.class_means import (
     ClassVectors,
     class_means,
     fit_and_sum,
-    gather_uploads,
     init_class_client,
-    keep_latest,
 )
+from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -66,7 +66,8 @@ def targets(store: Maybe, client_id=None) -> Maybe:
   if client_id is not None:
     others = jnp.arange(present.shape[0]) != client_id
     present = present & others[:, None]
-  # Adding up the others, where the papers subtract one, is free of rounding.
+  # F^_k[y] = sum_{j in K_y, j != k} F_j[y] / (|K_y| - 1). Adding up the others,
+  # where the papers subtract one, is free of rounding.
   total = jnp.sum(jnp.where(present[..., None], store.value, 0.0), axis=0)
   number = jnp.sum(present, axis=0)
   mean = class_means(ClassVectors(total, number.astype(jnp.float32)))
@@ -85,12 +86,14 @@ def divergence(logits, target, regulariser: str):
   Returns:
     [B] float32 in nats.
   """
+  # -sum_c q_c log p_c, and for 'kl' sum_c q_c log q_c on top.
   loss = -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)
   if regulariser == 'kl':
     loss -= jnp.sum(jax.scipy.special.entr(target), axis=1)
   return loss
 
 
+@requires(keep_optimizer=True, task='classification')
 def fd(
     federation: Federation,
     *,
@@ -149,7 +152,8 @@ def fd(
         name='distillation_loss',
         output=jax.nn.softmax if space == 'prob' else lambda logits: logits,
     )
-    upload = Maybe(class_means(total), total.counts > 0)  # F_k
+    # F_k[y], the mean of the outputs for the classes that were seen.
+    upload = Maybe(class_means(total), total.counts > 0)
     return client, Uplink((), upload), metrics
 
   def server_update(server, received, turn):

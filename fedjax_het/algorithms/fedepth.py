@@ -32,7 +32,7 @@ visit: the head's momentum goes on from stage to stage); embeddings of a ViT,
 its stem, train in the first stage only.
 
 The state is the server's (and the private models of MKD). After a device
-upgrade, build the algorithm and the round with the new federation or budgets
+upgrade, build the algorithm and the round with the federation of new budgets
 and go on with
 
   rounds.init_state(new_algorithm, new_federation, key)._replace(
@@ -43,12 +43,12 @@ References:
   <https://arxiv.org/abs/2303.04887>`_, Eq. 1 and Algorithm 1.
 """
 
-from collections.abc import Container
+import dataclasses
 from typing import NamedTuple
 
 import jax
 
-from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.depthwise.schedules import make_schedules
 from fedjax_het.depthwise.stages import (
   HEADS,
@@ -58,14 +58,16 @@ from fedjax_het.depthwise.stages import (
 )
 from fedjax_het.depthwise.training import merge, share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
+  LocalTraining,
   Uplink,
 )
-from fedjax_het.models.blocks import Variables
+from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class Client(NamedTuple):
@@ -81,10 +83,151 @@ class Client(NamedTuple):
   partners: tuple[Variables, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a group's clients do in a visit.
+
+  Attributes:
+    model: The whole model.
+    local: Local training of a visit.
+    stages: Its stages, one after another.
+    shares: Local training of each stage.
+    heads: m-FeDepth's heads that the stages train, by block name.
+    num_models: M, models that teach each other instead of stages; 1 for none.
+    scan: See `scan_stages` of `fedepth`.
+    cache_prefix: As there.
+  """
+
+  model: BlockModel
+  local: LocalTraining
+  stages: tuple[Stage, ...]
+  shares: tuple[LocalTraining, ...]
+  heads: frozenset[str]
+  num_models: int
+  scan: bool
+  cache_prefix: bool
+
+  @property
+  def names(self) -> set[str]:
+    """Names of all blocks that the stages train."""
+    return {name for stage in self.stages for name in stage.names}
+
+
+def make_plans(
+    federation: Federation,
+    schedules,
+    epochs_mode: str,
+    *,
+    scan: bool,
+    cache_prefix: bool,
+) -> dict[str, Plan]:
+  """{group: plan} of `make_schedules`; a ValueError names the group."""
+  plans = {}
+  for group in federation.groups:
+    schedule = schedules[group.name]
+    stages = schedule.stages
+    try:
+      shares = share_out(federation.local, len(stages), epochs_mode)
+    except ValueError as e:
+      raise ValueError(f'Group {group.name!r}: {e}') from e
+    names = {name for stage in stages for name in stage.names}
+    plans[group.name] = Plan(
+        group.model,
+        federation.local,
+        stages,
+        shares,
+        frozenset(names - set(group.model.block_names)),
+        schedule.num_models,
+        scan,
+        cache_prefix,
+    )
+  return plans
+
+
+def head_models(federation: Federation) -> dict[str, BlockModel]:
+  """m-FeDepth's heads: {block: the part of the model that ends in it}."""
+  found = {}
+  for group in federation.groups:
+    for cut in own_heads(group.model).values():
+      names = set(cut.block_names) - set(group.model.block_names)
+      found.update(dict.fromkeys(names, cut))
+  return found
+
+
+def train(plan: Plan, start: Variables, partners, data, visit):
+  """The client's part of a round.
+
+  Args:
+    plan: What to train.
+    start: The model and the heads that the client received.
+    partners: Its private models.
+    data: Its examples.
+    visit: Its turn.
+
+  Returns:
+    The model and the heads, the private models, metrics, number of steps.
+  """
+  if plan.num_models > 1:
+    # CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m), for every m.
+    return train_together(
+        plan.model, plan.local, start, partners, data, visit
+    )
+  # For j = 1 .. J: SGD on L(theta_{g_j}, phi), logits = phi(adapt(z_j)),
+  # z_j = f_{g_j}(stop_gradient(z_{j-1})).
+  end, metrics, num_steps = train_stages(
+      plan.stages,
+      plan.shares,
+      start,
+      data,
+      visit,
+      scan=plan.scan,
+      cache_prefix=plan.cache_prefix,
+  )
+  return end, (), metrics, num_steps
+
+
+def upload(
+    plan: Plan, delta: Delta, start: Variables, own: Variables, dilute: bool
+) -> tuple[Variables, Delta]:
+  """Adds the heads to what the exchange sends, and drops what was not trained.
+
+  To the exchange m-FeDepth's heads are blocks that do not travel.
+
+  Args:
+    plan: What was trained.
+    delta: What the exchange sends.
+    start: The model and the heads at the start.
+    own: What the exchange leaves on the client, the trained heads among it.
+    dilute: Whether blocks that were not trained are sent, with no change.
+
+  Returns:
+    What stays on the client, and what is sent.
+  """
+  # p (w - w_start), as of all blocks.
+  heads = jax.tree.map(
+      lambda old, new: delta.weight * (new - old),
+      take(start, plan.heads),
+      take(own, plan.heads),
+  )
+  own = Variables(*({n: t[n] for n in t if n not in plan.heads} for t in own))
+  change = delta.change if dilute else take(delta.change, plan.names)
+  return own, delta._replace(change=merge(change, heads))
+
+
+def calibrated(
+    server: Variables, data, model: BlockModel, batch_size: int
+) -> Variables:
+  """The server's model with norm statistics of all clients' examples."""
+  names = model.abstract_variables.params
+  params = {name: server.params[name] for name in names}
+  stats = static_statistics(model, params, data, batch_size=batch_size)
+  return server._replace(stats={**server.stats, **stats})
+
+
+@requires(group_options=dict(budget=''))
 def fedepth(
     federation: Federation,
     *,
-    budgets: str = '',
     plan: str = 'paper',
     slack: float = 0.05,
     heads: str = 'shared',
@@ -101,11 +244,11 @@ def fedepth(
 
   Args:
     federation: Groups, one for each budget, of one model, and local training.
-      (Models that share blocks by name work, too.)
-    budgets: Memory of each group's clients, 'group:budget' separated by
-      commas, such as 'x1_6:1/6,x1_3:38.68MB'. A number is a share of what
-      training the whole model takes; MB are 2^20 bytes at the batch size of
-      local training. A group that is not named trains the whole model.
+      (Models that share blocks by name work, too.) A group's memory is
+      `Group.options['budget']`: a share of what training the whole model
+      takes, such as '1/6' or 0.5, or an amount at the batch size of local
+      training, such as '38.68MB' (of 2^20 bytes); '' or nothing trains the
+      whole model.
     plan: 'paper' packs by the paper's estimate of a block, 'measured' by what
       the compiler plans for a stage's whole step (which is compiled here, and
       kept). The paper's estimate does not keep a device's budget, see
@@ -139,8 +282,8 @@ def fedepth(
     as further blocks.
 
   Raises:
-    ValueError: If an option is unknown or out of range, a group is unknown, a
-      budget does not hold the last block, no budget holds M models, there is
+    ValueError: If an option is unknown or out of range, a budget cannot be
+      read or does not hold the last block, no budget holds M models, there is
       nothing to calibrate, or shapes do not fit.
   """
   one_of('heads', heads, HEADS)
@@ -149,113 +292,75 @@ def fedepth(
   if calibrate:
     _check_calibration(federation)
   exchange = make_exchange(federation, 'layerwise', weights)
-  local = federation.local
-
   schedules = make_schedules(
       federation,
-      budgets=budgets,
       plan=plan,
       slack=slack,
       heads=heads,
       partial=partial,
       mkd_models=mkd_models,
   )
-  shares = {}
-  for name, schedule in schedules.items():
-    try:
-      shares[name] = share_out(local, len(schedule.stages), epochs_mode)
-    except ValueError as e:
-      raise ValueError(f'Group {name!r}: {e}') from e
-  extra = {}  # m-FeDepth's heads: {block: the model that ends in it}.
-  for group in federation.groups if heads == 'own' else ():
-    for cut in own_heads(group.model).values():
-      names = set(cut.block_names) - set(group.model.block_names)
-      extra.update(dict.fromkeys(names, cut))
+  plans = make_plans(
+      federation,
+      schedules,
+      epochs_mode,
+      scan=scan_stages,
+      cache_prefix=cache_prefix,
+  )
+  extra = head_models(federation) if heads == 'own' else {}
 
   def init(key):
     server = exchange.init(key)
-    drawn = [model.init(key, {name}) for name, model in extra.items()]
-    return Variables(*(
-        {name: leaf for tree in trees for name, leaf in tree.items()}
-        for trees in zip(server, *drawn)
-    ))  # fmt: skip
+    for name, model in extra.items():
+      server = merge(server, model.init(key, {name}))
+    return server
 
   def init_client(group, client_id, key):
     mine = jax.random.fold_in(key, client_id)
     partners = tuple(
         group.model.init(jax.random.fold_in(mine, m))
-        for m in range(1, schedules[group.name].num_models)
+        for m in range(1, plans[group.name].num_models)
     )
     return Client(exchange.init_client(group, key), partners)
 
   def downlink(server, group, visit):
     del visit
-    heads = _extras(schedules[group.name].stages, extra)
-    return merge(exchange.download(server, group), take(server, heads))
-
-  def whole(group, client, sent):
-    """The client's model, and the heads that its stages train."""
-    return merge(
-        exchange.assemble(group, client.own, sent),
-        take(sent, _extras(schedules[group.name].stages, extra)),
-    )
+    extras = take(server, plans[group.name].heads)
+    return merge(exchange.download(server, group), extras)
 
   def client_update(group, client, sent, data, visit):
-    start, stages = whole(group, client, sent), schedules[group.name].stages
-    if schedules[group.name].num_models > 1:
-      end, partners, metrics, num_steps = train_together(
-          group.model, local, start, client.partners, data, visit
-      )
-    else:
-      end, metrics, num_steps = train_stages(
-          stages,
-          shares[group.name],
-          start,
-          data,
-          visit,
-          scan=scan_stages,
-          cache_prefix=cache_prefix,
-      )
-      partners = ()
-    own, delta = exchange.upload(group, start, end, data.size, num_steps)
-    # To the exchange m-FeDepth's heads are blocks that do not travel.
-    mine = _extras(stages, extra)
-    heads = jax.tree.map(
-        lambda old, new: delta.weight * (new - old),
-        take(start, mine),
-        take(own, mine),
+    mine = plans[group.name]
+    start = exchange.assemble(group, client.own, sent)
+    start = merge(start, take(sent, mine.heads))
+    end, partners, metrics, num_steps = train(
+        mine, start, client.partners, data, visit
     )
-    own = Variables(*({n: t[n] for n in t if n not in mine} for t in own))
-    change = delta.change
-    if not dilute:
-      change = take(change, {name for stage in stages for name in stage.names})
-    delta = delta._replace(change=merge(change, heads))
+    own, delta = exchange.upload(group, start, end, data.size, num_steps)
+    own, delta = upload(mine, delta, start, own, dilute)
     return Client(own, partners), Uplink(delta), metrics
 
-  def calibrated(server, data):
+  def server_update(server, received, turn):
+    del turn
+    return exchange.collect(server, received), {}
+
+  def client_model(server, client, group):
+    sent = exchange.download(server, group)
+    return exchange.assemble(group, client.own, sent)
+
+  def calibrate_fn(server, data):
     model = federation.groups[0].model
-    stats = static_statistics(
-        model,
-        {name: server.params[name] for name in model.abstract_variables.params},
-        data,
-        batch_size=local.batch_size,
-    )
-    return server._replace(stats={**server.stats, **stats})
+    return calibrated(server, data, model, federation.local.batch_size)
 
   return FederatedAlgorithm(
       init=init,
       init_client=init_client,
       downlink=downlink,
       client_update=client_update,
-      server_update=lambda server, received, turn: (
-          exchange.collect(server, received), {}
-      ),
-      client_model=lambda server, client, group: exchange.assemble(
-          group, client.own, exchange.download(server, group)
-      ),
+      server_update=server_update,
+      client_model=client_model,
       personal=exchange.personal,
       one_model=not exchange.personal,
-      calibrate=calibrated if calibrate else None,
+      calibrate=calibrate_fn if calibrate else None,
   )
 
 
@@ -270,8 +375,3 @@ def _check_calibration(federation: Federation) -> None:
   if odd or federation.local_stats:
     what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
     raise ValueError(f'calibrate=True needs one model for everybody: {what}.')
-
-
-def _extras(stages: tuple[Stage, ...], extra: Container[str]) -> set[str]:
-  """m-FeDepth's heads that these stages train."""
-  return {name for stage in stages for name in stage.names if name in extra}

@@ -41,10 +41,10 @@ from fedjax_het.aggregation.class_means import (
     ClassVectors,
     class_means,
     fit_and_sum,
-    gather_uploads,
     init_class_client,
-    keep_latest,
 )
+from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -114,10 +114,12 @@ def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
   seen = total.counts > 0
   # A client that took no step has nothing to say in either case.
   sent = jnp.broadcast_to(jnp.any(seen), seen.shape) if strict else seen
+  # p_k[y] = P[y] / (V[y] + 1).
   p_k = total.vectors / divisor[:, None]
   return Maybe(ClassVectors(p_k, sent.astype(jnp.float32)), sent)
 
 
+@requires(keep_optimizer=True, task='classification')
 def fedhe(
     federation: Federation,
     *,
@@ -168,14 +170,15 @@ def fedhe(
     total = server.total if store == 'fold' else server
     if store == 'latest':
       total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), total)
-    p_s = class_means(total)  # Eq. 10
+    # p_s[y] = sum / number of the vectors received for y (Eq. 10).
+    p_s = class_means(total)
     return Maybe(ClassVectors(p_s, total.counts), total.counts > 0)
 
   def client_update(group, client, sent, data, visit):
     p_s, known = sent.value.vectors, sent.value.counts > 0
 
     def logit_loss(logits, labels):
-      """The second term of Eq. 13."""
+      # mean_c (p_i - p_s[y_i])_c^2, of classes that the server knows (Eq. 13).
       error = jnp.mean(jnp.square(logits - p_s[labels]), axis=1)
       return jnp.where(known[labels], error, 0.0)
 
@@ -197,7 +200,8 @@ def fedhe(
     del turn
     if store == 'all':
       for group in received.values():
-        server = jax.tree.map(jnp.add, server, group.summed.value)  # Eq. 9
+        # p_s[y] <- p_s[y] + p_k[y], and how many there are (Eq. 9).
+        server = jax.tree.map(jnp.add, server, group.summed.value)
       return server, {}
     client_id, uploads = gather_uploads(received)
     if store == 'latest':

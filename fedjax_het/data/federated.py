@@ -5,7 +5,7 @@ them. Batches are gathered, normalised and augmented inside the compiled step.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -14,13 +14,13 @@ import numpy as np
 
 
 class Batch(NamedTuple):
-  """One minibatch of one client.
+  """One minibatch.
 
   Attributes:
     x: [B, H, W, C] float32, normalised.
     y: [B] int32 labels.
     mask: [B] bool, False for padding; None when no example is padding.
-    position: [B] int32, place of each example in the client's own table, which
+    position: [B] int32, place of each example in its own table, which
       identifies it across epochs and rounds.
   """
 
@@ -28,6 +28,52 @@ class Batch(NamedTuple):
   y: jax.Array
   mask: jax.Array | None
   position: jax.Array
+
+
+class Examples(Protocol):
+  """What a training or inference loop asks of a set of examples.
+
+  `ClientData` are images of the data set, `InMemory` arrays of any kind, such
+  as features that a server has received.
+
+  Attributes:
+    size: [] int32, how many examples there are.
+    length: Entries of the table, padding included; static.
+  """
+
+  size: jax.Array
+
+  @property
+  def length(self) -> int:
+    """Entries of the table, at least `size`."""
+
+  def batch(self, position, mask=None, key=None) -> Batch:
+    """The examples at `position` ([B] int32), augmented if there is a key."""
+
+
+@flax.struct.dataclass
+class InMemory:
+  """Examples given as arrays, which are taken as they are.
+
+  Attributes:
+    x: [M, ...], inputs.
+    y: [M, ...], labels.
+    size: [] int32, how many of the M count; these come first.
+  """
+
+  x: jax.Array
+  y: jax.Array
+  size: jax.Array
+
+  @property
+  def length(self) -> int:
+    """M."""
+    return self.y.shape[0]
+
+  def batch(self, position, mask=None, key=None) -> Batch:
+    """Gathers the examples at `position` ([B] int32); nothing is random."""
+    del key
+    return Batch(self.x[position], self.y[position], mask, position)
 
 
 @flax.struct.dataclass
@@ -50,6 +96,11 @@ class ClientData:
   size: jax.Array
   preprocess: Callable[..., jax.Array] = flax.struct.field(pytree_node=False)
   public: jax.Array | None = None
+
+  @property
+  def length(self) -> int:
+    """M."""
+    return self.index.shape[0]
 
   def of_public(self) -> 'ClientData':
     """The public examples as if they were this client's own."""

@@ -23,7 +23,6 @@ from fedjax_het.depthwise.schedules import (
   PLANS,
   Schedule,
   make_schedules,
-  parse_budgets,
   stage_figures,
 )
 from fedjax_het.depthwise.stages import (
@@ -55,7 +54,6 @@ __all__ = [
     'pack',
     'paper_costs',
     'paper_mb',
-    'parse_budgets',
     'runs',
     'share_out',
     'stage_figures',

@@ -178,11 +178,11 @@ def pack(
 _BUDGET = re.compile(r'(?P<number>[\d./]+)(?P<unit>MB)?')
 
 
-def budget_mb(text: str, full: float) -> float:
+def budget_mb(budget: str | float, full: float) -> float:
   """A budget in MB.
 
   Args:
-    text: A share of what the whole model takes, such as '1/6' or '0.5', or an
+    budget: A share of what the whole model takes, such as '1/6' or 0.5, or an
       absolute amount, such as '19.34MB'.
     full: MB of the whole model.
 
@@ -192,7 +192,7 @@ def budget_mb(text: str, full: float) -> float:
   Raises:
     ValueError: If it is neither.
   """
-  match = _BUDGET.fullmatch(text.strip())
+  match = _BUDGET.fullmatch(str(budget).strip())
   try:
     number = float(fractions.Fraction(match['number']))
   except (TypeError, ValueError, ZeroDivisionError, OverflowError):
@@ -200,6 +200,6 @@ def budget_mb(text: str, full: float) -> float:
   if not number > 0:
     raise ValueError(
         f'A budget is a share of the whole model, such as 1/6, or an amount '
-        f'such as 19.34MB, and above 0; got {text!r}.'
+        f'such as 19.34MB, and above 0; got {budget!r}.'
     )
   return number if match['unit'] else number * full

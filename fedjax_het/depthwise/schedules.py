@@ -7,7 +7,7 @@ from fedjax_het.depthwise import memory
 from fedjax_het.depthwise.measured import measured_costs, step_memory
 from fedjax_het.depthwise.stages import Stage, head_start, make_stages
 from fedjax_het.engine.options import not_negative, one_of
-from fedjax_het.engine.types import Federation, LocalTraining
+from fedjax_het.engine.types import Federation, Group, LocalTraining
 
 PLANS = ('paper', 'measured')
 
@@ -31,7 +31,6 @@ class Schedule(NamedTuple):
 def make_schedules(
     federation: Federation,
     *,
-    budgets: str = '',
     plan: str = 'paper',
     slack: float = 0.05,
     heads: str = 'shared',
@@ -41,9 +40,9 @@ def make_schedules(
   """Packs the units of each group's model into what its clients can hold.
 
   Args:
-    federation: Groups, and local training.
-    budgets: See `fedepth`, as all that follows.
-    plan: Whose figures count.
+    federation: Groups with their budgets (`Group.options['budget']`), and
+      local training.
+    plan: See `fedepth`, as for all that follows. Whose figures count.
     slack: Of the paper's plan.
     heads: Of the stages.
     partial: Of the stages.
@@ -53,8 +52,8 @@ def make_schedules(
     {group: schedule}.
 
   Raises:
-    ValueError: If an option is unknown or out of range, a group is unknown, a
-      budget does not hold the last block, no budget holds M models, or shapes
+    ValueError: If an option is unknown or out of range, a budget cannot be
+      read or does not hold the last block, no budget holds M models, or shapes
       do not fit.
   """
   one_of('plan', plan, PLANS)
@@ -76,13 +75,13 @@ def make_schedules(
       return memory.paper_costs(model, local.batch_size)
     return measured_costs(model, local, heads)
 
-  named, schedules = parse_budgets(budgets, federation), {}
+  schedules = {}
   for group in federation.groups:
     spans, budget, times = ((0, head_start(group.model) - 1),), None, 1.0
     try:
-      if group.name in named:
+      if budget_of(group) != '':
         costs = costs_of(group.model)
-        budget = memory.budget_mb(named[group.name], costs.full)
+        budget = memory.budget_mb(budget_of(group), costs.full)
         exceed = slack if plan == 'paper' else 0.0
         spans = memory.pack(costs, budget, exceed)
         times = budget / costs.full
@@ -96,11 +95,17 @@ def make_schedules(
   if mkd_models is not None and all(
       schedule.num_models == 1 for schedule in schedules.values()
   ):
+    listed = ', '.join(f'{g.name} {budget_of(g)!r}' for g in federation.groups)
     raise ValueError(
         f'mkd_models={mkd_models} needs a group whose budget holds '
-        f'{mkd_models} whole models; budgets={budgets!r} gives none.'
+        f'{mkd_models} whole models; the budgets are {listed}.'
     )
   return schedules
+
+
+def budget_of(group: Group) -> str | float:
+  """A group's budget, as `depthwise.budget_mb` reads it; '' for none."""
+  return group.options.get('budget', '')
 
 
 def stage_figures(
@@ -127,32 +132,3 @@ def stage_figures(
         measured=schedule.num_models * step_memory(stage, local).mb,
     ))  # fmt: skip
   return figures
-
-
-def parse_budgets(budgets: str, federation: Federation) -> dict[str, str]:
-  """{group: budget} of the option `budgets`, checked.
-
-  Args:
-    budgets: See `fedepth`.
-    federation: The groups that may be named.
-
-  Returns:
-    The budgets as texts for `depthwise.budget_mb`.
-
-  Raises:
-    ValueError: If an entry is not 'group:budget', or a group is unknown or
-      named twice.
-  """
-  known, found = [group.name for group in federation.groups], {}
-  for entry in filter(None, (e.strip() for e in budgets.split(','))):
-    name, colon, budget = entry.partition(':')
-    if not colon:
-      raise ValueError(f'budgets holds {entry!r}; write group:budget.')
-    if name not in known or name in found:
-      what = 'names twice' if name in found else 'names an unknown group'
-      raise ValueError(
-          f'budgets {what}, {name!r}; known are {", ".join(known)}.'
-      )
-    memory.budget_mb(budget, 1.0)
-    found[name] = budget
-  return found

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.data.federated import Batch, ClientData
+from fedjax_het.data.federated import Batch, Examples
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.options import one_of
 from fedjax_het.engine.task import Task
@@ -316,7 +316,7 @@ def stage_loss(
 def stage_inputs(
     stage: Stage,
     variables: Variables,
-    data: ClientData,
+    data: Examples,
     key: jax.Array,
     batch_size: int,
     before: tuple[tuple[int, ...], Cached] | None = None,
@@ -344,7 +344,7 @@ def stage_inputs(
   done, start = ((), None) if before is None else before
   positions = [i for i in stage.frozen if i not in done]
   shape = stage.model.shapes[stage.frozen[-1]]
-  length = data.index.shape[0]
+  length = data.length
   order_key, key = jax.random.split(key)
   if start is None:
     order = shuffled_positions(order_key, data)

@@ -14,7 +14,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.data.federated import ClientData
+from fedjax_het.data.federated import Examples
 from fedjax_het.depthwise.stages import (
   Stage,
   apply_blocks,
@@ -110,7 +110,7 @@ def train_stages(
     stages: Sequence[Stage],
     shares: Sequence[LocalTraining],
     start: Variables,
-    data: ClientData,
+    data: Examples,
     visit: Visit,
     *,
     scan: bool = False,

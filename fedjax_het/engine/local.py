@@ -1,4 +1,8 @@
-"""A client's local training: loops over its minibatches, losses, prox term."""
+"""Training on a set of examples: loops over minibatches, prox term.
+
+Clients train on their own data and servers on the public set, or on what they
+have received, by the same functions.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.data.federated import ClientData
+from fedjax_het.data.federated import Batch, Examples
 from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import LocalTraining, Turn, Visit
@@ -31,12 +35,12 @@ def steps_per_epoch(size, batch_size: int, drop_last: bool):
   return jnp.maximum(size // batch_size, jnp.minimum(batches, 1))
 
 
-def shuffled_positions(key, data: ClientData) -> jax.Array:
-  """[M] int32: the client's positions in random order, padding last.
+def shuffled_positions(key, data: Examples) -> jax.Array:
+  """[M] int32: the examples' positions in random order, padding last.
 
   The order does not depend on how far the table is padded.
   """
-  places = jnp.arange(data.index.shape[0])
+  places = jnp.arange(data.length)
   score = jax.random.uniform(key, places.shape)
   return jnp.argsort(jnp.where(places < data.size, score, 2.0)).astype(
       jnp.int32
@@ -46,7 +50,7 @@ def shuffled_positions(key, data: ClientData) -> jax.Array:
 def train_epochs(
     step_fn: Callable[..., tuple[Any, dict[str, jax.Array]]],
     carry: Any,
-    data: ClientData,
+    data: Examples,
     key: jax.Array,
     *,
     epochs: int,
@@ -54,9 +58,9 @@ def train_epochs(
     drop_last: bool = False,
     steps: int | None = None,
 ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
-  """Runs a step over a client's shuffled minibatches.
+  """Runs a step over shuffled minibatches.
 
-  The number of steps follows from the client's own size. Batched over
+  The number of steps follows from the number of examples. Batched over
   clients, those that have finished keep every part of their carry untouched.
 
   Args:
@@ -64,12 +68,12 @@ def train_epochs(
       int32, `metrics` maps names to float arrays. `batch.mask` is False for
       the padding of a partial batch.
     carry: Whatever the steps change.
-    data: The client's examples.
+    data: The examples.
     key: A random key.
     epochs: Passes over the data.
     batch_size: Examples a step, B.
-    drop_last: Whether to leave out the last partial batch. A client with less
-      than a batch takes one partial batch a pass all the same.
+    drop_last: Whether to leave out the last partial batch. Less than a batch
+      makes one partial batch a pass all the same.
     steps: Number of minibatches, over as many passes as that takes; None for
       `epochs` passes.
 
@@ -83,12 +87,12 @@ def train_epochs(
   def shuffle(epoch):
     return shuffled_positions(jax.random.fold_in(order_key, epoch), data)
 
-  most = steps_per_epoch(data.index.shape[0], batch_size, drop_last)
+  most = steps_per_epoch(data.length, batch_size, drop_last)
   if steps is None and epochs * most > INT32_MAX:
     raise ValueError(
         f'{epochs} epochs of {most} steps are more than {INT32_MAX} steps.'
     )
-  if steps is None and epochs * data.index.shape[0] > _ORDERS:
+  if steps is None and epochs * data.length > _ORDERS:
     # So many orders would fill the memory: they are drawn epoch by epoch.
     orders, num_steps = None, epochs * per_epoch
   elif steps is None:
@@ -121,7 +125,7 @@ def train_epochs(
     carry, metrics = step_fn(carry, batch, step, key)
     return carry, jax.tree.map(jnp.add, totals, metrics), order
 
-  no_order = jnp.zeros(data.index.shape, jnp.int32)
+  no_order = jnp.zeros(data.length, jnp.int32)
 
   def first_metrics(carry):
     step = jnp.int32(0)
@@ -138,15 +142,15 @@ def train_epochs(
 
 
 def map_examples(
-    fn: Callable[..., Any], data: ClientData, num: int, batch_size: int = 256
+    fn: Callable[..., Any], data: Examples, num: int, batch_size: int = 256
 ):
-  """Applies a function to a client's first examples, a batch at a time.
+  """Applies a function to the first examples, a batch at a time.
 
   Args:
     fn: `(batch) -> tree` with leaves [B, ...]; inference, whose rows do not
       depend on the other examples of the batch.
     data: The examples; nothing is augmented.
-    num: Rows wanted, at most the length of the client's table.
+    num: Rows wanted, at most the length of the table.
     batch_size: Largest batch, which bounds memory.
 
   Returns:
@@ -210,13 +214,13 @@ def fit(
     loss_fn: Callable[..., tuple[jax.Array, tuple[Any, dict[str, jax.Array]]]],
     local: LocalTraining,
     start: Variables,
-    data: ClientData,
+    data: Examples,
     visit: Visit | Turn,
     *,
     opt_state: Any = None,
     grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
 ) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
-  """Minimises a loss over a client's minibatches.
+  """Minimises a loss over minibatches.
 
   Args:
     loss_fn: `(variables, batch, key) -> (loss, (stats, metrics))`, where
@@ -234,6 +238,54 @@ def fit(
     Variables at the end, the optimiser's state, the metrics and 'train_loss'
     as means over the steps, and the number of steps ([] int32).
   """
+
+  def no_outputs(variables, batch, key):
+    loss, (stats, metrics) = loss_fn(variables, batch, key)
+    return loss, (stats, metrics, ())
+
+  *trained, _ = fit_and_record(
+      no_outputs,
+      local,
+      start,
+      data,
+      visit,
+      record=(),
+      add=lambda record, outputs, batch: record,
+      opt_state=opt_state,
+      grad_hook=grad_hook,
+  )
+  return tuple(trained)
+
+
+def fit_and_record(
+    loss_fn: Callable[..., Any],
+    local: LocalTraining,
+    start: Variables,
+    data: Examples,
+    visit: Visit | Turn,
+    *,
+    record: Any,
+    add: Callable[[Any, Any, Batch], Any],
+    opt_state: Any = None,
+    grad_hook: Callable[[Any, Any], Any] = lambda grads, params: grads,
+) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array, Any]:
+  """`fit` that also records what the training passes compute.
+
+  Args:
+    loss_fn: `(variables, batch, key) -> (loss, (stats, metrics, outputs))`;
+      `outputs` is any tree, such as the logits of the batch.
+    local: As for `fit`, and so all that is not said here.
+    start: As there.
+    data: As there.
+    visit: As there.
+    record: The record before the first step, any tree.
+    add: `(record, outputs, batch) -> record`, called after every step.
+    opt_state: As there.
+    grad_hook: As there.
+
+  Returns:
+    What `fit` returns, and the record.
+  """
   tx = local.optimizer(local.learning_rate(visit.round_num))
 
   def objective(params, stats, batch, key):
@@ -241,18 +293,21 @@ def fit(
 
   def step(carry, batch, step_num, key):
     del step_num
-    (params, stats), opt_state = carry
-    (loss, (stats, metrics)), grads = jax.value_and_grad(
+    (params, stats), opt_state, record = carry
+    (loss, (stats, metrics, outputs)), grads = jax.value_and_grad(
         objective, has_aux=True
     )(params, stats, batch, key)
     updates, opt_state = tx.update(grad_hook(grads, params), opt_state, params)
     params = optax.apply_updates(params, updates)
     metrics = dict(metrics, train_loss=loss)
-    return (Variables(params, stats), opt_state), metrics
+    record = add(record, outputs, batch)
+    return (Variables(params, stats), opt_state, record), metrics
 
-  (end, opt_state), metrics, num_steps = train_epochs(
+  if opt_state is None:
+    opt_state = tx.init(start.params)
+  (end, opt_state, record), metrics, num_steps = train_epochs(
       step,
-      (start, tx.init(start.params) if opt_state is None else opt_state),
+      (start, opt_state, record),
       data,
       visit.key,
       epochs=local.epochs,
@@ -260,7 +315,7 @@ def fit(
       drop_last=local.drop_last,
       steps=local.steps,
   )
-  return end, opt_state, metrics, num_steps
+  return end, opt_state, metrics, num_steps, record
 
 
 def model_loss(model: BlockModel, task: Task) -> Callable[..., Any]:
@@ -279,8 +334,8 @@ def train_model(
     model: BlockModel,
     local: LocalTraining,
     start: Variables,
-    data: ClientData,
-    visit: Visit,
+    data: Examples,
+    visit: Visit | Turn,
     *,
     mu: float = 0.0,
     grad_hook: Callable[[Any, Any], Any] | None = None,
@@ -291,8 +346,8 @@ def train_model(
     model: The architecture.
     local: Epochs, batch size, optimiser and learning rate.
     start: Variables at the beginning.
-    data: The client's examples.
-    visit: The client's turn.
+    data: The examples.
+    visit: The client's turn, or the server's.
     mu: Strength of a proximal term around `start`, see `proximal_gradient`.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
       With one, `local.drop_unused_weights` is not heeded: it sees whole leaves.
@@ -310,8 +365,8 @@ def fit_model(
     model: BlockModel,
     local: LocalTraining,
     start: Variables,
-    data: ClientData,
-    visit: Visit,
+    data: Examples,
+    visit: Visit | Turn,
     *,
     opt_state: Any = None,
     mu: float = 0.0,

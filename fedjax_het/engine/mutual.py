@@ -10,19 +10,12 @@ import dataclasses
 import jax
 import optax
 
-from fedjax_het.data.federated import ClientData
+from fedjax_het.data.federated import Examples
+from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
-
-
-def distillation(logits: jax.Array, teacher: jax.Array, mask=None):
-  """KL(teacher || model) at temperature 1, mean over examples; [B, C] each."""
-  divergence = optax.losses.kl_divergence_with_log_targets(
-      jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
-  )
-  return masked_mean(divergence, mask)
 
 
 def mutual_loss(
@@ -44,8 +37,9 @@ def mutual_loss(
   for m, mine in enumerate(logits):
     for n, other in enumerate(logits):
       if n != m:
-        teacher = jax.lax.stop_gradient(other)
-        loss += distillation(mine, teacher, mask) / (len(logits) - 1)
+        # 1 / (M - 1) sum_{n != m} KL(h_n || h_m), h_n detached.
+        gap = masked_mean(distillation(mine, other), mask)
+        loss += gap / (len(logits) - 1)
   return loss
 
 
@@ -54,7 +48,7 @@ def train_together(
     local: LocalTraining,
     start: Variables,
     partners: tuple[Variables, ...],
-    data: ClientData,
+    data: Examples,
     visit: Visit,
 ) -> tuple[Variables, tuple[Variables, ...], dict[str, jax.Array], jax.Array]:
   """Trains M models that teach each other (MKD), each by its own optimiser.

@@ -61,7 +61,7 @@ def schedules(experiment: Experiment) -> dict[str, Any]:
   options = experiment.config.algorithm.to_dict()
   if options['name'] != 'fedepth':
     return {}
-  names = ('budgets', 'plan', 'slack', 'heads', 'partial', 'mkd_models')
+  names = ('plan', 'slack', 'heads', 'partial', 'mkd_models')
   federation = experiment.federation
   made = depthwise.make_schedules(
       federation, **{name: options[name] for name in names}

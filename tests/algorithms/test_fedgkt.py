@@ -1,5 +1,6 @@
 """FedGKT: worked distillation, the store keyed by example, the server's net."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -11,8 +12,10 @@ import pytest
 
 from fedjax_het.algorithms import fedgkt as make
 from fedjax_het.algorithms import private
-from fedjax_het.algorithms.fedgkt import choose_server, distillation
+from fedjax_het.algorithms.fedgkt import feature_shape
+from fedjax_het.algorithms.fedgkt.server import choose_server
 from fedjax_het.engine import rounds, traffic
+from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import (
@@ -20,6 +23,7 @@ from fedjax_het.engine.types import (
   Group,
   Maybe,
   Received,
+  Turn,
   Visit,
 )
 from fedjax_het.models import BlockModel, Variables
@@ -37,6 +41,10 @@ from tests.tiny import (
 
 SIZES = (5, 8, 3, 7)
 LENGTH = max(SIZES)
+
+
+def server_net(federation, name=None):
+  return choose_server(federation, name, feature_shape(federation))
 
 
 def federate_tiny(**kwargs):
@@ -121,7 +129,7 @@ def test_logits_return_to_their_examples_in_whatever_order(mode):
   algorithm = make(federation, server_logits=mode, server_epochs=2)
   server, received = planted(federation, algorithm)
   update = jax.jit(functools.partial(server_step, algorithm))
-  chief = choose_server(federation, None).model
+  chief = server_net(federation).model
   assert chief.name == 'tiny2'
   for seed in (0, 1):  # The order of visits follows the key.
     after = update(server, received, jax.random.key(seed))
@@ -231,12 +239,55 @@ def test_the_servers_loss_with_and_without_distillation():
 
     params = server.net.params
     want = jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
-    after = server_step(algorithm, server, received)
+    turn = Turn(jnp.int32(0), jax.random.key(0))
+    after, metrics = algorithm.server_update(server, received, turn)
+    np.testing.assert_allclose(
+        metrics['server_loss'], loss(params), rtol=1e-5
+    )
     pairs = zip(
         jax.tree.leaves(after.net.params), jax.tree.leaves(want), strict=True
     )
     for a, b in pairs:
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_servers_learning_rate_is_that_of_the_round():
+  """A rate of 0 from round 2 on: the net then stays, whatever it has done."""
+  local = dataclasses.replace(
+      tiny_local(optax.sgd), learning_rate=lambda r: jnp.where(r < 2, 0.1, 0.0)
+  )
+  federation = federate_tiny(local=local)
+  algorithm = make(federation, server_epochs=1)
+  server, received = planted(federation, algorithm)
+  key = jax.random.key(0)
+  for round_num, moves in ((0, True), (1, True), (2, False), (3, False)):
+    after = server_step(algorithm, server, received, key, round_num)
+    moved = jax.tree.map(
+        lambda a, b: bool(np.any(a != b)), after.net, server.net
+    )
+    assert any(jax.tree.leaves(moved)) == moves
+
+
+def test_the_servers_loss_is_a_mean_over_the_steps_of_all_clients():
+  """At a rate of 0, with one batch a client, a mean over the clients."""
+  federation = federate_tiny(local=tiny_local(optax.sgd, 0.0))
+  algorithm = make(
+      federation, server_epochs=2, server_batch_size=8, temperature=2.0
+  )
+  server, received = planted(federation, algorithm)
+  _, metrics = algorithm.server_update(
+      server, received, Turn(jnp.int32(0), jax.random.key(0))
+  )
+  net, losses = server_net(federation), []
+  places = ((0, 'tiny1', 0), (1, 'tiny2', 0), (3, 'tiny2', 1))
+  for client, group, slot in places:
+    h, z, y = (a[slot, : SIZES[client]] for a in received[group].kept.value)
+    logits, _ = net.apply(server.net, h)
+    gap = jnp.mean(distillation(logits, z, 2.0))
+    losses.append(CLASSIFICATION.loss(logits, y) + gap)
+  np.testing.assert_allclose(
+      metrics['server_loss'], np.mean(losses), rtol=1e-5
+  )
 
 
 def test_16395_numbers_an_example_go_up_at_the_papers_feature_map():
@@ -282,7 +333,7 @@ def test_evaluation_composes_extractor_and_server_and_shows_the_clients():
   state, _ = run(algorithm, federation)
   data = tiny_data(SIZES)
   x = preprocess(data.images)
-  chief = choose_server(federation, None).model
+  chief = server_net(federation).model
   scores = make_evaluate(
       algorithm, federation, np.asarray(data.images), np.asarray(data.labels),
       preprocess, batch_size=len(x),
@@ -317,6 +368,19 @@ def test_the_servers_net_is_that_of_the_deepest_group_or_of_the_one_named():
   }  # fmt: skip
   shallow = make(federation, server_group='tiny1')
   assert set(shallow.init(jax.random.key(0)).net.params) == {'mid0', 'head'}
+
+
+def test_a_servers_net_of_its_own():
+  """Its tail behind the cut; it must fit features and labels."""
+  federation = federate_tiny(server_model=tiny_model(3, norm=False))
+  net = make(federation).init(jax.random.key(0)).net
+  assert set(net.params) == {'mid0', 'mid1', 'mid2', 'head'}
+  with pytest.raises(ValueError, match="server_group='tiny1' and server_mod"):
+    make(federation, server_group='tiny1')
+  wide = federate_tiny(server_model=tiny_model(1, width=5))
+  message = r"server_model='tiny1' takes features of shape \(5,\) and has 3 out"
+  with pytest.raises(ValueError, match=message):
+    make(wide)
 
 
 def test_features_of_different_shapes_are_refused():

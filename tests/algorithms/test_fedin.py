@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.aggregation.pairs import Pairs
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import Downlink, fedin
-from fedjax_het.algorithms.fedin_passes import forward, in_loss
+from fedjax_het.algorithms.fedin.pairs import Pairs
+from fedjax_het.algorithms.fedin.passes import forward, in_loss
+from fedjax_het.algorithms.fedin.steps import takes_one_pass
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine import rounds, traffic
@@ -178,6 +179,13 @@ def test_without_in_training_it_is_fedprox(prox):
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(prox), strict=True):
     assert a.shape == b.shape
   assert_tree_equal(got, prox)
+
+
+def test_steps_of_a_visit_are_those_of_local_training():
+  """Not whole epochs: as FedProx takes them."""
+  local = tiny_local(steps=3)
+  got = run(fedin, 1, local=local, in_training=False)[0]
+  assert_tree_equal(got, run(fedprox, 1, local=local, mu=0.1)[0])
 
 
 def test_first_round_is_local_training():
@@ -419,7 +427,7 @@ def test_one_pass_takes_the_steps_of_two(
   """The second batch has 3 images; some pairs are missing, or all."""
   present = jnp.array([c == 't' for c in present])
   got = visit_with_pairs(norm, present, drop_last, options)
-  monkeypatch.setattr(sys.modules[fedin.__module__], '_one_pass',
+  monkeypatch.setattr(sys.modules[fedin.__module__], 'takes_one_pass',
                       lambda *args: False)
   want = visit_with_pairs(norm, present, drop_last, options)
   assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -432,12 +440,12 @@ def test_one_pass_takes_the_steps_of_two(
 
 
 def test_when_one_pass_is_taken():
-  one_pass = sys.modules[fedin.__module__]._one_pass
-  assert one_pass('fixed', 1.0, 16, 16) and one_pass('fixed', 1.0, 32, 16)
-  assert not one_pass('fixed', 1.0, 8, 16)  # The parts differ in length.
-  assert not one_pass('fixed', 0.0, 16, 16)
-  assert not one_pass('exact', 1.0, 16, 16)
-  assert not one_pass('sequential', 1.0, 16, 16)
+  assert takes_one_pass('fixed', 1.0, 16, 16)
+  assert takes_one_pass('fixed', 1.0, 32, 16)
+  assert not takes_one_pass('fixed', 1.0, 8, 16)  # The parts differ in length.
+  assert not takes_one_pass('fixed', 0.0, 16, 16)
+  assert not takes_one_pass('exact', 1.0, 16, 16)
+  assert not takes_one_pass('sequential', 1.0, 16, 16)
 
 
 def test_noise_and_pairs_are_drawn_with_keys_of_their_own():

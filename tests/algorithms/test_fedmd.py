@@ -11,11 +11,9 @@ import pytest
 
 from fedjax_het.algorithms import fedmd as make
 from fedjax_het.algorithms import private
-from fedjax_het.algorithms.fedmd import (
-  digest_loss,
-  fit_until,
-  public_subset,
-)
+from fedjax_het.algorithms.fedmd import digest_loss
+from fedjax_het.algorithms.fedmd.early_stopping import fit_until
+from fedjax_het.algorithms.fedmd.subsets import public_subset
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import (

@@ -25,7 +25,7 @@ OPTIONS = {
     'fedin': dict(num_pairs=4),
     'fedmd': dict(num_alignment=7, digest_batch_size=4),
     'fedgkt': dict(server_epochs=2),
-    'fedepth': dict(budgets='tiny2:1/2', heads='own'),
+    'fedepth': dict(heads='own'),
 }
 NUM_PUBLIC = 11
 # What a method needs to know of the federation; all data are the same.
@@ -33,6 +33,8 @@ NEEDS = {
     'fedmd': dict(num_public=NUM_PUBLIC),
     'fedgkt': dict(sizes=np.array(SIZES)),
 }
+# `Group.options` of the group 'tiny2'.
+GROUP_OPTIONS = {'fedepth': dict(budget='1/2')}
 # Methods whose groups hold one model of the library.
 FEDERATIONS = {name: one_model_federation for name in ('heterofl', 'splitmix')}
 COHORT = 4
@@ -49,7 +51,15 @@ def federate(name, norm):
     needs = dict(needs, local=tiny_local(optax.sgd, 0.1))
   if name in FEDERATIONS:
     return FEDERATIONS[name](norm, 2, 3, **needs)
-  return tiny_federation((1, 2), 3, norm=norm, **needs)
+  federation = tiny_federation((1, 2), 3, norm=norm, **needs)
+  return with_options(federation, **GROUP_OPTIONS.get(name, {}))
+
+
+def with_options(federation, **options):
+  """The federation with options of the group 'tiny2'."""
+  first, second = federation.groups
+  second = dataclasses.replace(second, options=options)
+  return dataclasses.replace(federation, groups=(first, second))
 
 
 def make(name, federation=None):
@@ -216,7 +226,7 @@ PADDED = {name: [OPTIONS.get(name, {})] for name in ALGORITHMS} | {
     'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)],
     'fedepth': [
         dict(OPTIONS['fedepth'], cache_prefix=True),
-        dict(budgets='tiny2:2', mkd_models=2),
+        dict(budget='2', mkd_models=2),
     ],
     'heterofl': [{}, dict(odds=(1.0, 1.0), mask='batch')],
 }
@@ -230,7 +240,9 @@ def test_padding_of_a_client_changes_nothing(name, options):
 
   With norm layers, partial batches, and noise scaled to the features.
   """
-  federation = federate(name, norm=True)
+  federation, options = federate(name, norm=True), dict(options)
+  if 'budget' in options:
+    federation = with_options(federation, budget=options.pop('budget'))
   group = federation.groups[1]
   algorithm = ALGORITHMS[name](federation, **options)
   data = tiny_data((5, 6, 3, 7, 8, 6), public=NUM_PUBLIC)

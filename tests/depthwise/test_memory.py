@@ -135,12 +135,13 @@ def test_a_budget_below_the_last_block_is_refused_with_the_smallest():
 
 
 def test_budgets_are_shares_or_megabytes():
-  wanted = {'1/6': 20, '0.5': 60, ' 2 ': 240, '19.34MB': 19.34}
-  for text, want in wanted.items():
-    np.testing.assert_allclose(memory.budget_mb(text, 120.0), want)
-  for text in ('', '0', '1/0', '-1', 'MB', '3 GB', '1/2/3', '1.2.3', '0MB'):
+  wanted = {'1/6': 20, '0.5': 60, ' 2 ': 240, '19.34MB': 19.34, 0.5: 60, 2: 240}
+  for budget, want in wanted.items():
+    np.testing.assert_allclose(memory.budget_mb(budget, 120.0), want)
+  wrong = ('', '0', '1/0', '-1', 'MB', '3 GB', '1/2/3', '1.2.3', '0MB')
+  for budget in (*wrong, 0, -0.5, math.nan, math.inf, True, None):
     with pytest.raises(ValueError, match='A budget is a share of the whole'):
-      memory.budget_mb(text, 120.0)
+      memory.budget_mb(budget, 120.0)
 
 
 def test_what_counts_in_other_families():

@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.data.federated import federate
+from fedjax_het.data.federated import InMemory, federate
 from fedjax_het.engine import local
 from fedjax_het.engine.task import CLASSIFICATION, masked_mean
-from fedjax_het.engine.types import LocalTraining
+from fedjax_het.engine.types import LocalTraining, Turn
+from fedjax_het.models import Variables
 
 
 def plain(images, key=None):
@@ -202,6 +203,60 @@ def test_masked_examples_do_not_count_in_the_loss():
       rtol=1e-6,
   )
   assert float(CLASSIFICATION.loss(logits, labels, jnp.zeros(3, bool))) == 0.0
+
+
+def features(size, length, width=2):
+  """Rows of which the first `size` count; the padding is far away."""
+  x = jnp.arange(length * width, dtype=jnp.float32).reshape(length, width)
+  x = jnp.where(jnp.arange(length)[:, None] < size, x, 1e6)
+  return InMemory(x, jnp.arange(length) % 3, jnp.int32(size))
+
+
+def test_examples_in_memory_are_trained_on_and_mapped_like_a_clients():
+  """Same order, same batches as of a client of that size; as they are."""
+  data, own = features(7, 16), make_data([7], 16).client(0)
+  assert data.length == own.length == 16
+  key = jax.random.key(3)
+  np.testing.assert_array_equal(
+      local.shuffled_positions(key, data), local.shuffled_positions(key, own)
+  )
+  rows = local.map_examples(lambda batch: (batch.x, batch.y), data, 7, 3)
+  np.testing.assert_array_equal(rows[0], data.x[:7])
+  np.testing.assert_array_equal(rows[1], data.y[:7])
+
+
+def test_a_record_of_training_passes_goes_with_the_steps():
+  """Each example's output is that of its last step; `fit` is the same."""
+  data, turn = features(5, 8), Turn(jnp.int32(1), jax.random.key(0))
+  training = LocalTraining(optax.sgd, lambda r: 0.1 * r, 3, 2)
+  start = Variables({'w': jnp.zeros(2)}, {'steps': jnp.int32(0)})
+
+  def loss_fn(variables, batch, key):
+    del key
+    error = batch.x - variables.params['w'][None]
+    loss = masked_mean(jnp.sum(error**2, 1), batch.mask)
+    stats = {'steps': variables.stats['steps'] + 1}
+    return loss, (stats, {'two': jnp.float32(2)}, stats['steps'])
+
+  def add(last, step, batch):
+    place = jnp.where(batch.mask, batch.position, data.length)
+    return last.at[place].set(step, mode='drop')
+
+  *trained, last = local.fit_and_record(
+      loss_fn, training, start, data, turn,
+      record=jnp.full(8, -1), add=add,
+  )  # fmt: skip
+  # Three steps an epoch: the last epoch has steps 7, 8 and 9.
+  assert sorted(last.tolist()) == [-1, -1, -1, 7, 7, 8, 8, 9]
+  assert last[5:].tolist() == [-1, -1, -1]
+  end, _, metrics, num_steps = trained
+  assert int(num_steps) == 9 and float(metrics['two']) == 2.0
+  assert np.all(end.params['w'] > 0) and np.all(end.params['w'] < 10)
+  plain = local.fit(
+      lambda *args: (loss_fn(*args)[0], loss_fn(*args)[1][:2]),
+      training, start, data, turn,
+  )  # fmt: skip
+  jax.tree.map(np.testing.assert_array_equal, tuple(trained), plain)
 
 
 def test_orders_drawn_epoch_by_epoch_are_those_drawn_at_once(monkeypatch):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.pairs import Pairs
+from fedjax_het.algorithms.fedin.pairs import Pairs
 from fedjax_het.engine.task import masked_mean
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.privacy import add_feature_noise, clip_features

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.aggregation import pairs as ps
+from fedjax_het.algorithms.fedin import pairs as ps
 from fedjax_het.engine.types import Federation, Group, Maybe
 from tests.tiny import tiny_federation, tiny_local, tiny_model
 

@@ -1,0 +1,44 @@
+"""Uploads that the server needs from each client apart."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.types import Received
+
+
+def gather_uploads(
+    received: Mapping[str, Received],
+) -> tuple[jax.Array, Any]:
+  """The `kept` uplinks of all groups on one axis.
+
+  Args:
+    received: {group name: Received}.
+
+  Returns:
+    Clients' ids [S] int32, the number of clients for padding, and the uplinks,
+    leaves [S, ...].
+  """
+  groups = list(received.values())
+  ids = jnp.concatenate([group.client_id for group in groups])
+  return ids, jax.tree.map(
+      lambda *parts: jnp.concatenate(parts), *(group.kept for group in groups)
+  )
+
+
+def keep_latest(store, client_id, uploads):
+  """Puts uploads in the place of their senders' earlier ones.
+
+  Args:
+    store: A tree of leaves [N, ...].
+    client_id: [S] int32; ids outside 0..N-1 are ignored.
+    uploads: The same tree, leaves [S, ...].
+
+  Returns:
+    The new store.
+  """
+  return jax.tree.map(
+      lambda old, new: old.at[client_id].set(new, mode='drop'), store, uploads
+  )

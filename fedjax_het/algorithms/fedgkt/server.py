@@ -1,0 +1,252 @@
+"""FedGKT's server: its net, and its training on what clients have sent."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.data.federated import InMemory
+from fedjax_het.engine.distill import distillation
+from fedjax_het.engine.local import fit_and_record, map_examples
+from fedjax_het.engine.options import one_of
+from fedjax_het.engine.task import Task, masked_mean
+from fedjax_het.engine.types import (
+    Federation,
+    LocalTraining,
+    Maybe,
+    Received,
+    Turn,
+)
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+class Server(NamedTuple):
+  """What the server keeps.
+
+  Attributes:
+    net: Variables of its net (W_s).
+    opt_state: Its optimiser.
+    logits: `Maybe` of [num_clients, M, C], z_s by client and by the example's
+      place in the client's table.
+  """
+
+  net: Variables
+  opt_state: Any
+  logits: Maybe
+
+
+class Uploads(NamedTuple):
+  """What the clients of a round have sent, in S slots of M examples.
+
+  Attributes:
+    client_id: [S] int32; padding slots hold the number of clients.
+    h: [S, M, ...] features.
+    z_c: [S, M, C] logits.
+    y: [S, M] labels.
+    sizes: [S] int32, examples of each client; 0 in padding slots.
+  """
+
+  client_id: jax.Array
+  h: jax.Array
+  z_c: jax.Array
+  y: jax.Array
+  sizes: jax.Array
+
+
+class Tail(NamedTuple):
+  """The server's net: the blocks of a model from position `begin` on."""
+
+  model: BlockModel
+  begin: int
+
+  def init(self, key) -> Variables:
+    """Draws its variables."""
+    return self.model.init(key, self.model.span(self.begin))
+
+  def apply(self, variables, h, **kwargs):
+    """Maps features to logits; see `BlockModel.apply`."""
+    return self.model.apply(variables, h, start=self.begin, **kwargs)
+
+
+def choose_server(
+    federation: Federation, name: str | None, shape: tuple[int, ...]
+) -> Tail:
+  """The server's net.
+
+  Args:
+    federation: The federation.
+    name: Name of the group whose model the net is the tail of; None for
+      `federation.server_model`, or without one for the model with the most
+      blocks, of several the first by group name.
+    shape: Shape of one example's features.
+
+  Returns:
+    What follows the cut of that model.
+
+  Raises:
+    ValueError: If no group has that name, there is a server model besides, or
+      it does not fit the features or the clients' number of outputs.
+  """
+  groups = {group.name: group.model for group in federation.groups}
+  model = federation.server_model
+  if name is not None:
+    one_of('server_group', name, tuple(groups))
+    if model is not None:
+      raise ValueError(
+          f'server_group={name!r} and server_model={model.name!r} both name '
+          "the server's net; give one of them."
+      )
+    model = groups[name]
+  elif model is None:
+    deepest = min(groups, key=lambda n: (-len(groups[n].blocks), n))
+    model = groups[deepest]
+  takes, outputs = model.shapes[model.cut[0] - 1], model.num_classes
+  if (takes, outputs) != (shape, federation.num_classes):
+    raise ValueError(
+        f'server_model={model.name!r} takes features of shape {takes} and has '
+        f'{outputs} outputs; the clients have {shape} and '
+        f'{federation.num_classes}.'
+    )
+  return Tail(model, model.cut[0])
+
+
+def server_loss(
+    net: Tail, task: Task, z_c, temperature: float, alpha: float | None
+) -> Callable[..., Any]:
+  """The loss of the server on one client, as `fit_and_record` takes it.
+
+  Args:
+    net: The server's net.
+    task: The task.
+    z_c: [M, C] logits of the client's examples.
+    temperature: T.
+    alpha: Weight of the cross-entropy; None for the cross-entropy alone.
+
+  Returns:
+    The loss function, whose outputs are z_s [B, C].
+  """
+
+  def loss_fn(variables, batch, key):
+    z_s, stats = net.apply(
+        variables, batch.x, train=True, mask=batch.mask, key=key
+    )
+    loss = task.loss(z_s, batch.y, batch.mask)
+    if alpha is not None:
+      # alpha CE(z_s, y) + T^2 KL(softmax(z_c/T) || softmax(z_s/T)).
+      gap = distillation(z_s, z_c[batch.position], temperature)
+      loss = alpha * loss + masked_mean(gap, batch.mask)
+    return loss, (stats, {}, z_s)
+
+  return loss_fn
+
+
+def gather(received: Mapping[str, Received], num_clients: int) -> Uploads:
+  """Puts the uploads of all groups on one axis.
+
+  Args:
+    received: {group: Received}.
+    num_clients: The id that padding slots hold.
+
+  Returns:
+    The uploads.
+  """
+  ids, messages = gather_uploads(received)
+  sizes = jnp.sum(messages.present, axis=1)
+  return Uploads(ids, *messages.value, jnp.where(ids < num_clients, sizes, 0))
+
+
+def write_rows(rows, z_s, batch):
+  """`rows` [M, C] with those of a batch's examples replaced by [B, C]."""
+  place = jnp.where(batch.mask, batch.position, len(rows))
+  return rows.at[place].set(z_s, mode='drop')
+
+
+def train_server(
+    server: Server,
+    uploads: Uploads,
+    local: LocalTraining,
+    epochs: int,
+    turn: Turn,
+    loss_fn: Callable[[jax.Array], Callable[..., Any]],
+) -> tuple[Server, jax.Array, jax.Array]:
+  """Trains the server's net on one client after another, for some epochs.
+
+  Clients come by id and not by group, each with batches of its own.
+
+  Args:
+    server: The server's state.
+    uploads: The examples.
+    local: One pass over the examples of one client.
+    epochs: E_s.
+    turn: The server's turn.
+    loss_fn: Maps z_c [M, C] of a client to its `server_loss`.
+
+  Returns:
+    The server with net and optimiser trained, z_s of all slots [S, M, C] as
+    the last epoch computed them, and the mean loss over all steps.
+  """
+  order = jnp.argsort(uploads.client_id)  # Padding slots come last.
+  num_real = jnp.sum(uploads.client_id < len(server.logits.present))
+
+  def visit_client(i, state, key):
+    net, opt_state, logits, loss, steps = state
+    slot = order[i]
+    client_id, h, z_c, y, size = jax.tree.map(lambda a: a[slot], uploads)
+    net, opt_state, means, num_steps, rows = fit_and_record(
+        loss_fn(z_c),
+        local,
+        net,
+        InMemory(h, y, size),
+        turn._replace(key=jax.random.fold_in(key, client_id)),
+        record=logits[slot],
+        add=write_rows,
+        opt_state=opt_state,
+    )
+    loss += means['train_loss'] * num_steps
+    return net, opt_state, logits.at[slot].set(rows), loss, steps + num_steps
+
+  def epoch(e, state):
+    key = jax.random.fold_in(turn.key, e)
+    return jax.lax.fori_loop(
+        0, num_real, lambda i, state: visit_client(i, state, key), state
+    )
+
+  net, opt_state, logits, loss, steps = jax.lax.fori_loop(
+      0,
+      epochs,
+      epoch,
+      (
+          server.net,
+          server.opt_state,
+          jnp.zeros_like(uploads.z_c),
+          jnp.float32(0.0),
+          jnp.int32(0),
+      ),
+  )
+  trained = server._replace(net=net, opt_state=opt_state)
+  return trained, logits, loss / jnp.maximum(steps, 1)
+
+
+def eval_logits(net: Tail, variables: Variables, uploads: Uploads):
+  """[S, M, C]: z_s of all slots in eval mode, those of padding included."""
+  slots, length = uploads.y.shape
+  num = slots * length
+  h, y = (a.reshape(num, *a.shape[2:]) for a in (uploads.h, uploads.y))
+  z_s = map_examples(
+      lambda batch: net.apply(variables, batch.x)[0],
+      InMemory(h, y, jnp.int32(num)),
+      num,
+  )
+  return z_s.reshape(slots, length, -1)
+
+
+def store_logits(store: Maybe, uploads: Uploads, logits) -> Maybe:
+  """The store with the rows of those who have uploaded replaced."""
+  places = jnp.arange(logits.shape[1])[None]
+  return keep_latest(
+      store,
+      uploads.client_id,
+      Maybe(logits, places < uploads.sizes[:, None]),
+  )

@@ -1,0 +1,264 @@
+"""FedIN: federated intermediate-layers learning.
+
+A client network is an extractor e, intermediate layers in, and a classifier c;
+e and c have one architecture for everybody, in differs. Besides its weights a
+client uploads pairs (s_in, s_out) = (input, output of in). One round:
+
+  1. The server sends the shared weights and pairs S of other clients.
+  2. For each minibatch the client takes
+       G_loc = grad of CE + (mu/2) ||w - w_start||^2        (all layers)
+       G_in  = grad of mean (f(s_in; w_in) - s_out)^2       (in only)
+     and steps with G_loc on e and c, and on in with the combination
+       exact:  Z = G_in if <G_in, G_loc> >= 0, else G_in - (b/a) G_loc
+       fixed:  Z = G_in + (lam/2) G_loc
+  3. It uploads weights and pairs; the server averages and stores.
+
+Without pairs (the first round) the step is local training alone. For the
+fixed rule minibatch and pairs take one pass through `in` together. The two
+papers' settings are options: the defaults are those of the later version
+('v2'); `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
+pairs are those of the first ('v1').
+
+References:
+  Chan, Jiang, Deng, Ngai, `FedIN: Federated Intermediate Layers Learning for
+  Model Heterogeneity <https://arxiv.org/abs/2304.00759>`_ (v1, Algorithm 1,
+  Eq. 4-16), and the later journal version of the same title (v2, Eq. 3-21).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.algorithms.fedin.capture import (
+    empty_buffer,
+    final_pairs,
+    pair_sizes,
+    protect_upload,
+)
+from fedjax_het.algorithms.fedin.pairs import (
+    PairStore,
+    check_pair_shapes,
+    draw_pairs,
+    empty_store,
+    older,
+    store_pairs,
+)
+from fedjax_het.algorithms.fedin.passes import PLAIN, Features
+from fedjax_het.algorithms.fedin.steps import (
+    RULES,
+    SCOPES,
+    Carry,
+    Setting,
+    make_step,
+    takes_one_pass,
+)
+from fedjax_het.engine.local import train_epochs
+from fedjax_het.engine.needs import requires
+from fedjax_het.engine.options import (
+  at_least,
+  not_negative,
+  one_of,
+  positive,
+)
+from fedjax_het.engine.types import (
+    FederatedAlgorithm,
+    Federation,
+    Maybe,
+    Uplink,
+)
+from fedjax_het.models.blocks import Variables
+
+
+class Server(NamedTuple):
+  """FedIN's server: the shared weights and the latest pairs per client."""
+
+  weights: Variables
+  store: PairStore
+
+
+class Downlink(NamedTuple):
+  """What a client receives; `pairs` is a `Maybe` of `Pairs`."""
+
+  weights: Variables
+  pairs: Maybe
+
+
+@requires()
+def fedin(
+    federation: Federation,
+    *,
+    in_training: bool = True,
+    mu: float = 0.1,
+    rule: str = 'fixed',
+    lam: float = 1.0,
+    scope: str = 'leaf',
+    aggregation: str = 'layerwise',
+    weights: str = 'uniform',
+    num_pairs: int | None = None,
+    max_pair_age: int | None = None,
+    capture: str = 'final',
+    noise: float = 0.0,
+    noise_at: str = 'forward',
+    clip: float | None = None,
+    sigma: float = 0.0,
+) -> FederatedAlgorithm:
+  """FedIN in both published versions, with their ablations.
+
+  Args:
+    federation: Groups and local training. Extractors and classifiers must
+      agree in shape where they are shared, features always.
+    in_training: False leaves the IN loss (and the pairs) out: 'w/o IN'.
+    mu: Proximal factor in the gradient (the paper prints mu/2 = 0.05); 0 is
+      'w/o Prox' and v1.
+    rule: 'fixed' or 'exact' combination of the gradients, see
+      `project_gradient`; 'sequential' is 'w/o Opt': a full step with G_loc,
+      then one on the intermediate layers alone with G_in.
+    lam: lambda of the fixed rule: 1 in v2, 2 in v1.
+    scope: 'leaf' or 'tree', the extent of the inner products of 'exact'.
+    aggregation: 'layerwise' (v2 Eq. 19), 'architecture' (v2 Eq. 20), 'ends'
+      (v1: extractor and classifier), 'none' (v1's 'w/o aggregation').
+    weights: 'uniform', or 'data' for weights by number of examples (Eq. 21).
+    num_pairs: Pairs that a client uploads and receives; at most one batch, or
+      whole batches, which local steps take in turn. None for one batch (v2).
+    max_pair_age: Server updates after which a client's pairs are no longer
+      given out, 1 for those of the last round alone; None for pairs of any age
+      (the papers). A client for whom no pairs are left trains on its own data
+      alone, as all do in the first round. A round is one server update; where
+      clients go at their own pace, each upload is one.
+    capture: 'final' computes the pairs of one draw of examples with the
+      trained weights (v2); 'training' keeps the last ones of the training
+      forward passes (v1).
+    noise: Feature noise in units of the features' standard deviation; v2's
+      '+Noise' is 0.8.
+    noise_at: 'forward' puts clipping and noise into the client's own forward
+      passes (v2), 'upload' on the uploaded pairs only.
+    clip: Largest L2 norm of an example's feature, before noise.
+    sigma: Standard deviation of absolute noise on the features, such as
+      `privacy.gaussian_sigma` gives for a `clip`; read there what that does
+      and does not promise.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: If an option is out of range, or shapes that must agree differ.
+  """
+  one_of('rule', rule, RULES)
+  one_of('scope', scope, SCOPES)
+  one_of('capture', capture, ('final', 'training'))
+  one_of('noise_at', noise_at, ('forward', 'upload'))
+  not_negative(mu=mu, lam=lam, noise=noise, sigma=sigma)
+  if clip is not None:
+    positive(clip=clip)
+  if max_pair_age is not None:
+    at_least(1, max_pair_age=max_pair_age)
+  local = federation.local
+  if num_pairs is None:
+    num_pairs = local.batch_size
+  sizes = pair_sizes(num_pairs, local.batch_size)
+  pair_shapes = check_pair_shapes(federation)
+  exchange = make_exchange(federation, aggregation, weights)
+  protect = Features(clip, noise, sigma)
+  one_pass = takes_one_pass(rule, lam, num_pairs, local.batch_size)
+  setting = Setting(
+      in_training=in_training,
+      mu=mu,
+      rule=rule,
+      lam=lam,
+      scope=scope,
+      protect=protect if noise_at == 'forward' else PLAIN,
+      one_pass=in_training and one_pass,
+      sizes=sizes,
+  )
+  at_upload = protect if noise_at == 'upload' else PLAIN
+
+  def init(key):
+    store = empty_store(
+        federation.num_clients if in_training else 0,
+        num_pairs,
+        pair_shapes,
+        with_age=max_pair_age is not None,
+    )
+    return Server(exchange.init(key), store)
+
+  def init_client(group, client_id, key):
+    del client_id
+    return exchange.init_client(group, key)
+
+  def downlink(server, group, visit):
+    sent = exchange.download(server.weights, group)
+    if not in_training:
+      return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
+    pairs = draw_pairs(
+        server.store,
+        visit.client_id,
+        num_pairs,
+        visit.key,
+        max_age=max_pair_age,
+    )
+    return Downlink(sent, pairs)
+
+  def train(model, start, pairs, data, visit):
+    """The `Carry` after the local steps, the metrics, the number of steps."""
+    tx = local.optimizer(local.learning_rate(visit.round_num))
+    carry = Carry(start, tx.init(start.params))
+    if in_training and rule == 'sequential':
+      middle = {name: start.params[name] for name in model.intermediate}
+      carry = carry._replace(in_opt_state=tx.init(middle))
+    if in_training and capture == 'training':
+      carry = carry._replace(buffer=empty_buffer(sizes, pair_shapes))
+    return train_epochs(
+        make_step(model, local.task, tx, start.params, pairs, setting),
+        carry,
+        data,
+        visit.key,
+        epochs=local.epochs,
+        batch_size=local.batch_size,
+        drop_last=local.drop_last,
+        steps=local.steps,
+    )
+
+  def client_update(group, client, sent, data, visit):
+    model = group.model
+    whole = exchange.assemble(group, client, sent.weights)
+    start = model.trim(whole) if local.drop_unused_weights else whole
+    trained, metrics, num_steps = train(model, start, sent.pairs, data, visit)
+    end = trained.variables
+    own, delta = exchange.upload(
+        group, whole, model.fill(end, whole), data.size, num_steps
+    )
+    if not in_training:
+      return own, Uplink(delta), metrics
+    # Training takes the whole key, as the baselines do: same batches, same
+    # draws. It splits it in two, which are the folds of 0 and 1.
+    pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
+    pairs = trained.buffer
+    if pairs is None:
+      pairs = final_pairs(model, end, data, pair_key, sizes, setting.protect)
+    pairs = protect_upload(pairs, noise_key, at_upload)
+    return own, Uplink(delta, pairs), metrics
+
+  def server_update(server, received, turn):
+    del turn
+    store = server.store
+    if in_training:
+      for group in received.values():
+        store = store_pairs(store, group.client_id, group.kept)
+      store = older(store)
+    return Server(exchange.collect(server.weights, received), store), {}
+
+  def client_model(server, client, group):
+    sent = exchange.download(server.weights, group)
+    return exchange.assemble(group, client, sent)
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=init_client,
+      downlink=downlink,
+      client_update=client_update,
+      server_update=server_update,
+      client_model=client_model,
+      personal=exchange.personal,
+  )

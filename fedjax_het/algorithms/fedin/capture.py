@@ -1,0 +1,127 @@
+"""Which pairs a client uploads: those of a last pass, or of training passes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.fedin.pairs import Pairs
+from fedjax_het.algorithms.fedin.passes import Features, forward
+from fedjax_het.engine.local import shuffled_positions
+from fedjax_het.engine.types import Maybe
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+class Sizes(NamedTuple):
+  """How many pairs a client uploads and receives.
+
+  Attributes:
+    num_chunks: Number of whole batches, N.
+    batch_size: Pairs in one, B.
+  """
+
+  num_chunks: int
+  batch_size: int
+
+  @property
+  def num_pairs(self) -> int:
+    """N B."""
+    return self.num_chunks * self.batch_size
+
+
+def pair_sizes(num_pairs: int, batch_size: int) -> Sizes:
+  """The sizes of `num_pairs` where local steps take `batch_size` examples.
+
+  Args:
+    num_pairs: Pairs in all.
+    batch_size: Examples a local step.
+
+  Returns:
+    The sizes.
+
+  Raises:
+    ValueError: If the number is neither at most a batch nor whole batches.
+  """
+  if num_pairs < 1 or (num_pairs > batch_size and num_pairs % batch_size):
+    raise ValueError(
+        f'num_pairs must be between 1 and the batch size {batch_size}, or a '
+        f'multiple of it, got {num_pairs}.'
+    )
+  batch_size = min(batch_size, num_pairs)
+  return Sizes(num_pairs // batch_size, batch_size)
+
+
+def empty_buffer(sizes: Sizes, pair_shapes) -> Maybe:
+  """No pairs: `Maybe` of `Pairs` [N, B, ...]."""
+  pairs = Pairs(*(jnp.zeros((*sizes, *shape)) for shape in pair_shapes))
+  return Maybe(pairs, jnp.zeros(sizes, bool))
+
+
+def write(buffer: Maybe, pairs: Pairs, mask, step_num) -> Maybe:
+  """Puts the first pairs of a training batch in the place of the oldest.
+
+  Args:
+    buffer: `Maybe` of `Pairs` [N, B, ...].
+    pairs: Of the batch, at least B.
+    mask: Which of them count; None for all.
+    step_num: [] int32, local steps before this one.
+
+  Returns:
+    The new buffer.
+  """
+  if mask is None:
+    mask = jnp.ones(len(pairs.s_in), bool)
+  num_chunks, batch_size = buffer.present.shape
+  return jax.tree.map(
+      lambda rows, new: rows.at[step_num % num_chunks].set(
+          jax.lax.stop_gradient(new[:batch_size])
+      ),
+      buffer,
+      Maybe(pairs, mask),
+  )
+
+
+def final_pairs(
+    model: BlockModel,
+    variables: Variables,
+    data,
+    key,
+    sizes: Sizes,
+    protect: Features,
+) -> Maybe:
+  """Pairs of one random draw of examples under the trained weights.
+
+  Args:
+    model: The client's architecture.
+    variables: The trained weights.
+    data: The client's examples.
+    key: A random key.
+    sizes: How many pairs.
+    protect: Clipping and noise in the pass.
+
+  Returns:
+    `Maybe` of `Pairs` [N, B, ...].
+  """
+  order_key, key = jax.random.split(key)
+  order = shuffled_positions(order_key, data)
+  place = jnp.arange(sizes.num_pairs).reshape(sizes)
+
+  def one_batch(arg):
+    place, key = arg
+    mask = place < data.size
+    batch = data.batch(order[jnp.minimum(place, len(order) - 1)], mask)
+    _, pairs, _, _ = forward(model, variables, batch.x, mask, key, protect)
+    return Maybe(pairs, mask)
+
+  keys = jax.random.split(key, sizes.num_chunks)
+  return jax.lax.map(one_batch, (place, keys))
+
+
+def protect_upload(buffer: Maybe, key, protect: Features) -> Maybe:
+  """Pairs as they are uploaded, clipped and noised; [N B, ...]."""
+  (s_in, s_out), mask = jax.tree.map(
+      lambda a: a.reshape(-1, *a.shape[2:]), buffer
+  )
+  in_key, out_key = jax.random.split(key)
+  pairs = Pairs(protect(in_key, s_in, mask), protect(out_key, s_out, mask))
+  return Maybe(pairs, mask)

@@ -1,0 +1,287 @@
+"""FedMD: consensus on the logits of a public set, no weights.
+
+Everybody holds the public set. Before round 1 a client trains on it, then on
+its own data (`warm_up`). Subset X_t has N_a public examples, equal for all.
+With z_k the raw logits of client k in inference mode,
+
+  publish:  Z_t = mean_k z_k(X_t)
+  digest:   minimise mean |z_k(x) - Z_t(x)| over X_t, in training mode
+  revisit:  minimise the cross-entropy of the own data.
+
+The server owns the number t and sends it with Z_t. A visit has one exchange:
+it digests Z_t, revisits, and then publishes z_k(X_{t+1}), naming t + 1; the
+warm-up publishes z_k(X_0). When a round ends, the uploads for X_{t+1} become
+the consensus and t + 1 the number; without any, Z_t stays. Where all clients
+take part this is the paper's round exactly, for its consensus is that of the
+weights at the round's start. Where a cohort is drawn, a consensus is that of
+the cohort before (the first: of all clients).
+
+Under a clock, a round is a number of uploads, and a client that downloaded t
+may find the server at a later number. Its upload for the number in force joins
+that consensus, which stays the mean of all uploads for that subset; an upload
+for an older subset is left out. A client that uploads twice counts twice.
+
+Choices where the sources leave one:
+
+- The authors' code stops both phases of pre-training early on test data. Here
+  each phase holds back a tenth of its own data for that; a phase whose patience
+  is 0 trains on all of them for all its epochs. The last weights are kept, not
+  the best.
+- The authors' code keeps two optimisers for a whole run, one that digests and
+  one that trains on private data (from the transfer on). So does this, unless
+  `local.keep_optimizer` is False: both then begin anew in every visit.
+- The L2 term that the authors' nets have on the last kernel is left to
+  `local.weight_decay`.
+- Without warm-up there is no consensus in round 1, which then only revisits.
+
+References:
+  Li and Wang, `FedMD: Heterogenous Federated Learning via Model Distillation
+  <https://arxiv.org/abs/1910.03581>`_, 2019, Algorithm 1.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.fedmd.early_stopping import fit_until
+from fedjax_het.algorithms.fedmd.server import Server, collect, no_logits
+from fedjax_het.algorithms.fedmd.subsets import public_subset, subset_size
+from fedjax_het.engine.local import (
+  fit,
+  init_optimizer,
+  map_examples,
+  model_loss,
+)
+from fedjax_het.engine.needs import requires
+from fedjax_het.engine.options import at_least, not_negative
+from fedjax_het.engine.task import masked_mean
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  LocalTraining,
+  Maybe,
+  Uplink,
+)
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+class Sent(NamedTuple):
+  """What a client is sent.
+
+  Attributes:
+    seed: As the server's.
+    number: As the server's.
+    consensus: `Maybe` of [N_a, C], mean logits on subset `number` (Z_t).
+  """
+
+  seed: jax.Array
+  number: jax.Array
+  consensus: Maybe
+
+
+class Client(NamedTuple):
+  """What a client keeps.
+
+  Attributes:
+    variables: Its model.
+    digest_state: Optimiser of the digest; None if optimisers begin anew.
+    private_state: Optimiser of transfer and revisits; None likewise.
+  """
+
+  variables: Variables
+  digest_state: Any
+  private_state: Any
+
+
+def digest_loss(model: BlockModel, consensus):
+  """Mean |z_k(x) - Z_t(x)|, as `fit` takes it; `consensus` is Z_t [N_a, C]."""
+
+  def loss_fn(variables, batch, key):
+    logits, stats = model.apply(
+        variables, batch.x, train=True, mask=batch.mask, key=key
+    )
+    gap = logits - consensus[batch.position]
+    # Not `jnp.abs`, whose derivative at 0 is 1: agreement is to move nothing.
+    gap = jnp.mean(gap * jax.lax.stop_gradient(jnp.sign(gap)), axis=1)
+    return masked_mean(gap, batch.mask), (stats, {})
+
+  return loss_fn
+
+
+def publish(model: BlockModel, variables: Variables, subset) -> jax.Array:
+  """[N_a, C]: z_k, the logits of a subset in inference mode."""
+  return map_examples(
+      lambda batch: model.apply(variables, batch.x)[0], subset, subset.length
+  )
+
+
+def phase(
+    local: LocalTraining, epochs: int, batch_size: int
+) -> LocalTraining:
+  """Whole passes with the optimiser and the learning rate of `local`."""
+  return dataclasses.replace(
+      local, epochs=epochs, batch_size=batch_size, drop_last=False, steps=None
+  )
+
+
+@requires(public='labelled', keep_optimizer=True, task='classification')
+def fedmd(
+    federation: Federation,
+    *,
+    num_alignment: int | None = None,
+    digest_epochs: int = 1,
+    digest_batch_size: int = 256,
+    pretrain_epochs: int = 20,
+    pretrain_batch_size: int = 128,
+    pretrain_patience: int = 3,
+    transfer_epochs: int = 25,
+    transfer_batch_size: int = 32,
+    transfer_patience: int = 10,
+    min_delta: float = 0.001,
+) -> FederatedAlgorithm:
+  """FedMD.
+
+  Up go the logits, N_a C numbers, and the subset's number; down the same and
+  the 8 bytes of a seed. The one-off public set is not counted.
+
+  Args:
+    federation: Groups and local training; a revisit is its epochs and batch
+      size, and all phases take its optimiser and learning rate.
+    num_alignment: Public examples in a subset, N_a; None for 5,000, or all
+      public examples where there are fewer.
+    digest_epochs: Passes over them.
+    digest_batch_size: Examples a step of the digest.
+    pretrain_epochs: Most passes over the public set before round 1.
+    pretrain_batch_size: Examples a step of those.
+    pretrain_patience: Passes without a gain after which they end; 0 for never.
+    transfer_epochs: Most passes over the own data, next.
+    transfer_batch_size: Examples a step of those.
+    transfer_patience: As `pretrain_patience`.
+    min_delta: Accuracy in [0, 1] that a gain must exceed.
+
+  Returns:
+    The algorithm; its client state is a `Client`, its server state a `Server`.
+
+  Raises:
+    ValueError: If there is no public set, `num_alignment` exceeds it, an
+      option is out of range, or models differ in their number of outputs.
+  """
+  at_least(
+      1,
+      digest_batch_size=digest_batch_size,
+      pretrain_batch_size=pretrain_batch_size,
+      transfer_batch_size=transfer_batch_size,
+  )
+  at_least(
+      0,
+      digest_epochs=digest_epochs,
+      pretrain_epochs=pretrain_epochs,
+      pretrain_patience=pretrain_patience,
+      transfer_epochs=transfer_epochs,
+      transfer_patience=transfer_patience,
+  )
+  not_negative(min_delta=min_delta)
+  local, num_public = federation.local, federation.num_public
+  num_alignment = subset_size(num_alignment, num_public)
+  nothing = functools.partial(
+      no_logits, num_alignment, federation.num_classes
+  )
+  keep_optimizer = local.keeps_optimizer(True)
+  digest = phase(local, digest_epochs, min(digest_batch_size, num_alignment))
+  pretrain = phase(
+      local, pretrain_epochs, min(pretrain_batch_size, num_public)
+  )
+  transfer = phase(local, transfer_epochs, transfer_batch_size)
+
+  def init(key):
+    # A key of its own, apart from those of the models.
+    seed = jax.random.key_data(jax.random.fold_in(key, 2))
+    return Server(seed, jnp.int32(0), nothing(), nothing())
+
+  def kept(state):
+    return state if keep_optimizer else None
+
+  def init_client(group, client_id, key):
+    del client_id
+    variables = group.model.init(key)
+    state = kept(init_optimizer(local, variables.params))
+    return Client(variables, state, state)
+
+  def downlink(server, group, visit):
+    total, count = server.current
+    # Z_t = mean_k z_k(X_t).
+    consensus = Maybe(total / jnp.maximum(count, 1), count > 0)
+    return Sent(server.seed, server.number, consensus)
+
+  def uplink(group, variables, sent, number, data):
+    subset = public_subset(sent.seed, number, data, num_alignment)
+    return Uplink(publish(group.model, variables, subset), number)
+
+  def warm_up(group, client, sent, data, visit):
+    def train(variables, local, data, number, patience):
+      return fit_until(
+          group.model,
+          local,
+          variables,
+          data,
+          visit._replace(key=jax.random.fold_in(visit.key, number)),
+          init_optimizer(local, variables.params),
+          patience=patience,
+          min_delta=min_delta,
+      )
+
+    variables, _, public, _ = train(
+        client.variables, pretrain, data.of_public(), 2, pretrain_patience
+    )
+    variables, state, own, _ = train(
+        variables, transfer, data, 3, transfer_patience
+    )
+    metrics = dict(own, pretrain_loss=public['train_loss'])
+    client = client._replace(variables=variables, private_state=kept(state))
+    sending = uplink(group, variables, sent, sent.number, data)
+    return client, sending, metrics
+
+  def client_update(group, client, sent, data, visit):
+    subset = public_subset(sent.seed, sent.number, data, num_alignment)
+    z_t, known = sent.consensus
+    # Digest: minimise mean |z_k(x) - Z_t(x)| over X_t, if there is a Z_t.
+    variables, digest_state, digested, _ = fit(
+        digest_loss(group.model, z_t),
+        digest,
+        client.variables,
+        subset.replace(size=jnp.where(known, subset.size, 0)),
+        visit._replace(key=jax.random.fold_in(visit.key, 2)),
+        opt_state=client.digest_state,
+    )
+    # Revisit: minimise the cross-entropy of the own data.
+    variables, private_state, metrics, _ = fit(
+        model_loss(group.model, local.task),
+        local,
+        variables,
+        data,
+        visit,
+        opt_state=client.private_state,
+    )
+    metrics['digest_loss'] = digested['train_loss']
+    client = Client(variables, kept(digest_state), kept(private_state))
+    # Publish z_k(X_{t+1}).
+    sending = uplink(group, variables, sent, sent.number + 1, data)
+    return client, sending, metrics
+
+  def server_update(server, received, turn):
+    del turn
+    return collect(server, received, federation.num_clients), {}
+
+  return FederatedAlgorithm(
+      init=init,
+      init_client=init_client,
+      downlink=downlink,
+      client_update=client_update,
+      server_update=server_update,
+      client_model=lambda server, client, group: client.variables,
+      personal=True,
+      warm_up=warm_up,
+  )

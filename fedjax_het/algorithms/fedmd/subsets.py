@@ -1,0 +1,79 @@
+"""The subsets of the public set on which FedMD's clients agree."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.data.federated import ClientData
+
+# N_a of all the authors' experiments.
+NUM_ALIGNMENT = 5000
+
+
+def subset_size(num_alignment: int | None, num_public: int) -> int:
+  """N_a; None for 5,000, or all public examples where there are fewer.
+
+  Args:
+    num_alignment: The option.
+    num_public: Public examples that there are.
+
+  Returns:
+    N_a.
+
+  Raises:
+    ValueError: If there is no public set, or it is smaller.
+  """
+  if not num_public:
+    raise ValueError(
+        'fedmd needs a public set; set public_size to its number of examples.'
+    )
+  if num_alignment is None:
+    return min(NUM_ALIGNMENT, num_public)
+  if not 1 <= num_alignment <= num_public:
+    raise ValueError(
+        f'num_alignment must be between 1 and the {num_public} public '
+        f'examples, got {num_alignment}.'
+    )
+  return num_alignment
+
+
+def public_subset(seed, number, data: ClientData, size: int) -> ClientData:
+  """The public examples of one subset, each class in its proportion.
+
+  Every example has the same chance, size / P; a flat public set gives a flat
+  subset where `size` is a multiple of the number of classes.
+
+  Args:
+    seed: Data of the key that all share.
+    number: [] int32, the subset's number.
+    data: Any client's data, with public examples.
+    size: N_a, at most their number P.
+
+  Returns:
+    The subset as if it were a client's own data, never augmented.
+  """
+  num = len(data.public)
+  key = jax.random.fold_in(jax.random.wrap_key_data(seed), number)
+  order = jax.random.permutation(key, num)
+  by_class = order[jnp.argsort(data.labels[data.public][order], stable=True)]
+  # Evenly spaced places (i P + offset) // N_a, without overflow.
+  whole, rest = np.divmod(np.arange(size) * num, size)
+  offset = jax.random.randint(jax.random.fold_in(key, 1), (), 0, num)
+  place = whole.astype(np.int32) + (rest.astype(np.int32) + offset) // size
+  return data.replace(
+      index=data.public[by_class[place]],
+      size=jnp.int32(size),
+      preprocess=_Plain(data.preprocess),
+  )
+
+
+class _Plain(NamedTuple):
+  """Preprocessing that does not augment, whatever the key."""
+
+  preprocess: Any
+
+  def __call__(self, images, key=None):
+    del key
+    return self.preprocess(images)

@@ -1,0 +1,28 @@
+"""Distillation: how far a student's outputs are from a teacher's.
+
+References:
+  Hinton, Vinyals, Dean, `Distilling the Knowledge in a Neural Network
+  <https://arxiv.org/abs/1503.02531>`_, 2015.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def distillation(student, teacher, temperature: float = 1.0) -> jax.Array:
+  """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each example.
+
+  Its gradient in the student's logits is T (p_student - p_teacher), of
+  probabilities at that temperature.
+
+  Args:
+    student: [B, C] logits.
+    teacher: [B, C] logits; nothing flows back into them.
+    temperature: T, above 0.
+
+  Returns:
+    [B] in nats.
+  """
+  log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
+  log_q = jax.nn.log_softmax(student / temperature)
+  return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
