@@ -49,8 +49,8 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   from fedjax_het.data.catalog import DATASETS
   from fedjax_het.experiment.build import local_training
   from fedjax_het.experiment.config import group_spec
-  from fedjax_het.experiment.tables import as_text
   from fedjax_het.models import create
+  from fedjax_het.reporting.tables import as_text
 
   source, local = DATASETS[config.dataset], local_training(config)
   size = config.image_size
@@ -170,7 +170,7 @@ def paper_table(measure: bool = True) -> Iterator[str]:
 
   from fedjax_het import depthwise
   from fedjax_het.engine.types import LocalTraining
-  from fedjax_het.experiment.tables import as_text
+  from fedjax_het.reporting.tables import as_text
 
   # The paper's optimiser, with the momentum and weight decay of its code.
   local = LocalTraining(

@@ -58,8 +58,8 @@ def find_table(name: str, scale: str | None = None) -> Found:
     ValueError: If there is no such table or scale, or the file is none; in a
       line that names what there is.
   """
-  from fedjax_het.experiment.sweep_table import Table
   from fedjax_het.names import check_name, did_you_mean
+  from fedjax_het.reporting.results_table import Table
 
   paths = [pathlib.Path(name), _ROOT / name]
   if pathlib.Path(name).name == name:
@@ -170,8 +170,8 @@ def _named(
     what: str, given: Sequence[str], known: Sequence[str]
 ) -> list[str]:
   """The known labels that are given, as they are or as in file names."""
-  from fedjax_het.experiment.sweep_table import slug
   from fedjax_het.names import check_name
+  from fedjax_het.reporting.results_table import slug
 
   if not given:
     raise ValueError(f'Name at least one {what}: {", ".join(known)}.')

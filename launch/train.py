@@ -320,7 +320,7 @@ def _folder() -> pathlib.Path | None:
 
 def _show(config, workdir: pathlib.Path, result) -> None:
   """Prints what a run has come to."""
-  from fedjax_het.experiment import tables
+  from fedjax_het.reporting import tables
 
   print()
   print(tables.as_text(tables.results(result.summary, result.facts)))

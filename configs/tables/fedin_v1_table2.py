@@ -4,9 +4,9 @@ import ml_collections
 
 from configs import fedavg, fedgkt, fedin, heterofl
 from configs.tables import _papers
-from fedjax_het.experiment import paper_targets
 from fedjax_het.experiment.config import group_spec
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 COLUMNS = _papers.fedin_columns(('cifar10', 'fashion_mnist'))

@@ -31,7 +31,6 @@ from fedjax_het.data.splits import (
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
-from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -39,10 +38,11 @@ from fedjax_het.engine.types import (
   LocalTraining,
 )
 from fedjax_het.experiment import footprint
-from fedjax_het.experiment.config import check, device_spec, group_spec
-from fedjax_het.experiment.options import keyword_options
+from fedjax_het.experiment.checks import check
+from fedjax_het.experiment.config import device_spec, group_spec
 from fedjax_het.experiment.tensorboard import check_installed
 from fedjax_het.models import MODELS, create
+from fedjax_het.options import INT32_MAX, keyword_options
 
 _log = logging.getLogger(__name__)
 # Batches of fewer examples are warned of where batch norm meets them.

@@ -10,7 +10,7 @@ import pytest
 from configs import common
 from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
-from fedjax_het.algorithms import KEEP_OPTIMIZER
+from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
 from fedjax_het.experiment.config import group_spec
@@ -49,7 +49,7 @@ def variants_of(name):
 
 
 def test_there_is_a_file_for_every_algorithm():
-  assert METHODS == sorted(experiment.config.ALGORITHMS)
+  assert METHODS == sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize('name', METHODS)

@@ -7,7 +7,7 @@ import pytest
 from configs import tables
 from fedjax_het.experiment import check
 from fedjax_het.experiment.build import build
-from fedjax_het.experiment.sweep_table import cell_name, slug
+from fedjax_het.reporting.results_table import cell_name, slug
 from launch.table_files import find_table, names
 
 FOLDER = pathlib.Path(tables.__file__).parent

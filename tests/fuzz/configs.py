@@ -11,12 +11,12 @@ import typing
 from hypothesis import strategies as st
 
 from fedjax_het import experiment
+from fedjax_het import options as opt
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.clock import Device
 from fedjax_het.experiment import layout
-from fedjax_het.experiment import options as opt
-from fedjax_het.experiment.config import CLOCK, FIELDS, LOCAL, SECTIONS
+from fedjax_het.experiment.fields import CLOCK, FIELDS, LOCAL, SECTIONS
 from fedjax_het.models import MODELS
 from tests.experiment.tiny_runs import tiny_config
 

@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import metrics, paper_targets, report, tables
+from fedjax_het.reporting import paper_targets, report, tables
+from fedjax_het.reporting.summary import summarise
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -28,7 +29,7 @@ def cells(text, first):
 def test_report_shows_the_numbers_of_the_metrics(workdir):
   text = (workdir / 'report.md').read_text()
   config, facts, rows = report.read_run(workdir)
-  summary = metrics.summarise(rows)
+  summary = summarise(rows)
   accuracy = text[text.index('## Accuracy') : text.index('## Who holds')]
   for name, group in facts['groups'].items():
     row = cells(accuracy, name)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from fedjax_het.experiment import options as opt
+from fedjax_het import options as opt
 
 
 def constructor(

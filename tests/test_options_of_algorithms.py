@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from fedjax_het import options
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.engine import options
-from fedjax_het.experiment.options import keyword_options
+from fedjax_het.options import keyword_options
 from tests.tiny import one_model_federation, tiny_federation
 
 # What a method needs to be built at all.

@@ -1,0 +1,260 @@
+"""Checks of options, for all constructors and for configs, in one line each.
+
+A constructor checks ranges with `at_least`, `between`, `positive`,
+`not_negative` and `one_of`; a config is checked against the keyword-only
+parameters of a constructor with `check_options`.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from fractions import Fraction
+import inspect
+import math
+import numbers
+import re
+import types
+import typing
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.names import did_you_mean, shown
+
+# Sizes of the numbers that float32 holds with all of its bits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
+# What arrays of sizes and counts hold.
+INT32_MAX = 2**31 - 1
+
+
+def is_finite(value) -> bool:
+  """Whether a value is a finite number, maybe an integer of any size."""
+  return isinstance(value, numbers.Integral) or (
+      isinstance(value, numbers.Real) and math.isfinite(value)
+  )
+
+
+def check_float32(name: str, value: float) -> None:
+  """Raises ValueError for a finite number that float32 cannot hold.
+
+  Args:
+    name: The option's name, for the message.
+    value: Any number; NaN and infinity have checks of their own.
+  """
+  if value and is_finite(value) and not _SMALLEST <= abs(value) <= _LARGEST:
+    raise ValueError(
+        f'{name} must be 0 or of a size between {_SMALLEST:.1e} and '
+        f'{_LARGEST:.1e}, which float32 holds, got {shown(value)}.'
+    )
+
+
+def one_of(name: str, value, known) -> None:
+  """Raises ValueError unless `value` is one of `known`."""
+  if value not in known:
+    raise ValueError(
+        f'{name} must be one of {", ".join(known)}, got {shown(value)}.'
+    )
+
+
+def between(
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    **options: float,
+) -> None:
+  """Raises ValueError for an option out of its range, NaN and infinity too.
+
+  Args:
+    low: The smallest value allowed.
+    high: The largest.
+    above: Whether a value must exceed `low`.
+    below: Whether it must stay below `high`.
+    **options: Values by name.
+  """
+  for name, value in options.items():
+    right = (
+        is_finite(value)
+        and (low < value if above else low <= value)
+        and (value < high if below else value <= high)
+    )
+    if not right:
+      must = [f'{"above" if above else "at least"} {low:g}']
+      if high < math.inf:
+        must.append(f'{"below" if below else "at most"} {high:g}')
+      else:
+        must.insert(0, 'finite')
+      raise ValueError(
+          f'{name} must be {" and ".join(must)}, got {shown(value)}.'
+      )
+    check_float32(name, value)
+
+
+def not_negative(**options: float) -> None:
+  """Raises ValueError for an option that is negative or not finite."""
+  between(**options)
+
+
+def positive(**options: float) -> None:
+  """Raises ValueError for an option that is not above 0, or not finite."""
+  between(above=True, **options)
+
+
+def at_least(low: int, **options: int) -> None:
+  """Raises ValueError for an integer below `low` or beyond int32."""
+  for name, value in options.items():
+    if value < low:
+      raise ValueError(f'{name} must be at least {low}, got {shown(value)}.')
+    if value > INT32_MAX:
+      raise ValueError(
+          f'{name} must be at most {INT32_MAX}, got {shown(value)}.'
+      )
+
+
+def shares(option: str, text: str, names: Collection[str]) -> dict:
+  """Parses exact shares by name, such as 'a:1 b:1/2 c:0.25'.
+
+  Args:
+    option: The option's name, for the message.
+    text: The names with their shares; '' for 1, 1/2, 1/4, ... in the order of
+      the sorted names.
+    names: The names that there must be.
+
+  Returns:
+    {name: Fraction}.
+
+  Raises:
+    ValueError: If the text cannot be read, names other than these, or a share
+      is not in (0, 1].
+  """
+  if not text:
+    return {name: Fraction(1, 2**i) for i, name in enumerate(sorted(names))}
+  try:
+    if re.search(r'[eE][+-]?\d{4}', text):
+      raise ValueError  # A fraction of so many digits takes for ever.
+    pairs = [item.split(':') for item in text.split()]
+    found = {name: Fraction(share) for name, share in pairs}
+  except (ValueError, ZeroDivisionError):
+    raise ValueError(
+        f"{option} must look like 'a:1 b:1/2', got {text!r}."
+    ) from None
+  if sorted(name for name, _ in pairs) != sorted(names):
+    raise ValueError(
+        f'{option} must name each of {", ".join(sorted(names))} once, got '
+        f'{text!r}.'
+    )
+  for name, share in found.items():
+    if not 0 < share <= 1:
+      raise ValueError(
+          f'{option}: the share of {name!r} must be above 0, to leave some '
+          f'channels, and at most 1, got {share}.'
+      )
+  return found
+
+
+_WORDS = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a finite number',
+    str: 'a string',
+    tuple: 'a tuple',
+    type(None): 'None',
+}
+
+
+def _accepts(kind: Any, value: Any) -> bool:
+  """Whether `value` is of `kind`; a bool is no number, an int is a float."""
+  if kind is Any:
+    return True
+  if isinstance(kind, types.UnionType) or typing.get_origin(kind) is (
+      typing.Union
+  ):
+    return any(_accepts(one, value) for one in typing.get_args(kind))
+  if kind is float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and is_finite(value)
+  if kind is int:
+    return isinstance(value, int) and not isinstance(value, bool)
+  return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+  kinds = typing.get_args(kind) or (kind,)
+  return ' or '.join(_WORDS.get(k) or str(k) for k in kinds)
+
+
+def check_type(
+    where: str, value: Any, kind: Any, high: float | None = None
+) -> None:
+  """Refuses a value of the wrong type or too large for an array.
+
+  Args:
+    where: The option's full name, for the message.
+    value: Its value; a bool is no integer.
+    kind: A type, a union of types, or Any.
+    high: Largest number allowed; None for what int32 or float32 hold.
+
+  Raises:
+    ValueError: Naming the value and what is expected.
+  """
+  if not _accepts(kind, value):
+    raise ValueError(f'{where} must be {_describe(kind)}, got {shown(value)}.')
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return
+  kinds = typing.get_args(kind) or (kind,)
+  if high is None and int in kinds:
+    high = INT32_MAX
+  if high is not None and value > high:
+    raise ValueError(f'{where} must be at most {high}, got {shown(value)}.')
+  if float in kinds:
+    check_float32(where, value)
+
+
+def keyword_options(fn: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+  """The keyword-only parameters of a constructor.
+
+  Args:
+    fn: A function or a `functools.partial` of one; what the partial fixes is
+      not an option.
+
+  Returns:
+    {name: (type, default)}. Without an annotation the type is that of the
+    default; a default of None then means Any.
+  """
+  hints = typing.get_type_hints(getattr(fn, 'func', fn))
+  fixed = getattr(fn, 'keywords', {})
+  options = {}
+  for name, parameter in inspect.signature(fn).parameters.items():
+    if parameter.kind != parameter.KEYWORD_ONLY or name in fixed:
+      continue
+    default = parameter.default
+    plain = Any if default in (None, parameter.empty) else type(default)
+    options[name] = (hints.get(name, plain), default)
+  return options
+
+
+def check_options(
+    where: str,
+    options: Mapping[str, Any],
+    known: Mapping[str, tuple[Any, Any]],
+    whose: str,
+) -> None:
+  """Refuses options that a constructor does not have, or of a wrong type.
+
+  Args:
+    where: Prefix of the options' names, such as 'algorithm'.
+    options: The options given.
+    known: What `keyword_options` returns.
+    whose: Who would take them, such as "algorithm 'fedin'".
+
+  Raises:
+    ValueError: Naming the option and what is known.
+  """
+  for name, value in options.items():
+    if name not in known:
+      takes = f'it takes {", ".join(known)}' if known else 'it takes none'
+      raise ValueError(
+          f'{where}.{name}: {whose} has no option {name!r}'
+          f'{did_you_mean(name, known)}; {takes}.'
+      )
+    check_type(f'{where}.{name}', value, known[name][0])
