@@ -15,9 +15,10 @@ import types
 import typing
 from typing import Any
 
+import ml_collections
 import numpy as np
 
-from fedjax_het.names import did_you_mean, shown
+from fedjax_het.names import check_name, shown, suggest
 
 # Sizes of the numbers that float32 holds with all of its bits.
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -49,14 +50,42 @@ def check_float32(name: str, value: float) -> None:
 
 def one_of(name: str, value, known) -> None:
   """Raises ValueError unless `value` is one of `known`."""
-  if value not in known:
+  check_name(name, value, known)
+
+
+def check_range(
+    name: str,
+    value: Any,
+    low: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    high: float | None = None,
+) -> None:
+  """Raises ValueError for a number out of its range.
+
+  Args:
+    name: The number's name, for the message.
+    value: The number.
+    low: The smallest value allowed; None for no such bound, as below.
+    above: A value that it must exceed.
+    below: A value that it must stay below.
+    high: The largest value allowed.
+  """
+  bounds = {
+      f'at least {low}': low is None or value >= low,
+      f'above {above}': above is None or value > above,
+      f'below {below}': below is None or value < below,
+      f'at most {high}': high is None or value <= high,
+  }
+  if not all(bounds.values()):
+    must = [bound for bound in bounds if not bound.endswith('None')]
     raise ValueError(
-        f'{name} must be one of {", ".join(known)}, got {shown(value)}.'
+        f'{name} must be {" and ".join(must)}, got {shown(value)}.'
     )
 
 
 def between(
-    low: float = 0.0,
+    low: float = 0,
     high: float = math.inf,
     *,
     above: bool = False,
@@ -72,22 +101,17 @@ def between(
     below: Whether it must stay below `high`.
     **options: Values by name.
   """
+  top = high if high < math.inf else None
   for name, value in options.items():
-    right = (
-        is_finite(value)
-        and (low < value if above else low <= value)
-        and (value < high if below else value <= high)
+    check_type(name, value, float)
+    check_range(
+        name,
+        value,
+        low=None if above else low,
+        above=low if above else None,
+        below=top if below else None,
+        high=None if below else top,
     )
-    if not right:
-      must = [f'{"above" if above else "at least"} {low:g}']
-      if high < math.inf:
-        must.append(f'{"below" if below else "at most"} {high:g}')
-      else:
-        must.insert(0, 'finite')
-      raise ValueError(
-          f'{name} must be {" and ".join(must)}, got {shown(value)}.'
-      )
-    check_float32(name, value)
 
 
 def not_negative(**options: float) -> None:
@@ -103,12 +127,8 @@ def positive(**options: float) -> None:
 def at_least(low: int, **options: int) -> None:
   """Raises ValueError for an integer below `low` or beyond int32."""
   for name, value in options.items():
-    if value < low:
-      raise ValueError(f'{name} must be at least {low}, got {shown(value)}.')
-    if value > INT32_MAX:
-      raise ValueError(
-          f'{name} must be at most {INT32_MAX}, got {shown(value)}.'
-      )
+    check_type(name, value, int)
+    check_range(name, value, low)
 
 
 def shares(option: str, text: str, names: Collection[str]) -> dict:
@@ -159,6 +179,7 @@ _WORDS = {
     str: 'a string',
     tuple: 'a tuple',
     type(None): 'None',
+    ml_collections.ConfigDict: 'a section',
 }
 
 
@@ -252,9 +273,8 @@ def check_options(
   """
   for name, value in options.items():
     if name not in known:
-      takes = f'it takes {", ".join(known)}' if known else 'it takes none'
       raise ValueError(
           f'{where}.{name}: {whose} has no option {name!r}'
-          f'{did_you_mean(name, known)}; {takes}.'
+          f'{suggest(name, known, "it takes")}'
       )
     check_type(f'{where}.{name}', value, known[name][0])

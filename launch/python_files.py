@@ -67,6 +67,11 @@ def call(module: ModuleType, function: str, *args: str) -> Any:
 
 def _text(error: BaseException) -> str:
   """An error's text, after its kind where it does not speak for itself."""
+  from fedjax_het.renamed import hint
+
   plain = (AttributeError, ImportError, KeyError, NameError, TypeError)
   kind = '' if isinstance(error, plain) else f'{type(error).__name__}: '
-  return kind + line(error)
+  text = kind + line(error)
+  if isinstance(error, (AttributeError, KeyError)):
+    text += hint(text)
+  return text

@@ -179,7 +179,8 @@ def _load_config(spec: str) -> Any:
 def _check_overrides(argv: list[str]) -> None:
   """Refuses overrides of keys that do not exist, or with values of no sense."""
   config = _load_config(argv[1].split('=', 1)[1])
-  from fedjax_het.names import did_you_mean
+  from fedjax_het.names import suggest
+  from fedjax_het.renamed import RENAMED
 
   for i, arg in enumerate(argv):
     match = _OVERRIDE.fullmatch(arg)
@@ -190,9 +191,12 @@ def _check_overrides(argv: list[str]) -> None:
       known = list(section) if hasattr(section, 'keys') else []
       if name not in known:
         where = '.'.join(path[: depth + 1])
-        hint = did_you_mean(name, known)
-        listed = f'; known are {", ".join(known)}' if known else ''
-        raise CommandError(f'Unknown config key {where}{hint}{listed}.')
+        if where in RENAMED:
+          raise CommandError(
+              f'--config.{where}: this entry is now called {RENAMED[where]}.'
+          )
+        hint = suggest(name, known) if known else '.'
+        raise CommandError(f'Unknown config key {where}{hint}')
       kind = section.get_type(name)
       section = section[name]
     value = match['value']

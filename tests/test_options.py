@@ -59,8 +59,8 @@ def test_accepts(given):
         ),
         (
             dict(rat=1.0),
-            "where.rat: the thing has no option 'rat' (did you mean 'rate'?); "
-            'it takes rate, steps, clip, loud, plain, nothing.',
+            "where.rat: the thing has no option 'rat'; did you mean 'rate'? "
+            'It takes rate, steps, clip, loud, plain, nothing.',
         ),
     ],
 )

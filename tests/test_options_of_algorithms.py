@@ -43,14 +43,14 @@ def test_bounds():
   options.between(0, 1, a=0, b=1.0)
   options.positive(a=1e-30, b=10)
   for call, message in (
-      (lambda: options.positive(a=0.0), 'a must be finite and above 0, got 0.'),
+      (lambda: options.positive(a=0.0), 'a must be above 0, got 0.'),
       (
           lambda: options.between(0, 1, below=True, a=1),
           'a must be at least 0 and below 1, got 1.',
       ),
       (
           lambda: options.not_negative(a='x'),
-          "a must be finite and at least 0, got 'x'.",
+          "a must be a finite number, got 'x'.",
       ),
       (lambda: options.at_least(1, a=0), 'a must be at least 1, got 0.'),
       (

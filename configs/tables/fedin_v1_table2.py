@@ -17,7 +17,7 @@ def _one_model(model: str):
 
   def get_config(arg):
     config = fedavg.get_config(arg)
-    number = sum(group_spec(config, name)[1] for name in config.groups)
+    number = sum(group_spec(config, name).clients for name in config.groups)
     one = {model: number}
     if 'quick' in arg.split(','):
       one = dict(mlp2=dict(model='mlp', clients=number, depth=2))

@@ -43,6 +43,7 @@ from fedjax_het.aggregation.class_means import (
     init_class_client,
     keep_latest,
 )
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -91,6 +92,7 @@ def divergence(logits, target, regulariser: str):
   return loss
 
 
+@requires(keep_optimizer=True)
 def fd(
     federation: Federation,
     *,

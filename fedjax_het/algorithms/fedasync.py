@@ -34,6 +34,7 @@ from fedjax_het.aggregation.averaging import (
   trained_clients,
 )
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import (
   at_least,
   between,
@@ -85,6 +86,7 @@ def mix(x, w, weight):
   return {**x, **moved}
 
 
+@requires(keep_optimizer=False)
 def fedasync(
     federation: Federation,
     *,

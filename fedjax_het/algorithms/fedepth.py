@@ -58,6 +58,7 @@ from fedjax_het.depthwise.stages import (
 )
 from fedjax_het.depthwise.training import merge, share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -81,6 +82,7 @@ class Client(NamedTuple):
   partners: tuple[Variables, ...] = ()
 
 
+@requires(group_options=dict(budget=None))
 def fedepth(
     federation: Federation,
     *,

@@ -50,6 +50,7 @@ from fedjax_het.engine.local import (
   map_examples,
   train_epochs,
 )
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import (
   at_least,
   between,
@@ -160,6 +161,7 @@ def _as_it_is(x, key=None):
   return x
 
 
+@requires(sizes=True, keep_optimizer=True)
 def fedgkt(
     federation: Federation,
     *,

@@ -45,6 +45,7 @@ from fedjax_het.aggregation.class_means import (
     init_class_client,
     keep_latest,
 )
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, not_negative, one_of
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -118,6 +119,7 @@ def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
   return Maybe(ClassVectors(p_k, sent.astype(jnp.float32)), sent)
 
 
+@requires(keep_optimizer=True)
 def fedhe(
     federation: Federation,
     *,

@@ -55,6 +55,7 @@ from fedjax_het.engine.local import (
   model_loss,
   shuffled_positions,
 )
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, not_negative
 from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import (
@@ -273,6 +274,7 @@ def fit_until(
   return end, opt_state, {'train_loss': loss / jnp.maximum(epochs, 1)}, steps
 
 
+@requires(public='labelled', keep_optimizer=True)
 def fedmd(
     federation: Federation,
     *,

@@ -48,6 +48,7 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import fit
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, not_negative, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -147,6 +148,7 @@ def make_level(model: BlockModel, rate: Fraction) -> Level:
   return Level(float(rate), small, width_index(model, small).params)
 
 
+@requires(one_model=True, group_options=dict(rate=None))
 def heterofl(
     federation: Federation,
     *,

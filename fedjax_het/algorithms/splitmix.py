@@ -50,6 +50,7 @@ from fedjax_het.algorithms.heterofl import (
   owned_labels,
 )
 from fedjax_het.engine.local import fit
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.options import at_least, one_of, shares
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -140,6 +141,7 @@ def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
   return jax.lax.top_k(score, number)[1]
 
 
+@requires(one_model=True, group_options=dict(budget=None))
 def splitmix(
     federation: Federation,
     *,

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
-from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
+from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import clock as clock_lib
+from fedjax_het.engine.needs import NOTHING, Needs, needs_of
 from fedjax_het.experiment.fields import (
   CLOCK,
   FIELDS,
@@ -19,6 +20,7 @@ from fedjax_het.experiment.fields import (
 from fedjax_het.models import MODELS
 from fedjax_het.names import check_name, shown
 from fedjax_het.options import check_options, keyword_options
+from fedjax_het.renamed import check_renamed
 
 
 def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
@@ -36,11 +38,32 @@ def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
   """
   check_name('algorithm', name, ALGORITHMS)
   known = keyword_options(ALGORITHMS[name])
+  check_renamed(options, known, 'algorithm.')
   check_options('algorithm', options, known, f'algorithm {name!r}')
   values = {k: plain(Field(d, kind)) for k, (kind, d) in known.items()}
   section = ml_collections.ConfigDict(dict(name=name, **values))
   section.update(options)
   return section
+
+
+def _needed_entries(config, needs: Needs) -> dict[str, Any]:
+  """Entries that give an algorithm what it needs, in the default experiment."""
+  groups, entries = config['groups'], {}
+  if needs.public is not None:
+    entries['public_size'] = 100
+  if needs.server_model:
+    entries['server_model'] = 'mini_resnet10'
+  if needs.one_model:
+    groups = {
+        name: dict(model='mini_resnet10', clients=clients)
+        for name, clients in zip('abc', groups.values(), strict=True)
+    }
+  if needs.partner:
+    groups = {
+        name: {**_group_section(name, entry), 'partner': 'mini_resnet6'}
+        for name, entry in groups.items()
+    }
+  return {**entries, 'groups': groups}
 
 
 def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
@@ -51,45 +74,129 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
 
   Returns:
     A locked config. `groups` maps each group's name to its number of clients,
-    the name being the model, or to a section of `model`, `clients` and model
-    options; `model` holds the options of all models that have them;
+    the name being the model, or to a section of `model`, `clients`, model
+    options, the method's options of a group (`Needs.group_options`) and, for
+    methods with a second model on each client, `partner`. A model such as
+    `partner` or `server_model` is a name, or a section of `model` and options.
+    `model` holds the options of all models that have them;
     `partition` holds a form's name, its own seed and its options; `devices`
     maps the name of each kind of device to a section of `clients` and fields
     of `Device`, and is empty for equal ones.
   """
   config = {name: plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: plain(field) for name, field in LOCAL.items()}
-  config['local']['keep_optimizer'] = KEEP_OPTIMIZER.get(algorithm, False)
+  check_name('algorithm', algorithm, ALGORITHMS)
+  needs = needs_of(ALGORITHMS[algorithm])
+  config['local']['keep_optimizer'] = bool(needs.keep_optimizer)
   config['clock'] = {name: plain(field) for name, field in CLOCK.items()}
   config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
   config['groups'] = dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)
+  config.update(_needed_entries(config, needs))
   config['model'] = dict(width=1.0, norm='batch')
   config['algorithm'] = algorithm_config(algorithm)
   return ml_collections.ConfigDict(config).lock()
 
 
-def group_spec(config, name: str) -> tuple[str, int, dict[str, Any]]:
-  """One group as (model, number of clients, options of the model).
+class ModelSpec(NamedTuple):
+  """A model by name, with its options.
+
+  Attributes:
+    model: A key of `MODELS`.
+    options: Those of `config.model` that it has, and its own.
+  """
+
+  model: Any
+  options: dict[str, Any]
+
+
+class GroupSpec(NamedTuple):
+  """What a config says of one group.
+
+  Attributes:
+    model: A key of `MODELS`.
+    clients: Number of clients.
+    options: Options of the model: those of `config.model` that it has, and
+      the group's own.
+    method: Options of the method for this group, those that are given.
+    partner: The second model of each client; None for none.
+  """
+
+  model: Any
+  clients: Any
+  options: dict[str, Any]
+  method: dict[str, Any]
+  partner: ModelSpec | None
+
+
+def _is_section(value: Any) -> bool:
+  return isinstance(value, Mapping) or hasattr(value, 'to_dict')
+
+
+def _model_known(model: Any) -> dict[str, Any]:
+  """Options of a model; {} for a name that is unknown or cannot be hashed."""
+  if model not in [*MODELS]:
+    return {}
+  return keyword_options(MODELS[model])
+
+
+def _common(config, model: Any) -> dict[str, Any]:
+  """The entries of `config.model` that a model has."""
+  known = _model_known(model)
+  return {k: v for k, v in config.model.items() if k in known}
+
+
+def _group_section(name: str, entry: Any) -> dict[str, Any]:
+  """A group's entry as a section, from its number of clients or its own."""
+  section = dict(entry) if _is_section(entry) else dict(clients=entry)
+  return {'model': name, **section}
+
+
+def model_spec(config, entry: Any) -> ModelSpec | None:
+  """A model that stands in a config beside those of the groups.
+
+  Args:
+    config: The config.
+    entry: Its name, or a section of `model` and options; None for none.
+
+  Returns:
+    The model; None for none.
+  """
+  if entry is None:
+    return None
+  own = dict(entry) if _is_section(entry) else dict(model=entry)
+  model = own.pop('model', None)
+  return ModelSpec(model, {**_common(config, model), **own})
+
+
+def group_spec(config, name: str) -> GroupSpec:
+  """What a config says of one group; unknown options stay in `options`.
 
   Args:
     config: The config.
     name: A key of `config.groups`.
 
   Returns:
-    The model's options are those of `config.model` that it has, and the
-    group's own.
+    Its model, clients, options and partner.
   """
-  entry = config.groups[name]
-  entry = dict(entry) if isinstance(entry, Mapping) or hasattr(
-      entry, 'to_dict'
-  ) else dict(clients=entry)
-  model, clients = entry.pop('model', name), entry.pop('clients', None)
-  if model not in [*MODELS]:  # A list: what is no name may not be hashable.
-    return model, clients, entry
-  known = keyword_options(MODELS[model])
-  common = {k: v for k, v in config.model.items() if k in known}
-  return model, clients, {**common, **entry}
+  entry = _group_section(name, config.groups[name])
+  clients, partner = entry.pop('clients', None), entry.pop('partner', None)
+  known = _model_known(entry['model'])
+  method = {
+      option: entry.pop(option)
+      for option in needs_in(config).group_options
+      if option in entry and option not in known
+  }
+  model, options = model_spec(config, entry)
+  return GroupSpec(
+      model, clients, options, method, model_spec(config, partner)
+  )
+
+
+def needs_in(config) -> Needs:
+  """What a config's algorithm needs; nothing for an unknown one."""
+  name = config.algorithm.get('name')
+  return needs_of(ALGORITHMS[name]) if name in [*ALGORITHMS] else NOTHING
 
 
 def device_spec(config, name: str) -> tuple[clock_lib.Device, int]:

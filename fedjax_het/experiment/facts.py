@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het import depthwise
+from fedjax_het.algorithms._old_strings import budgets_text  # TEMPORARY.
 from fedjax_het.experiment.build import Experiment
 
 
@@ -61,10 +62,12 @@ def schedules(experiment: Experiment) -> dict[str, Any]:
   options = experiment.config.algorithm.to_dict()
   if options['name'] != 'fedepth':
     return {}
-  names = ('budgets', 'plan', 'slack', 'heads', 'partial', 'mkd_models')
+  names = ('plan', 'slack', 'heads', 'partial', 'mkd_models')
   federation = experiment.federation
   made = depthwise.make_schedules(
-      federation, **{name: options[name] for name in names}
+      federation,
+      budgets=budgets_text(federation),  # TEMPORARY.
+      **{name: options[name] for name in names},
   )
   return {
       name: dict(

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import ml_collections
 from ml_collections import config_dict
 
 from fedjax_het.data.sources import DATASETS
@@ -9,8 +10,8 @@ from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
-from fedjax_het.names import check_name, shown
-from fedjax_het.options import check_type
+from fedjax_het.names import check_name
+from fedjax_het.options import check_range, check_type
 
 
 class Field(NamedTuple):
@@ -23,6 +24,7 @@ class Field(NamedTuple):
     above: A value that it must exceed.
     choices: All values allowed.
     high: Largest value allowed; None for what int32 or float32 hold.
+    below: A value that it must stay below.
   """
 
   default: Any
@@ -31,6 +33,7 @@ class Field(NamedTuple):
   above: float | None = None
   choices: tuple[str, ...] = ()
   high: float | None = None
+  below: float | None = None
 
 
 # JAX's keys hold 32 bits of a seed: 2^32 would silently be seed 0.
@@ -54,7 +57,7 @@ LOCAL = dict(
     lr_rounds=Field((), tuple),
     lr_factor=Field(0.1, float, above=0),
     # For 'sgd' only.
-    momentum=Field(0.0, float, low=0),
+    momentum=Field(0.0, float, low=0, below=1),
     nesterov=Field(False, bool),
     # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
     weight_decay=Field(0.0, float, low=0),
@@ -68,7 +71,7 @@ LOCAL = dict(
     # normalised, which gives it the mean colour, or 'before', in black.
     cutout=Field('after', str, choices=('after', 'before')),
     # Whether clients keep their optimisers between visits, else they begin
-    # anew. The default is the method's, see `KEEP_OPTIMIZER`.
+    # anew. The default is the method's, see `Needs`.
     keep_optimizer=Field(False, bool),
 )
 # Who waits for whom. Times are virtual: they follow from `devices`. Without
@@ -100,7 +103,7 @@ FIELDS = dict(
     # all of the data set's.
     train_size=Field(None, int | None, low=1),
     # Share of the training labels that are wrong, each another class at random.
-    label_noise=Field(0.0, float, low=0),
+    label_noise=Field(0.0, float, low=0, below=1),
     # Training examples set aside as a public set, in the classes' proportions,
     # before the others are dealt to clients; None for no public set.
     public_size=Field(None, int | None, low=1),
@@ -110,6 +113,9 @@ FIELDS = dict(
     validation=Field(None, float | None, above=0),
     # None deals clients to groups in order, a seed at random.
     group_seed=MAYBE_SEED,
+    # The server's own model, for methods with one: a model's name, or a
+    # section of `model` and its options.
+    server_model=Field(None, str | ml_collections.ConfigDict | None),
     # Whether running norm statistics stay on the client (FedBN).
     local_stats=Field(False, bool),
     # Clients a round; None for all.
@@ -177,9 +183,4 @@ def check_field(name: str, value: Any, field: Field) -> None:
     return
   if field.choices:
     check_name(name, value, field.choices)
-  if field.low is not None and value < field.low:
-    raise ValueError(
-        f'{name} must be at least {field.low}, got {shown(value)}.'
-    )
-  if field.above is not None and value <= field.above:
-    raise ValueError(f'{name} must be above {field.above}, got {value}.')
+  check_range(name, value, field.low, field.above, field.below)

@@ -44,10 +44,6 @@ class Mode(NamedTuple):
     sizes[[*sizes][-1]] += num_clients - sum(sizes.values())
     return sizes
 
-  def option(self) -> str:
-    """The rates as `heterofl` takes them, such as 'a:1 b:1/2'."""
-    return ' '.join(f'{letter}:{rate}' for letter, rate in self.rates.items())
-
 
 def parse_mode(text: str) -> Mode:
   """Reads a mode string such as 'a4-b2-c2-d1-e1'.

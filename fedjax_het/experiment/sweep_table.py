@@ -98,7 +98,7 @@ def read_cell(
     )
   # Older cells do not say it.
   there = cell.get('mean', 'groups')
-  sizes = {group_spec(config, name)[1] for name in config.groups}
+  sizes = {group_spec(config, name).clients for name in config.groups}
   if there != mean and len(sizes) > 1:
     raise ValueError(
         f'{path} holds the mean over {there}, but the table reports that over '

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.matmul_dtype import matmul
+from fedjax_het.names import check_name
 
 
 def _draw(sample, key, shape, dtype):
@@ -134,10 +135,7 @@ def scale_channels(channels: int, width: float) -> int:
 
 def check_choice(option: str, value, choices) -> None:
   """Raises ValueError if an option's value is not one of the choices."""
-  if value not in choices:
-    raise ValueError(
-        f'The option {option}={value!r} must be one of {list(choices)}.'
-    )
+  check_name(option, value, choices)
 
 
 def conv_layer(

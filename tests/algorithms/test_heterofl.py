@@ -23,6 +23,7 @@ from fedjax_het.models.blocks import Block
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.models.layers import GlobalPool, Linear
 from fedjax_het.models.norm import BatchNorm
+from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -34,6 +35,11 @@ from tests.tiny import (
   tiny_local,
 )
 
+# What the shared suite runs, see `tests/algorithms/suite.py`.
+SUITE = [
+    Case(),
+    Case(dict(odds=(1.0, 1.0), levels=('1', '1/2'), mask='batch')),
+]
 ALL = 'tiny1:1 tiny2:1 tiny3:1'
 HALF = 'tiny1:1/2'
 KEYS = (jax.random.key(1), jax.random.key(2))
@@ -377,7 +383,7 @@ def test_bad_options_are_refused_in_one_line():
   with pytest.raises(ValueError, match="groups 'tiny1' "):
     heterofl(tiny_federation())
   for options, message in (
-      (dict(mask='clients'), 'mask must be one of client, batch, none, got'),
+      (dict(mask='clients'), 'Unknown mask '),
       (dict(rates='tiny1=1'), "rates must look like 'a:1 b:1/2', got"),
       (dict(rates='a:1'), 'rates must name each of tiny1, tiny2, tiny3 once'),
       (dict(rates=ALL.replace('2:1', '2:0')), "'tiny2' must be above 0, to le"),
