@@ -192,10 +192,9 @@ def _accepts(kind: Any, value: Any) -> bool:
   ):
     return any(_accepts(one, value) for one in typing.get_args(kind))
   if kind is float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and is_finite(value)
+    return is_finite(value) and not isinstance(value, bool)
   if kind is int:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
   return isinstance(value, kind)
 
 
@@ -220,7 +219,7 @@ def check_type(
   """
   if not _accepts(kind, value):
     raise ValueError(f'{where} must be {_describe(kind)}, got {shown(value)}.')
-  if isinstance(value, bool) or not isinstance(value, int | float):
+  if isinstance(value, bool) or not isinstance(value, numbers.Real):
     return
   kinds = typing.get_args(kind) or (kind,)
   if high is None and int in kinds:

@@ -29,6 +29,13 @@ _SHARES = {
 }
 
 
+def new_name(key: str) -> str:
+  """The sentence that refuses an old key; '' for any other key."""
+  if key not in RENAMED:
+    return ''
+  return f'{key}: this entry is now called {RENAMED[key]}.'
+
+
 def check_renamed(
     names: Iterable[str], known: Container[str], prefix: str = ''
 ) -> None:
@@ -43,19 +50,25 @@ def check_renamed(
     ValueError: Naming the new entry.
   """
   for name in names:
-    key = f'{prefix}{name}'
-    if name not in known and key in RENAMED:
-      raise ValueError(f'{key}: this entry is now called {RENAMED[key]}.')
+    sentence = new_name(f'{prefix}{name}')
+    if sentence and name not in known:
+      raise ValueError(sentence)
 
 
-def hint(text: str) -> str:
-  """' products is now matmul_dtype.' for each old name quoted in a text."""
-  quoted = re.findall(r'[\'"](\w+)[\'"]', text)
-  return ''.join(
-      f' {old} is now {new}.'
-      for old, new in RENAMED.items()
-      if old.rpartition('.')[2] in quoted[:1]
-  )
+def new_name_in(text: str) -> str:
+  """`new_name` of the key that a locked config says it lacks; '' for none.
+
+  Args:
+    text: The text of ml_collections' error, which quotes the last part of the
+      key first.
+  """
+  quoted = re.search(r'Key "(\w+)" does not exist', text)
+  found = [
+      new_name(key)
+      for key in RENAMED
+      if quoted and key.rpartition('.')[2] == quoted[1]
+  ]
+  return found[0] if found else ''
 
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _check_overrides(argv: list[str]) -> None:
   """Refuses overrides of keys that do not exist, or with values of no sense."""
   config = _load_config(argv[1].split('=', 1)[1])
   from fedjax_het.names import suggest
-  from fedjax_het.renamed import RENAMED
+  from fedjax_het.renamed import new_name
 
   for i, arg in enumerate(argv):
     match = _OVERRIDE.fullmatch(arg)
@@ -191,10 +191,8 @@ def _check_overrides(argv: list[str]) -> None:
       known = list(section) if hasattr(section, 'keys') else []
       if name not in known:
         where = '.'.join(path[: depth + 1])
-        if where in RENAMED:
-          raise CommandError(
-              f'--config.{where}: this entry is now called {RENAMED[where]}.'
-          )
+        if new_name(where):
+          raise CommandError(f'--config.{new_name(where)}')
         hint = suggest(name, known) if known else '.'
         raise CommandError(f'Unknown config key {where}{hint}')
       kind = section.get_type(name)

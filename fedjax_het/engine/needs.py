@@ -61,9 +61,10 @@ NOTHING = Needs()
 
 def requires(**needs) -> Callable[[Callable], Callable]:
   """A decorator that declares the `Needs` of an algorithm's constructor."""
+  declared = Needs(**needs)
 
   def declare(constructor):
-    constructor.needs = Needs(**needs)
+    constructor.needs = declared
     return constructor
 
   return declare

@@ -52,7 +52,8 @@ def _needed_entries(config, needs: Needs) -> dict[str, Any]:
   if needs.public is not None:
     entries['public_size'] = 100
   if needs.server_model:
-    entries['server_model'] = 'mini_resnet10'
+    field = FIELDS['server_model']._replace(default='mini_resnet10')
+    entries['server_model'] = plain(field)
   if needs.one_model:
     groups = {
         name: dict(model='mini_resnet10', clients=clients)

@@ -157,6 +157,9 @@ _RESERVED = ('worst', 'mean')
 
 def plain(field: Field) -> Any:
   """A default for a ConfigDict; None needs a placeholder with its type."""
+  if ml_collections.ConfigDict in getattr(field.kind, '__args__', ()):
+    # A name or a section: neither fixes the type.
+    return config_dict.FieldReference(field.default, field_type=object)
   if field.default is None:
     return config_dict.placeholder(_not_none(field.kind))
   return field.default

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.analysis import pictures
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.files import write_atomically
 from fedjax_het.options import keyword_options
 from fedjax_het.reporting import paper_targets, tables
@@ -66,9 +67,12 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     The sentence, with every option of the method that is not its default.
   """
   local, groups = config['local'], facts['groups']
-  models = ', '.join(f'{g["clients"]} {name}' for name, g in groups.items())
   section = dict(config['algorithm'])
   name = section.pop('name')
+  models = ', '.join(
+      f'{g["clients"]} {group} {_own_options(config, group)}'.strip()
+      for group, g in groups.items()
+  )
   options = {
       k: v for k, v in section.items() if v != _defaults(name).get(k)
   }
@@ -101,6 +105,15 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
   if config['image_size'] is not None:
     parts.append(f'images resized to {config["image_size"]}')
   return ', '.join(parts)
+
+
+def _own_options(config: Mapping[str, Any], group: str) -> str:
+  """The method's options of a group, those that are given."""
+  known = needs_of(ALGORITHMS[config['algorithm']['name']]).group_options
+  entry = config['groups'].get(group)
+  if not isinstance(entry, Mapping):
+    return ''
+  return _options({k: v for k, v in entry.items() if k in known})
 
 
 def _defaults(name: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_fewer_examples_and_wrong_labels():
       'train_size=1443 is more than the 1442 training examples of digits.'
   )
   assert message(tiny_config(label_noise=1.0)) == (
-      'label_noise must be a share below 1, got 1.0.'
+      'label_noise must be at least 0 and below 1, got 1.0.'
   )
 
 
