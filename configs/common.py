@@ -204,7 +204,7 @@ def _beta(config):
 def _homogeneous(config):
   """All clients hold one net: FedIN v2's Table 5a, and FedHe's model 9."""
   model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
-  number = sum(group_spec(config, name)[1] for name in config.groups)
+  number = sum(group_spec(config, name).clients for name in config.groups)
   config.groups = ml_collections.ConfigDict({model: number})
   # Options of the nets that were there, such as FeDepth's, may be theirs alone.
   known = model_options(model)
@@ -219,7 +219,7 @@ def _cpu(config):
   An eighth where visits are of a few minibatches: most of the time then goes
   into the evaluation of every client's model.
   """
-  models = {group_spec(config, name)[0] for name in config.groups}
+  models = {group_spec(config, name).model for name in config.groups}
   if models == {'preresnet20'}:
     return _cpu_thin(config)
   few = config.local.steps is not None
@@ -280,7 +280,7 @@ def _clock(mode: str) -> Variant:
     config.clock.mode = mode
     # In order, the largest models would all fall to the slowest devices.
     config.clock.device_seed = 0
-    number = sum(group_spec(config, name)[1] for name in config.groups)
+    number = sum(group_spec(config, name).clients for name in config.groups)
     ends = np.cumsum([share for share, _ in FLEET.values()]) * number // 100
     counts = np.diff(ends, prepend=0).tolist()
     config.devices = ml_collections.ConfigDict({

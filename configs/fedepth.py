@@ -13,6 +13,14 @@ BUDGETS = dict(
 )
 
 
+def _with_budget(name, group):
+  """A group's section, or its number of clients, with what they can hold."""
+  if name not in BUDGETS:
+    return group
+  section = dict(clients=group) if isinstance(group, int) else dict(group)
+  return dict(section, budget=BUDGETS[name])
+
+
 def _small(config):
   """Six blocks of 8, 16 and 32 channels; ten clients of three budgets."""
   config.groups = ml_collections.ConfigDict({
@@ -37,7 +45,7 @@ def _transformer(model, **options):
   """The same clients with a vision transformer each."""
 
   def apply(config):
-    clients = {name: group_spec(config, name)[1] for name in config.groups}
+    clients = {name: group_spec(config, name).clients for name in config.groups}
     config.groups = ml_collections.ConfigDict(
         {n: dict(model=model, clients=number) for n, number in clients.items()}
     )
@@ -158,9 +166,10 @@ def get_config(arg=''):
     The config.
   """
   config = common.get_config('fedepth', arg, VARIANTS, _small)
-  named = [name for name in config.groups if name in BUDGETS]
-  config.algorithm.budgets = ','.join(f'{n}:{BUDGETS[n]}' for n in named)
-  if 'x2' in named:
+  config.groups = ml_collections.ConfigDict(
+      {n: _with_budget(n, group) for n, group in config.groups.items()}
+  )
+  if 'x2' in config.groups:
     config.algorithm.mkd_models = 2
   # Of the nets of `quick` and `vit_mini` the last layer alone is more than the
   # smallest budget holds, by what is measured.

@@ -2,7 +2,8 @@
 
 import ml_collections
 
-from fedjax_het.algorithms import KEEP_OPTIMIZER
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.needs import needs_of
 
 
 def apply(config):
@@ -36,4 +37,5 @@ def apply(config):
   config.local.learning_rate = 1e-3
   # In the authors' code each client has one optimiser for the whole run; with
   # one begun anew, Adam's moments would be those of three steps.
-  config.local.keep_optimizer = config.algorithm.name in KEEP_OPTIMIZER
+  needs = needs_of(ALGORITHMS[config.algorithm.name])
+  config.local.keep_optimizer = needs.keep_optimizer is not None

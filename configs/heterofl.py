@@ -15,27 +15,30 @@ FAIR = dict(sixth='1/6', third='1/3', half='1/2', full='1')
 LACK = dict(eighth='1/8', sixth='1/6', half='1/2', full='1')
 
 
-def one_model(config, sizes, **options):
+def one_model(config, sizes, method=None, **options):
   """Gives all groups the deepest model of a setting.
 
   Args:
     config: The config; its groups say which models, and how many clients.
     sizes: {group name: clients}, or a function of the number of clients.
+    method: {group name: options of the method}; None for none.
     **options: Of the model, in every group.
   """
   specs = [group_spec(config, name) for name in config.groups]
 
   def depth(spec):
-    model, _, own = spec
-    digits = re.search(r'\d+$', model)
-    return int(digits[0]) if digits else own.get('depth', 0)
+    digits = re.search(r'\d+$', spec.model)
+    return int(digits[0]) if digits else spec.options.get('depth', 0)
 
   # Of FedIN's A to E, which have no number, the first, which is the largest.
-  model, _, own = max(specs, key=depth)
+  model, _, own, *_ = max(specs, key=depth)
   own = {k: v for k, v in own.items() if k not in config.model}
-  total = sum(clients for _, clients, _ in specs)
+  total = sum(spec.clients for spec in specs)
+  method = method or {}
   config.groups = ml_collections.ConfigDict({
-      name: dict(model=model, clients=clients, **own, **options)
+      name: dict(
+          model=model, clients=clients, **own, **options, **method.get(name, {})
+      )
       for name, clients in (
           sizes(total) if callable(sizes) else sizes
       ).items()
@@ -55,16 +58,16 @@ def quarters(names):
 def fix(config, mode: str):
   """Widths by a mode string, for good."""
   mode = parse_mode(mode)
-  one_model(config, mode.fix, **_narrower(config, mode))
-  config.algorithm.rates = mode.option()
-  config.algorithm.odds = ()
+  rates = {name: dict(rate=str(rate)) for name, rate in mode.rates.items()}
+  one_model(config, mode.fix, rates, **_narrower(config, mode))
+  config.algorithm.levels = config.algorithm.odds = ()
 
 
 def dynamic(config, mode: str):
   """Widths by a mode string, drawn by every client in every visit."""
   mode = parse_mode(mode)
   one_model(config, lambda total: dict(all=total), **_narrower(config, mode))
-  config.algorithm.rates = mode.option()
+  config.algorithm.levels = tuple(map(str, mode.rates.values()))
   config.algorithm.odds = tuple(mode.weights.values())
 
 
@@ -76,9 +79,9 @@ def _narrower(config, mode):
 
 def _budgets(budgets):
   def apply(config):
-    one_model(config, quarters(budgets))
-    config.algorithm.rates = ' '.join(f'{n}:{r}' for n, r in budgets.items())
-    config.algorithm.odds = ()
+    rates = {name: dict(rate=rate) for name, rate in budgets.items()}
+    one_model(config, quarters(budgets), rates)
+    config.algorithm.levels = config.algorithm.odds = ()
 
   return apply
 

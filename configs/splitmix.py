@@ -14,9 +14,10 @@ def budgets(num_bases, shares):
   """Clients in equal blocks, each with its share of the full width."""
 
   def apply(config):
-    one_model(config, quarters(shares))
+    one_model(config, quarters(shares), {
+        name: dict(budget=share) for name, share in shares.items()
+    })  # fmt: skip
     config.algorithm.num_bases = num_bases
-    config.algorithm.budgets = ' '.join(f'{n}:{r}' for n, r in shares.items())
 
   return apply
 

@@ -13,13 +13,34 @@ def shown(value: Any) -> str:
   return text if len(text) <= 120 else f'{text[:100]} ... {text[-10:]}'
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-  """' (did you mean 'x'?)' for the nearest known name, or ''."""
-  close = difflib.get_close_matches(str(name)[:100], [*known], n=1)
-  return f' (did you mean {close[0]!r}?)' if close else ''
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+  """The known name that is most like `name`; None if none is."""
+  close = difflib.get_close_matches(str(name)[:100], map(str, known), n=1)
+  return close[0] if close else None
 
 
-def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+def suggest(
+    name: Any, known: Iterable[Any], listed: str = 'known are'
+) -> str:
+  """The end of a message on an unknown name: the nearest, and all known.
+
+  Args:
+    name: The unknown name.
+    known: All names.
+    listed: What stands in front of their list.
+
+  Returns:
+    Such as '; did you mean 'fedin'? Known are private, fedavg, fedin.'.
+  """
+  known = [*map(str, known)]
+  close = nearest(name, known)
+  names = f'{listed} {", ".join(known)}.' if known else 'there are none.'
+  if close is None:
+    return f'; {names}'
+  return f'; did you mean {close!r}? {names[0].upper()}{names[1:]}'
+
+
+def check_name(what: str, name: Any, known: Iterable[Any]) -> None:
   """Refuses a name that is not known.
 
   Args:
@@ -32,7 +53,4 @@ def check_name(what: str, name: Any, known: Iterable[str]) -> None:
   """
   known = [*known]
   if name not in known:
-    raise ValueError(
-        f'Unknown {what} {shown(name)}{did_you_mean(name, known)}; known are '
-        f'{", ".join(known)}.'
-    )
+    raise ValueError(f'Unknown {what} {shown(name)}{suggest(name, known)}')

@@ -49,8 +49,8 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   from fedjax_het.data.catalog import DATASETS
   from fedjax_het.experiment.build import local_training
   from fedjax_het.experiment.config import group_spec
-  from fedjax_het.experiment.tables import as_text
   from fedjax_het.models import create
+  from fedjax_het.reporting.tables import as_text
 
   source, local = DATASETS[config.dataset], local_training(config)
   size = config.image_size
@@ -58,14 +58,14 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
            source.image_shape[2])  # fmt: skip
   models = {}
   for name in config.groups:
-    model, _, options = group_spec(config, name)
+    spec = group_spec(config, name)
     net = create(
-        model,
+        spec.model,
         shape,
         source.num_classes,
         matmul_dtype=config.matmul_dtype,
         conv_backend=config.conv_backend,
-        **options,
+        **spec.options,
     )
     models.setdefault(net, []).append(name)
   options = config.algorithm
@@ -170,7 +170,7 @@ def paper_table(measure: bool = True) -> Iterator[str]:
 
   from fedjax_het import depthwise
   from fedjax_het.engine.types import LocalTraining
-  from fedjax_het.experiment.tables import as_text
+  from fedjax_het.reporting.tables import as_text
 
   # The paper's optimiser, with the momentum and weight decay of its code.
   local = LocalTraining(
@@ -236,10 +236,10 @@ def _budgets(config, groups, budgets_mb):
   """Texts for `budget_mb`, each once."""
   if budgets_mb is not None:
     return [f'{text.strip()}MB' for text in budgets_mb]
-  entries = config.algorithm.get('budgets', '').split(',')
-  pairs = [entry.strip().partition(':') for entry in entries]
-  named = [budget for name, _, budget in pairs if name in groups]
-  return dict.fromkeys(named or _SHARES)
+  from fedjax_het.experiment.config import group_spec
+
+  own = [group_spec(config, name).method.get('budget') for name in groups]
+  return dict.fromkeys([text for text in own if text is not None] or _SHARES)
 
 
 def main(argv: Sequence[str]) -> None:

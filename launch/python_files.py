@@ -67,6 +67,10 @@ def call(module: ModuleType, function: str, *args: str) -> Any:
 
 def _text(error: BaseException) -> str:
   """An error's text, after its kind where it does not speak for itself."""
+  from fedjax_het.renamed import new_name_in
+
   plain = (AttributeError, ImportError, KeyError, NameError, TypeError)
   kind = '' if isinstance(error, plain) else f'{type(error).__name__}: '
-  return kind + line(error)
+  text = line(error)
+  return new_name_in(text) or kind + text
+

@@ -53,7 +53,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def _report_table(name: str, scale: str | None, out: str | None) -> None:
   """Renders what there is of a results table."""
-  from fedjax_het.experiment import sweep_report, sweep_table
+  from fedjax_het.experiment import sweep_table
+  from fedjax_het.reporting import sweep_report
 
   found = table_files.find_table(name, scale)
   where = folder('--out', str(found.folder(out, 'results')))

@@ -79,8 +79,8 @@ def main(argv: Sequence[str]) -> None:
   del argv
   from fedjax_het import experiment
   from fedjax_het.analysis import pictures
-  from fedjax_het.experiment.tables import as_markdown
-  from fedjax_het.experiment.workdir import write_atomically
+  from fedjax_het.files import write_atomically
+  from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS
   try:

@@ -51,7 +51,8 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
   """Runs and renders the table that the flags describe."""
   del argv
-  from fedjax_het.experiment import Progress, sweep, sweep_report, sweep_table
+  from fedjax_het.experiment import Progress, sweep, sweep_table
+  from fedjax_het.reporting import sweep_report
 
   options = flags.FLAGS
   failure = None

@@ -58,18 +58,19 @@ def find_table(name: str, scale: str | None = None) -> Found:
     ValueError: If there is no such table or scale, or the file is none; in a
       line that names what there is.
   """
-  from fedjax_het.experiment.sweep_table import Table
-  from fedjax_het.names import check_name, did_you_mean
+  from fedjax_het.names import check_name, nearest
+  from fedjax_het.reporting.results_table import Table
 
   paths = [pathlib.Path(name), _ROOT / name]
   if pathlib.Path(name).name == name:
     paths.append(_ROOT / 'configs' / 'tables' / f'{name}.py')
   path = next((path for path in paths if os.path.isfile(path)), None)
   if path is None:
-    hint = did_you_mean(pathlib.Path(name).stem, names())
+    close = nearest(pathlib.Path(name).stem, names())
+    hint = f'did you mean {close!r}? There' if close else 'there'
     raise ValueError(
-        f'No results table {name!r}{hint}; there are {", ".join(names())}, or '
-        'give the path of a file.'
+        f'No results table {name!r}; {hint} are {", ".join(names())}, or give '
+        'the path of a file.'
     )
   module = python_files.load(path, 'get_table')
   scales = getattr(module, 'SCALES', ('cpu',))
@@ -170,8 +171,8 @@ def _named(
     what: str, given: Sequence[str], known: Sequence[str]
 ) -> list[str]:
   """The known labels that are given, as they are or as in file names."""
-  from fedjax_het.experiment.sweep_table import slug
   from fedjax_het.names import check_name
+  from fedjax_het.reporting.results_table import slug
 
   if not given:
     raise ValueError(f'Name at least one {what}: {", ".join(known)}.')

@@ -179,7 +179,8 @@ def _load_config(spec: str) -> Any:
 def _check_overrides(argv: list[str]) -> None:
   """Refuses overrides of keys that do not exist, or with values of no sense."""
   config = _load_config(argv[1].split('=', 1)[1])
-  from fedjax_het.names import did_you_mean
+  from fedjax_het.names import suggest
+  from fedjax_het.renamed import new_name
 
   for i, arg in enumerate(argv):
     match = _OVERRIDE.fullmatch(arg)
@@ -190,9 +191,10 @@ def _check_overrides(argv: list[str]) -> None:
       known = list(section) if hasattr(section, 'keys') else []
       if name not in known:
         where = '.'.join(path[: depth + 1])
-        hint = did_you_mean(name, known)
-        listed = f'; known are {", ".join(known)}' if known else ''
-        raise CommandError(f'Unknown config key {where}{hint}{listed}.')
+        if new_name(where):
+          raise CommandError(f'--config.{new_name(where)}')
+        hint = suggest(name, known) if known else '.'
+        raise CommandError(f'Unknown config key {where}{hint}')
       kind = section.get_type(name)
       section = section[name]
     value = match['value']
@@ -320,7 +322,7 @@ def _folder() -> pathlib.Path | None:
 
 def _show(config, workdir: pathlib.Path, result) -> None:
   """Prints what a run has come to."""
-  from fedjax_het.experiment import tables
+  from fedjax_het.reporting import tables
 
   print()
   print(tables.as_text(tables.results(result.summary, result.facts)))

@@ -11,13 +11,16 @@ from fedjax_het.models.blocks import BlockModel
 ROOT = pathlib.Path(__file__).resolve().parents[1] / 'fedjax_het'
 # From the ground up: a room imports only itself and rooms before it.
 ROOMS = (
-    ('names',),
+    ('names', 'files', 'renamed'),
+    ('options',),
     ('kernels',),
     ('models',),
     ('data',),
     ('engine',),
-    ('aggregation', 'depthwise', 'privacy'),
+    ('aggregation', 'depthwise', 'privacy', 'analysis'),
     ('algorithms',),
+    ('reporting',),
+    ('experiment',),
 )
 # What models are made of, which says nothing of a family.
 PLAIN_MODELS = {'blocks', 'slices', 'norm', 'reach', 'flops', 'intercept'}

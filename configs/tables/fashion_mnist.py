@@ -1,8 +1,8 @@
 """FedIN v2 on Fashion-MNIST, narrowed and shortened for two CPU cores."""
 
 from configs import fedavg, fedin, fedprox, private
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 _ARG = 'v2,fashion_mnist,cpu'
 

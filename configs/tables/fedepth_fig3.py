@@ -2,7 +2,7 @@
 
 from configs import splitmix
 from configs.tables import fedepth_fig2
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting.results_table import Table
 
 BASES = (16, 8, 4, 2)
 

@@ -1,8 +1,8 @@
 """The width methods four times as long as in `fedepth_cifar10.py`."""
 
 from configs.tables import fedepth_cifar10
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 ROWS = ('HeteroFL', 'SplitMix', 'FedAvg x1/6')
 

@@ -1,7 +1,7 @@
 """FedHe's comparison on CIFAR-10, narrowed and shortened for two CPU cores."""
 
 from configs.tables import fedhe_mnist
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting.results_table import Table
 
 
 def get_table() -> Table:

@@ -1,8 +1,8 @@
 """FedHe's Fig. 7: each of its ten clients, on CIFAR-10."""
 
 from configs.tables import _papers, fedhe_fig8
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 # How the means by class are formed: as in the paper, and in its code.

@@ -1,8 +1,8 @@
 """FedHe and local training ten times as long as in `fedhe_cifar10.py`."""
 
 from configs import fedhe, private
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 ARG = 'fedhe,cifar10,cpu,homogeneous'
 

@@ -3,7 +3,7 @@
 import ml_collections
 
 from configs import fd, fedavg, fedhe, private
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting.results_table import Table
 
 METHODS = {
     'Private': (private.get_config, ''),

@@ -1,8 +1,8 @@
 """FedHe's comparison on MNIST, narrowed and shortened for two CPU cores."""
 
 from configs import fd, fedavg, fedhe, fedmd, private
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 # Every method: its file and variants.
 METHODS = {

@@ -2,8 +2,8 @@
 
 from configs import fedavg, fedhe, fedmd, private
 from configs.tables import _papers
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 # Data set, and whether all clients hold model 9.

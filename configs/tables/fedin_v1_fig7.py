@@ -2,7 +2,7 @@
 
 from configs import fedin
 from configs.tables import _papers, fedin_v1_table2
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 COLUMNS = {'cifar10 non-IID': ('cifar10', False)}

@@ -4,9 +4,9 @@ import ml_collections
 
 from configs import fedavg, fedgkt, fedin, heterofl
 from configs.tables import _papers
-from fedjax_het.experiment import paper_targets
 from fedjax_het.experiment.config import group_spec
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 COLUMNS = _papers.fedin_columns(('cifar10', 'fashion_mnist'))
@@ -17,7 +17,7 @@ def _one_model(model: str):
 
   def get_config(arg):
     config = fedavg.get_config(arg)
-    number = sum(group_spec(config, name)[1] for name in config.groups)
+    number = sum(group_spec(config, name).clients for name in config.groups)
     one = {model: number}
     if 'quick' in arg.split(','):
       one = dict(mlp2=dict(model='mlp', clients=number, depth=2))

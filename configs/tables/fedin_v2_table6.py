@@ -2,8 +2,8 @@
 
 from configs import fedavg, fedin
 from configs.tables import _papers, fedin_v2_table1
-from fedjax_het.experiment import paper_targets
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.reporting import paper_targets
+from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
 CLIENTS = (10, 20, 50, 100, 200)

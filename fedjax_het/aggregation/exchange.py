@@ -24,9 +24,9 @@ from fedjax_het.aggregation.sharing import (
   Sharing,
   check_shared_shapes,
 )
-from fedjax_het.engine.options import one_of
 from fedjax_het.engine.types import Federation, Group, Received
 from fedjax_het.models.blocks import Variables
+from fedjax_het.options import one_of
 
 
 class Delta(NamedTuple):

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.engine.options import between, one_of, positive
+from fedjax_het.options import between, one_of, positive
 
 # b2, the decay of v, for which the paper takes one value throughout.
 SECOND_MOMENT_DECAY = 0.99

@@ -2,9 +2,8 @@
 
 A constructor is called as `ALGORITHMS[name](federation, **options)` and
 returns a `FederatedAlgorithm`; its keyword-only parameters are its options.
-Adding a method takes a module in this folder and a line here; if its clients
-can keep their optimisers between visits, also a line in `KEEP_OPTIMIZER`, which
-says whether they do by themselves.
+Adding a method takes a module in this folder and a line here. What a method
+needs of a federation stands beside its constructor, see `engine.needs`.
 """
 
 from collections.abc import Callable
@@ -40,17 +39,4 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'splitmix': splitmix,
 }
 
-# Methods that obey `LocalTraining.keep_optimizer`, and what they do by
-# themselves. All others begin the optimiser anew in each visit.
-KEEP_OPTIMIZER = {
-    'private': False,
-    'fedavg': False,
-    'fedprox': False,
-    'fedasync': False,
-    'fedhe': True,
-    'fd': True,
-    'fedmd': True,
-    'fedgkt': True,
-}
-
-__all__ = ['ALGORITHMS', 'KEEP_OPTIMIZER', *ALGORITHMS]
+__all__ = ['ALGORITHMS', *ALGORITHMS]

@@ -36,20 +36,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.class_means import (
-    ClassVectors,
-    class_means,
-    fit_and_sum,
-    init_class_client,
+  ClassVectors,
+  class_means,
+  fit_and_sum,
+  init_class_client,
 )
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import (
-    FederatedAlgorithm,
-    Federation,
-    Maybe,
-    Uplink,
+  FederatedAlgorithm,
+  Federation,
+  Maybe,
+  Uplink,
 )
+from fedjax_het.options import not_negative, one_of
 
 
 def targets(store: Maybe, client_id=None) -> Maybe:

@@ -34,14 +34,15 @@ from fedjax_het.aggregation.averaging import (
   trained_clients,
 )
 from fedjax_het.aggregation.exchange import Delta, make_exchange
-from fedjax_het.engine.options import (
+from fedjax_het.engine.needs import requires
+from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
+from fedjax_het.models.blocks import Variables
+from fedjax_het.options import (
   at_least,
   between,
   not_negative,
   one_of,
 )
-from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
-from fedjax_het.models.blocks import Variables
 
 STALENESS = ('constant', 'polynomial', 'hinge')
 
@@ -86,6 +87,7 @@ def mix(x, w, alpha_t):
   return {**x, **moved}
 
 
+@requires(keep_optimizer=False)
 def fedasync(
     federation: Federation,
     *,

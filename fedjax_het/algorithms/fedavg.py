@@ -19,9 +19,11 @@ References:
 
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
 
+@requires(keep_optimizer=False)
 def fedavg(
     federation: Federation,
     *,

@@ -59,7 +59,6 @@ from fedjax_het.depthwise.stages import (
 from fedjax_het.depthwise.training import merge, share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -68,6 +67,7 @@ from fedjax_het.engine.types import (
   Uplink,
 )
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import one_of
 
 
 class Client(NamedTuple):
@@ -224,7 +224,7 @@ def calibrated(
   return server._replace(stats={**server.stats, **stats})
 
 
-@requires(group_options=dict(budget=''))
+@requires(group_options=dict(budget=None))
 def fedepth(
     federation: Federation,
     *,

@@ -13,10 +13,12 @@ References:
 
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.engine.options import not_negative
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
+from fedjax_het.options import not_negative
 
 
+@requires(keep_optimizer=False)
 def fedprox(
     federation: Federation,
     *,

@@ -56,14 +56,6 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import (
-  at_least,
-  group_shares,
-  halvings,
-  not_negative,
-  one_of,
-  share,
-)
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -75,6 +67,14 @@ from fedjax_het.engine.types import (
 from fedjax_het.models.blocks import Variables
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.names import check_name
+from fedjax_het.options import (
+  at_least,
+  group_shares,
+  halvings,
+  not_negative,
+  one_of,
+  share,
+)
 
 
 class Server(NamedTuple):
@@ -137,7 +137,7 @@ class Widths(NamedTuple):
   add: Callable[..., Any]
 
 
-@requires(one_model=True, group_options=dict(rate=''))
+@requires(one_model=True, group_options=dict(rate=None))
 def heterofl(
     federation: Federation,
     *,

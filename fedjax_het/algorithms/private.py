@@ -9,9 +9,11 @@ References:
 """
 
 from fedjax_het.engine.local import fit_model, init_optimizer
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 
 
+@requires(keep_optimizer=False)
 def private(federation: Federation) -> FederatedAlgorithm:
   """Local training only.
 

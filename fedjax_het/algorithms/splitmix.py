@@ -52,7 +52,6 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import at_least, group_shares, one_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -62,6 +61,7 @@ from fedjax_het.engine.types import (
 )
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import scaled_outputs
+from fedjax_het.options import at_least, group_shares, one_of
 
 
 class Server(NamedTuple):
@@ -168,7 +168,7 @@ def draw_base(base: BlockModel, key, factor: float) -> Variables:
   )
 
 
-@requires(one_model=True, group_options=dict(budget=''))
+@requires(one_model=True, group_options=dict(budget=None))
 def splitmix(
     federation: Federation,
     *,

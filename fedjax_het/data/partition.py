@@ -43,7 +43,7 @@ def partition(labels, num_clients, *, name='dirichlet', seed, **options):
     if option not in known:
       raise ValueError(
           f'Partition {name!r} has no option {option!r}'
-          f'{names.did_you_mean(option, known)}; it takes {", ".join(known)}.'
+          f'{names.suggest(option, known, "it takes")}'
       )
   return PARTITIONS[name](labels, num_clients, seed=seed, **options)
 

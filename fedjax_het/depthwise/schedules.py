@@ -6,8 +6,8 @@ from typing import NamedTuple
 from fedjax_het.depthwise import memory
 from fedjax_het.depthwise.measured import measured_costs, step_memory
 from fedjax_het.depthwise.stages import Stage, head_start, make_stages
-from fedjax_het.engine.options import not_negative, one_of
 from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.options import not_negative, one_of
 
 PLANS = ('paper', 'measured')
 
@@ -105,7 +105,8 @@ def make_schedules(
 
 def budget_of(group: Group) -> str | float:
   """A group's budget, as `depthwise.budget_mb` reads it; '' for none."""
-  return group.options.get('budget', '')
+  budget = group.options.get('budget')
+  return '' if budget is None else budget
 
 
 def stage_figures(

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 
 from fedjax_het.data.federated import Batch, Examples
 from fedjax_het.engine.local import shuffled_positions
-from fedjax_het.engine.options import one_of
 from fedjax_het.engine.task import Task
 from fedjax_het.models.blocks import Block, BlockModel, Variables
 from fedjax_het.models.preresnet import NormPool
+from fedjax_het.options import one_of
 
 PARTIAL = ('frozen', 'bypass')
 HEADS = ('shared', 'own')

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.engine.options import between, not_negative
+from fedjax_het.options import between, not_negative
 
 MODES = ('async', 'sequential')
 _UPLOAD, _DOWNLOAD = 0, 1  # The order of events at one time.

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.data.federated import Batch, Examples
-from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import LocalTraining, Turn, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import INT32_MAX
 
 # Numbers in the orders of all epochs that are drawn at once, 64 MB.
 _ORDERS = 1 << 24

@@ -21,23 +21,39 @@ class Needs:
       method may read or without; None for no public set.
     sizes: Whether `Federation.sizes` must be known.
     one_model: Whether all groups hold the same architecture.
-    server_model: Whether `Federation.server_model` must be given.
-    partner: Whether each `Group.partner` must be given.
+    server_model: Whether `Federation.server_model` must be given; None if it
+      may be.
+    partner: Whether each `Group.partner` must be given; None if it may be.
     keep_optimizer: What the method does by itself about its clients'
       optimisers if it obeys `LocalTraining.keep_optimizer`; None if clients
       always begin their optimisers anew.
-    group_options: {option: default} of `Group.options`.
+    group_options: {option: default} of `Group.options`. A value must be of its
+      default's type; with the default None the constructor checks it.
     task: Name of the only task that the method is made for; None for any.
   """
 
   public: str | None = None
   sizes: bool = False
   one_model: bool = False
-  server_model: bool = False
-  partner: bool = False
+  server_model: bool | None = False
+  partner: bool | None = False
   keep_optimizer: bool | None = None
   group_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   task: str | None = None
+
+  def __post_init__(self):
+    if self.public not in (None, 'labelled', 'unlabelled'):
+      raise ValueError(
+          "public must be 'labelled', 'unlabelled' or None, got "
+          f'{self.public!r}.'
+      )
+
+  def known_group_options(self) -> dict[str, tuple[Any, Any]]:
+    """{option: (type, default)}, as `fedjax_het.options.check_options` asks."""
+    return {
+        name: (Any if default is None else type(default), default)
+        for name, default in self.group_options.items()
+    }
 
 
 NOTHING = Needs()
@@ -45,9 +61,10 @@ NOTHING = Needs()
 
 def requires(**needs) -> Callable[[Callable], Callable]:
   """A decorator that declares the `Needs` of an algorithm's constructor."""
+  declared = Needs(**needs)
 
   def declare(constructor):
-    constructor.needs = Needs(**needs)
+    constructor.needs = declared
     return constructor
 
   return declare

@@ -64,7 +64,7 @@ class LocalTraining:
       of SGD and Adam, not with weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
       visits, which is never sent; None for what the method does by itself.
-      Only the methods of `algorithms.KEEP_OPTIMIZER` ask for it.
+      Only methods that declare it (`Needs.keep_optimizer`) ask for it.
     task: The loss that is minimised, and the metrics that are reported.
   """
 

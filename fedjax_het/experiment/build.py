@@ -31,7 +31,6 @@ from fedjax_het.data.splits import (
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
-from fedjax_het.engine.options import INT32_MAX
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -39,10 +38,18 @@ from fedjax_het.engine.types import (
   LocalTraining,
 )
 from fedjax_het.experiment import footprint
-from fedjax_het.experiment.config import check, device_spec, group_spec
-from fedjax_het.experiment.options import keyword_options
+from fedjax_het.experiment.checks import check
+from fedjax_het.experiment.config import (
+  GroupSpec,
+  ModelSpec,
+  device_spec,
+  group_spec,
+  model_spec,
+  needs_in,
+)
 from fedjax_het.experiment.tensorboard import check_installed
-from fedjax_het.models import MODELS, create
+from fedjax_het.models import MODELS, BlockModel, create
+from fedjax_het.options import INT32_MAX, keyword_options
 
 _log = logging.getLogger(__name__)
 # Batches of fewer examples are warned of where batch norm meets them.
@@ -102,7 +109,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if config.tensorboard:
     check_installed()
   groups = {name: group_spec(config, name) for name in config.groups}
-  num_clients = sum(clients for _, clients, _ in groups.values())
+  num_clients = sum(spec.clients for spec in groups.values())
   dataset = load(config.dataset, config.data_dir)
   dataset = _spoil(config, dataset)
   if num_clients > len(dataset.train_labels):
@@ -127,30 +134,29 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   _warn_of_small_batches(config.local, groups.values(), parts)
   group_of = np.array(
       assign_groups(
-          {name: clients for name, (_, clients, _) in groups.items()},
+          {name: spec.clients for name, spec in groups.items()},
           config.group_seed,
       )
   )
+  make = functools.partial(_make_model, config, dataset)
   made = []
-  for name, (model, _, options) in groups.items():
-    shape = dataset.train_images.shape[1:]
-    with _naming(f'groups.{name}'):
-      net = create(
-          model,
-          shape,
-          dataset.num_classes,
-          matmul_dtype=config.matmul_dtype,
-          conv_backend=config.conv_backend,
-          **options,
-      )
+  for name, spec in groups.items():
     members = np.flatnonzero(group_of == name).astype(np.int32)
-    made.append(Group(name, net, members))
+    made.append(Group(
+        name,
+        make(f'groups.{name}', spec),
+        members,
+        make(f'groups.{name}.partner', spec.partner),
+        {**needs_in(config).group_options, **spec.method},
+    ))  # fmt: skip
   federation = Federation(
       tuple(made),
       local_training(config),
       config.local_stats,
       np.array([len(part) for part in parts], np.int32),
       0 if public is None else len(public),
+      config.num_rounds,
+      make('server_model', model_spec(config, config.server_model)),
   )
   options = config.algorithm.to_dict()
   with _naming('algorithm'):
@@ -234,6 +240,23 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
   return (Device(),) * num_clients
 
 
+def _make_model(
+    config, dataset: Dataset, where: str, spec: ModelSpec | GroupSpec | None
+) -> BlockModel | None:
+  """The model that stands at `where` in a config; None for none."""
+  if spec is None:
+    return None
+  with _naming(where):
+    return create(
+        spec.model,
+        dataset.train_images.shape[1:],
+        dataset.num_classes,
+        matmul_dtype=config.matmul_dtype,
+        conv_backend=config.conv_backend,
+        **spec.options,
+    )
+
+
 @contextlib.contextmanager
 def _naming(section: str) -> Iterator[None]:
   """Says in which section of the config a ValueError has its cause."""
@@ -270,8 +293,10 @@ def _warn_of_small_batches(local, groups, parts) -> None:
   """
   none = (str, 'none')  # Of models without the option.
   norms = {
-      options.get('norm', keyword_options(MODELS[model]).get('norm', none)[1])
-      for model, _, options in groups
+      spec.options.get(
+          'norm', keyword_options(MODELS[spec.model]).get('norm', none)[1]
+      )
+      for spec in groups
   }
   if not any(norm.startswith('batch') for norm in norms):
     return

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_het.experiment.workdir import set_aside
+from fedjax_het.files import set_aside
 
 _log = logging.getLogger(__name__)
 

@@ -64,7 +64,8 @@ def schedules(experiment: Experiment) -> dict[str, Any]:
   names = ('plan', 'slack', 'heads', 'partial', 'mkd_models')
   federation = experiment.federation
   made = depthwise.make_schedules(
-      federation, **{name: options[name] for name in names}
+      federation,
+      **{name: options[name] for name in names},
   )
   return {
       name: dict(

@@ -20,7 +20,7 @@ from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
-from fedjax_het.experiment.config import check
+from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
@@ -28,17 +28,12 @@ from fedjax_het.experiment.programs import (
   rounds_to_run,
   run_keys,
 )
-from fedjax_het.experiment.report import write_report
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
-from fedjax_het.experiment.workdir import (
-  lock,
-  read_json,
-  settle_config,
-  store_config,
-  write_atomically,
-)
+from fedjax_het.experiment.workdir import lock, settle_config, store_config
+from fedjax_het.files import read_json, write_atomically
 from fedjax_het.kernels.onednn import no_compilation_cache
+from fedjax_het.reporting.report import write_report
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.experiment.config import default_config
-
-# {name in older versions: name in this one}, of a config's plain entries.
-_RENAMED = dict(products='matmul_dtype', convolutions='conv_backend')
+from fedjax_het.renamed import with_moved_entries
 
 
 def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -39,22 +37,6 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         init='he_fan_out', preact_shortcut=False, head_relu=True
     )
   return older
-
-
-def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """A stored config whose entries have the places and names of this version."""
-  result = {_RENAMED.get(key, key): value for key, value in stored.items()}
-  algorithm = stored.get('algorithm')
-  if not isinstance(algorithm, Mapping):
-    return result
-  result['algorithm'] = algorithm = dict(algorithm)
-  if 'keep_optimizer' in algorithm:  # Once an option of two methods.
-    keep = algorithm.pop('keep_optimizer')
-    result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
-  if 'planner' in algorithm:  # FeDepth's `plan`.
-    planner = algorithm.pop('planner')
-    algorithm['plan'] = 'measured' if planner == 'xla' else planner
-  return result
 
 
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:

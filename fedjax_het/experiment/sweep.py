@@ -15,17 +15,15 @@ import jax
 
 from fedjax_het.data import sources
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment import metrics, tables
-from fedjax_het.experiment.config import check
+from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
-from fedjax_het.experiment.sweep_table import (
-  Table,
-  cell_name,
-  read_cell,
-  with_seed,
-)
-from fedjax_het.experiment.workdir import write_atomically
+from fedjax_het.experiment.sweep_table import read_cell, with_seed
+from fedjax_het.files import write_atomically
+from fedjax_het.reporting import tables
+from fedjax_het.reporting.results_table import Table, cell_name
+from fedjax_het.reporting.run_files import Row
+from fedjax_het.reporting.summary import summarise
 
 
 class _Job(NamedTuple):
@@ -233,7 +231,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   config.pop('data_dir', None)
   rows = _of_mean(result.rows, job.mean)
   tests = [row for row in rows if row['split'] == 'test']
-  summary = metrics.summarise(rows, config['target_accuracy'])
+  summary = summarise(rows, config['target_accuracy'])
   models = {
       group: summary.last[f'accuracy/{group}/models']
       for group in config['groups']
@@ -272,7 +270,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   )
 
 
-def _of_mean(rows, mean: str) -> list[metrics.Row]:
+def _of_mean(rows, mean: str) -> list[Row]:
   """Rows whose `accuracy` is that mean, which best rounds then follow."""
   if mean == 'groups':
     return list(rows)

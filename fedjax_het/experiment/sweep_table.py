@@ -1,91 +1,21 @@
-"""Results tables: what cells they have, and the results that are there."""
+"""The results that a results table has, each one of its own config."""
 
 from collections.abc import Mapping, Sequence
 import json
 import os
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_het.experiment.config import group_spec
-from fedjax_het.experiment.paper_targets import Target
 from fedjax_het.experiment.stored_config import with_new_entries
-from fedjax_het.experiment.workdir import read_json
+from fedjax_het.files import read_json
+from fedjax_het.reporting.results_table import Table, cell_name
 
 # Entries of a config that do not change a cell's numbers, but for rounding.
 _IRRELEVANT = (
     'data_dir', 'compilation_cache', 'tensorboard', 'conv_backend'
 )  # fmt: skip
-
-
-class Table(NamedTuple):
-  """A table of results: a row per method, some seeds each, maybe columns.
-
-  Attributes:
-    title: Its heading.
-    setting: What all cells share, in words.
-    rows: {label: config}; with columns {label: {column: config}}. A row may
-      lack columns: there is no such cell.
-    paper: {label: target}; with columns {label: {column: target}}: what the
-      paper prints, in its own setting.
-    seeds: Seeds of training, partition and sampling, all three alike.
-    families: {name: groups}: sets of groups that are compared besides, in a
-      second table and in bars; {} for none.
-    bars: Rows whose models are drawn as bars; () for all.
-    columns: Names of the columns, such as data set and split; one without a
-      name for a table that has none.
-    views: {label: (row, view)}: further rows, which show a view of the models
-      of another row, such as FedGKT's clients beside its server; or, where
-      `view` is a tuple of groups, the mean over these groups alone.
-    mean: Which mean of accuracies the paper reports: over 'groups', all alike,
-      or over 'clients', each group counting with the number of its clients.
-      Results hold this one, best rounds and targets refer to it. Views are
-      means over clients in either case.
-    notes: {label: what the row is}, where its name does not say it.
-  """
-
-  title: str
-  setting: str
-  rows: Mapping[str, Any]
-  paper: Mapping[str, Any]
-  seeds: Sequence[int]
-  families: Mapping[str, Sequence[str]] = {}
-  bars: Sequence[str] = ()
-  columns: Sequence[str] = ('',)
-  views: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
-  mean: str = 'groups'
-  notes: Mapping[str, str] = {}
-
-  @property
-  def labels(self) -> list[str]:
-    """All rows in order, each view below the row that it belongs to."""
-    labels = []
-    for row in self.rows:
-      labels += [row, *(v for v, (of, _) in self.views.items() if of == row)]
-    return labels
-
-  def config(self, label: str, column: str = ''):
-    """The config of a cell; None if there is no such cell."""
-    return self._at(self.rows, self.views.get(label, (label,))[0], column)
-
-  def target(self, label: str, column: str = '') -> Target | None:
-    """What the paper prints for a cell; None if it prints nothing."""
-    return self._at(self.paper, label, column)
-
-  def _at(self, entries: Mapping[str, Any], label: str, column: str) -> Any:
-    if tuple(self.columns) == ('',):
-      return entries.get(label)
-    return entries.get(label, {}).get(column)
-
-
-def slug(label: str) -> str:
-  """A label in lower case, with nothing but letters, digits and _."""
-  return re.sub(r'[^a-z0-9]+', '_', label.lower()).strip('_')
-
-
-def cell_name(row: str, column: str) -> str:
-  """The name of a cell's file and workdir, without the seed."""
-  return '-'.join(slug(part) for part in (row, column) if part)
 
 
 def with_seed(config, seed: int, overrides: Mapping[str, Any]):
@@ -168,7 +98,7 @@ def read_cell(
     )
   # Older cells do not say it.
   there = cell.get('mean', 'groups')
-  sizes = {group_spec(config, name)[1] for name in config.groups}
+  sizes = {group_spec(config, name).clients for name in config.groups}
   if there != mean and len(sizes) > 1:
     raise ValueError(
         f'{path} holds the mean over {there}, but the table reports that over '

@@ -23,7 +23,7 @@ from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
 from fedjax_het.models.vit import vit
-from fedjax_het.names import check_name, did_you_mean
+from fedjax_het.names import check_name, suggest
 
 _with = functools.partial
 
@@ -103,7 +103,7 @@ def create(
     if option not in known:
       raise ValueError(
           f'Model {name!r} has no option {option!r}'
-          f'{did_you_mean(option, known)}; it accepts {", ".join(known)}.'
+          f'{suggest(option, known, "it takes")}'
       )
   shape = tuple(input_shape)
   if len(shape) != 3 or any(int(n) != n or n < 1 for n in shape):

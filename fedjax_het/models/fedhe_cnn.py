@@ -20,6 +20,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
+from fedjax_het.options import between
 
 # (filters of each convolution, dropout rate).
 VARIANTS = (
@@ -136,8 +137,7 @@ def fedhe_cnn(
   layers.check_init(init)
   filters, rate = VARIANTS[variant]
   rate = rate if dropout is None else dropout
-  if not 0 <= rate < 1:
-    raise ValueError(f'dropout={dropout} must lie in [0, 1).')
+  between(0, 1, below=True, dropout=rate)
   smallest = 3 if len(filters) == 2 else 12
   if min(input_shape[:2]) < smallest:
     raise ValueError(

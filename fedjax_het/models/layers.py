@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.matmul_dtype import matmul
 from fedjax_het.models.slices import Slices
+from fedjax_het.names import check_name
+from fedjax_het.options import positive
 
 
 def _draw(sample, key, shape, dtype):
@@ -128,17 +130,13 @@ def scale_channels(channels: int, width: float) -> int:
   Raises:
     ValueError: If the width is not a positive finite number.
   """
-  if not (isinstance(width, (int, float)) and 0 < width < math.inf):
-    raise ValueError(f'The width must be a positive number, got {width!r}.')
+  positive(width=width)
   return max(1, math.floor(round(channels * width, 6)))
 
 
 def check_choice(option: str, value, choices) -> None:
   """Raises ValueError if an option's value is not one of the choices."""
-  if value not in choices:
-    raise ValueError(
-        f'The option {option}={value!r} must be one of {list(choices)}.'
-    )
+  check_name(option, value, choices)
 
 
 def conv_layer(

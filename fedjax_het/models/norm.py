@@ -26,6 +26,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from fedjax_het.names import check_name
+
 
 def _example_mean(x):
   """Mean over the positions of each example: [B, ..., C] -> [B, C]."""
@@ -180,8 +182,7 @@ POLICIES: dict[str, Callable[..., nn.Module]] = {
 
 def check_policy(norm: str) -> None:
   """Raises ValueError for a norm that is not in `POLICIES`."""
-  if norm not in POLICIES:
-    raise ValueError(f'Unknown norm {norm!r}; it must be one of {[*POLICIES]}.')
+  check_name('norm', norm, POLICIES)
 
 
 def norm_layer(

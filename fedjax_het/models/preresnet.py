@@ -24,6 +24,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import SHORTCUTS
 from fedjax_het.models.slices import Slices, shortcut
+from fedjax_het.options import at_least
 
 
 class PreStem(nn.Module):
@@ -197,8 +198,7 @@ def preresnet20(
   layers.check_choice('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
   layers.check_init(init)
-  if num_blocks < 1:
-    raise ValueError(f'num_blocks must be at least 1, got {num_blocks}.')
+  at_least(1, num_blocks=num_blocks)
   if num_blocks > 200:  # 1,202 layers; each block is compiled by itself.
     raise ValueError(f'num_blocks must be at most 200, got {num_blocks}.')
   # With a kernel initialiser of its own the bias starts at zero.

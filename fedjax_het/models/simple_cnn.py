@@ -23,6 +23,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
+from fedjax_het.options import between
 
 
 class ConvUnit(nn.Module):
@@ -184,8 +185,8 @@ def dropout_cnn(
   """
   check_policy(norm)
   layers.check_init(init)
-  if dropout is not None and not 0 <= dropout < 1:
-    raise ValueError(f'dropout={dropout} must lie in [0, 1).')
+  if dropout is not None:
+    between(0, 1, below=True, dropout=dropout)
   if min(input_shape[:2]) < 6:
     raise ValueError(
         'Model dropout_cnn needs images of at least 6x6, got '

@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.types import Visit
-from tests.algorithms.test_suite import NUM_PUBLIC, OPTIONS, federate
+from tests.algorithms.suite import NUM_PUBLIC, make
+from tests.algorithms.test_suite import federate
 from tests.tiny import SIZES, tiny_data
 
 # The second client of the second group has 3 of the 4 examples of a batch.
@@ -21,7 +22,7 @@ def one_visit(name, drop_last):
   federation = federate(name, norm=True)
   local = dataclasses.replace(federation.local, drop_last=drop_last)
   federation = dataclasses.replace(federation, local=local)
-  algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
+  algorithm, federation = make(name, federation)
   (group,) = (g for g in federation.groups if CLIENT in g.client_ids)
   visit = Visit(jnp.int32(CLIENT), jnp.int32(0), jax.random.key(4))
   data = tiny_data(public=NUM_PUBLIC)

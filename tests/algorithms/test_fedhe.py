@@ -390,8 +390,8 @@ def test_private_keeps_its_optimiser_or_begins_anew():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(store='last'), "store must be one of all, fold, latest, got 'la"),
-        (dict(alpha=-1.0), 'alpha must be finite and at least 0, got -1'),
+        (dict(store='last'), "Unknown store 'la"),
+        (dict(alpha=-1.0), 'alpha must be at least 0, got -1'),
         (dict(fold_every=0), 'fold_every must be at least 1, got 0'),
     ],
 )

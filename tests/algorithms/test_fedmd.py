@@ -24,6 +24,7 @@ from fedjax_het.engine.types import (
   Visit,
 )
 from fedjax_het.models import Variables, create
+from tests.algorithms.suite import Case
 from tests.tiny import (
   SHAPE,
   preprocess,
@@ -34,6 +35,8 @@ from tests.tiny import (
   tiny_model,
 )
 
+# What the shared suite runs, see `tests/algorithms/suite.py`.
+SUITE = [Case(dict(num_alignment=7, digest_batch_size=4))]
 SHORT = dict(pretrain_epochs=2, transfer_epochs=2, num_alignment=7)
 SIZES = (5, 8, 3, 7)
 

@@ -22,6 +22,7 @@ from fedjax_het.models.blocks import Block
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.models.layers import GlobalPool, Linear
 from fedjax_het.models.norm import BatchNorm
+from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -34,6 +35,11 @@ from tests.tiny import (
   with_group_options,
 )
 
+# What the shared suite runs, see `tests/algorithms/suite.py`.
+SUITE = [
+    Case(),
+    Case(dict(odds=(1.0, 1.0), levels=('1', '1/2'), mask='batch')),
+]
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
@@ -438,7 +444,7 @@ def test_bad_options_are_refused_in_one_line():
   with pytest.raises(ValueError, match="groups 'tiny1' "):
     heterofl(tiny_federation())
   for options, message in (
-      (dict(mask='clients'), 'mask must be one of client, batch, none, got'),
+      (dict(mask='clients'), 'Unknown mask '),
       (dict(odds=(0.0, 0.0)), 'odds must be at least 0, and not only zeros'),
       (dict(levels=('1',)), 'give one number of odds for each'),
       (dict(odds=(1.0,), levels=('1', '1/2')), 'levels must be 1 different sh'),

@@ -6,13 +6,21 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.algorithms import ALGORITHMS, KEEP_OPTIMIZER
+from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds, traffic
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.types import Visit
-from fedjax_het.experiment.config import check, default_config
+from fedjax_het.experiment.checks import check
+from fedjax_het.experiment.config import default_config
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
 NUM_PUBLIC = 5
+# {method: whether it keeps its clients' optimisers by itself}.
+KEEPS = {
+    name: needs_of(constructor).keep_optimizer
+    for name, constructor in ALGORITHMS.items()
+}
+CAN_KEEP = sorted(name for name, keeps in KEEPS.items() if keeps is not None)
 
 
 def federate(keep, depths=(1, 2), **kwargs):
@@ -52,12 +60,12 @@ def states(tree):
   return [n for n in jax.tree.leaves(tree, is_leaf=is_adam) if is_adam(n)]
 
 
-@pytest.mark.parametrize('name', sorted(KEEP_OPTIMIZER))
+@pytest.mark.parametrize('name', CAN_KEEP)
 def test_the_state_stays_on_the_client_and_never_travels(name):
   found = {keep: visit_shapes(name, keep) for keep in (True, False, None)}
   for keep, (before, after, messages) in found.items():
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    kept = KEEP_OPTIMIZER[name] if keep is None else keep
+    kept = KEEPS[name] if keep is None else keep
     assert len(states(after)) == (1 + (name == 'fedmd') if kept else 0)
     assert not states(messages)
     assert traffic.full_bytes(messages) == traffic.full_bytes(found[None][2])
@@ -66,11 +74,10 @@ def test_the_state_stays_on_the_client_and_never_travels(name):
 @pytest.mark.parametrize('name', sorted(ALGORITHMS))
 def test_the_config_has_the_methods_default_and_refuses_what_cannot_be(name):
   config = default_config(name)
-  assert config.local.keep_optimizer is KEEP_OPTIMIZER.get(name, False)
-  config.public_size = NUM_PUBLIC
+  assert config.local.keep_optimizer is bool(KEEPS[name])
   for keep in (True, False):
     config.local.keep_optimizer = keep
-    if keep and name not in KEEP_OPTIMIZER:
+    if keep and name not in CAN_KEEP:
       with pytest.raises(ValueError, match='begins the optimiser anew in each'):
         check(config)
     else:

@@ -13,30 +13,9 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import Visit
-from tests.tiny import (
-    SIZES,
-    one_model_federation,
-    tiny_data,
-    tiny_federation,
-    tiny_local,
-)
+from tests.algorithms.suite import NUM_PUBLIC, cases, make, needed_federation
+from tests.tiny import tiny_data, tiny_local
 
-OPTIONS = {
-    'fedin': dict(num_pairs=4),
-    'fedmd': dict(num_alignment=7, digest_batch_size=4),
-    'fedgkt': dict(server_epochs=2),
-    'fedepth': dict(heads='own'),
-}
-NUM_PUBLIC = 11
-# What a method needs to know of the federation; all data are the same.
-NEEDS = {
-    'fedmd': dict(num_public=NUM_PUBLIC),
-    'fedgkt': dict(sizes=np.array(SIZES)),
-}
-# `Group.options` of the group 'tiny2'.
-GROUP_OPTIONS = {'fedepth': dict(budget='1/2')}
-# Methods whose groups hold one model of the library.
-FEDERATIONS = {name: one_model_federation for name in ('heterofl', 'splitmix')}
 COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
@@ -46,26 +25,8 @@ def federate(name, norm):
 
   Adam would make them as large as any other, so that SGD takes its place.
   """
-  needs = NEEDS.get(name, {})
-  if norm:
-    needs = dict(needs, local=tiny_local(optax.sgd, 0.1))
-  if name in FEDERATIONS:
-    return FEDERATIONS[name](norm, 2, 3, **needs)
-  federation = tiny_federation((1, 2), 3, norm=norm, **needs)
-  return with_options(federation, **GROUP_OPTIONS.get(name, {}))
-
-
-def with_options(federation, **options):
-  """The federation with options of the group 'tiny2'."""
-  first, second = federation.groups
-  second = dataclasses.replace(second, options=options)
-  return dataclasses.replace(federation, groups=(first, second))
-
-
-def make(name, federation=None):
-  federation = federation or federate(name, norm=False)
-  algorithm = ALGORITHMS[name](federation, **OPTIONS.get(name, {}))
-  return algorithm, federation
+  fields = dict(local=tiny_local(optax.sgd, 0.1)) if norm else {}
+  return needed_federation(name, norm, **fields)
 
 
 @functools.cache
@@ -222,29 +183,21 @@ def test_grouping_order_does_not_matter(name, reference):
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
-PADDED = {name: [OPTIONS.get(name, {})] for name in ALGORITHMS} | {
-    'fedin': [dict(num_pairs=4), dict(num_pairs=4, noise=0.8)],
-    'fedepth': [
-        dict(OPTIONS['fedepth'], cache_prefix=True),
-        dict(budget='2', mkd_models=2),
-    ],
-    'heterofl': [{}, dict(odds=(1.0, 1.0), mask='batch')],
-}
-
-
 @pytest.mark.parametrize(
-    'name,options', [(n, o) for n, os in sorted(PADDED.items()) for o in os]
+    ('name', 'case'),
+    [
+        pytest.param(name, case, id=f'{name}-{number}')
+        for name in sorted(ALGORITHMS)
+        for number, case in enumerate(cases(name))
+    ],
 )
-def test_padding_of_a_client_changes_nothing(name, options):
+def test_padding_of_a_client_changes_nothing(name, case):
   """Neither the length of a table nor what stands in its padding counts.
 
   With norm layers, partial batches, and noise scaled to the features.
   """
-  federation, options = federate(name, norm=True), dict(options)
-  if 'budget' in options:
-    federation = with_options(federation, budget=options.pop('budget'))
+  algorithm, federation = make(name, federate(name, norm=True), case)
   group = federation.groups[1]
-  algorithm = ALGORITHMS[name](federation, **options)
   data = tiny_data((5, 6, 3, 7, 8, 6), public=NUM_PUBLIC)
   strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
   inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]

@@ -10,7 +10,8 @@ import pytest
 from configs import common
 from configs.tables import fedepth_fig2, fedepth_fig3
 from fedjax_het import experiment
-from fedjax_het.algorithms import KEEP_OPTIMIZER
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
 from fedjax_het.experiment.config import group_spec
@@ -18,10 +19,6 @@ from fedjax_het.models import create
 from tests.models.augreg import PATCH, save
 
 FOLDER = pathlib.Path(common.__file__).parent
-# Methods whose groups are widths of one model, in place of a setting's models.
-WIDTHS = dict(
-    heterofl={'a', 'b', 'c'}, splitmix={'quarter', 'half', 'full'}
-)
 METHODS = sorted(
     path.stem
     for path in FOLDER.glob('*.py')
@@ -34,6 +31,16 @@ def load(name):
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
+
+
+def one_model(name):
+  """Whether a method's groups hold one model, in place of a setting's."""
+  return needs_of(ALGORITHMS[name]).one_model
+
+
+def group_options(config):
+  """{group: the method's options of it}."""
+  return {name: group_spec(config, name).method for name in config.groups}
 
 
 def variants_of(name):
@@ -49,7 +56,7 @@ def variants_of(name):
 
 
 def test_there_is_a_file_for_every_algorithm():
-  assert METHODS == sorted(experiment.config.ALGORITHMS)
+  assert METHODS == sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -114,7 +121,7 @@ def test_the_papers_settings():
     # FedMD needs a public set, FedAsync runs by another clock.
     own_entries = ['algorithm', 'public_size', 'clock', 'devices']
     # Widths have groups of their own.
-    own_entries += ['groups'] if name in WIDTHS else []
+    own_entries += ['groups'] if one_model(name) else []
     for own in own_entries:
       del other[own], mine[own]
     # Whose optimisers stay is the method's, where a setting does not say it.
@@ -135,7 +142,7 @@ def test_the_setting_of_fedhe():
   assert one.num_rounds < 1000 and one.model.width < 1
   for name in METHODS:
     keeps = load(name).get_config('fedhe').local.keep_optimizer
-    assert keeps == (name in KEEP_OPTIMIZER)
+    assert keeps == (needs_of(ALGORITHMS[name]).keep_optimizer is not None)
 
 
 @pytest.mark.parametrize('size', ['', 'quick', 'v2'])
@@ -169,9 +176,7 @@ def test_fedepths_setting_and_budgets():
   )
   for name, budgets in wanted.items():
     config = load('fedepth').get_config(f'fedepth,{name}')
-    entries = config.algorithm.budgets.split(',')
-    assert {entry.split(':')[1] for entry in entries} == budgets
-    assert {entry.split(':')[0] for entry in entries} == set(config.groups)
+    assert {own['budget'] for own in group_options(config).values()} == budgets
     assert (config.algorithm.mkd_models == 2) == (name == 'surplus')
   config = load('fedavg').get_config('fedepth,beta')
   assert config.algorithm.weights == 'data'
@@ -181,12 +186,11 @@ def test_fedepths_setting_and_budgets():
 def test_fedepths_fine_tuning():
   for variant, model in (('vit', 'vit_t16'), ('vit_s', 'vit_s12')):
     config = load('fedepth').get_config(f'{variant},fedepth')
+    shares = dict(x1_6='1/6', x1_3='1/3', x1_2='1/2', x1='1')
     assert config.groups.to_dict() == {
-        name: dict(model=model, clients=25)
-        for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
+        name: dict(model=model, clients=25, budget=share)
+        for name, share in shares.items()
     }
-    budgets = set(config.algorithm.budgets.split(','))
-    assert budgets == {'x1_6:1/6', 'x1_3:1/3', 'x1_2:1/2', 'x1:1'}
     assert (config.image_size, config.model.patch) == (224, 16)
     assert (config.num_rounds, config.normalise) == (100, 'half')
     local = config.local
@@ -202,12 +206,14 @@ def test_fedavg_beside_fedepths_fine_tuning():
   theirs = fedepth.get_config('fedepth,vit')
   for config in (whole, thin):
     assert config.local.to_dict() == theirs.local.to_dict()
-    assert config.groups.to_dict() == theirs.groups.to_dict()
+    for name in theirs.groups:
+      mine, other = group_spec(config, name), group_spec(theirs, name)
+      assert mine[:2] == other[:2]
     assert (config.num_rounds, config.image_size) == (100, 224)
   assert whole.model.to_dict() == theirs.model.to_dict()
   assert 'pretrained' not in thin.model
-  name, _, options = group_spec(thin, 'x1_6')
-  model = create(name, (224, 224, 3), 10, **options)
+  spec = group_spec(thin, 'x1_6')
+  model = create(spec.model, (224, 224, 3), 10, **spec.options)
   assert model.shapes[0] == (197, 33)
 
 
@@ -250,12 +256,15 @@ def test_fedepths_case_studies():
   for number, (name, config) in zip((16, 8, 4, 2), bases.items(), strict=True):
     assert name == f'bases of 1/{number}'
     assert config.algorithm.num_bases == number
-    assert config.algorithm.budgets == f'thin:1/{number} full:1'
+    assert group_options(config) == dict(
+        thin=dict(budget=f'1/{number}'), full=dict(budget='1')
+    )
     assert [group.clients for group in config.groups.values()] == [50, 50]
   for config in rows.values():
     assert [group.clients for group in config.groups.values()] == [25] * 4
-    assert config.algorithm.rates == ' '.join(f'{n}:{r}' for n, r in
-                                              widths.items())  # fmt: skip
+    assert group_options(config) == {
+        name: dict(rate=rate) for name, rate in widths.items()
+    }
   for config in (*rows.values(), *bases.values()):
     models = {group.model for group in config.groups.values()}
     assert models == {'preresnet20'} and config.cohort_size == 10
@@ -268,10 +277,11 @@ def test_fedepths_case_studies():
 def test_widths_take_the_place_of_a_settings_models():
   v1 = load('heterofl').get_config('v1')
   assert v1.groups.to_dict() == {
-      letter: dict(model='fedin_a', clients=clients)
-      for letter, clients in zip('abcde', (4, 2, 2, 1, 1))
+      letter: dict(model='fedin_a', clients=clients, rate=rate)
+      for letter, clients, rate in zip(
+          'abcde', (4, 2, 2, 1, 1), ('1', '1/2', '1/4', '1/8', '1/16')
+      )
   }
-  assert v1.algorithm.rates == 'a:1 b:1/2 c:1/4 d:1/8 e:1/16'
   for arg, model in (('', 'mini_resnet10'), ('homogeneous', 'resnet18')):
     groups = load('splitmix').get_config(arg).groups.to_dict().values()
     assert {group['model'] for group in groups} == {model}
@@ -280,16 +290,14 @@ def test_widths_take_the_place_of_a_settings_models():
   v2 = load('heterofl').get_config('v2')
   assert v2.groups.to_dict() == dict(all=dict(model='resnet26', clients=100))
   assert v2.algorithm.odds == (1, 1, 1, 1, 1)
-  for name, option, rates in (
-      ('heterofl', 'rates', 'sixth:1/6 third:1/3 half:1/2 full:1'),
-      ('splitmix', 'budgets', 'sixth:1/6 third:1/3 half:1/2 full:1'),
-  ):
+  assert v2.algorithm.levels == ('1', '1/2', '1/4', '1/8', '1/16')
+  shares = dict(sixth='1/6', third='1/3', half='1/2', full='1')
+  for name, option in (('heterofl', 'rate'), ('splitmix', 'budget')):
     fair = load(name).get_config('v2,fair')
     assert fair.groups.to_dict() == {
-        level: dict(model='resnet26', clients=25)
-        for level in ('sixth', 'third', 'half', 'full')
+        level: {'model': 'resnet26', 'clients': 25, option: share}
+        for level, share in shares.items()
     }
-    assert fair.algorithm[option] == rates
   assert fair.algorithm.num_bases == 6
   assert load('splitmix').get_config('lack').algorithm.num_bases == 8
 
@@ -298,7 +306,7 @@ def test_unknown_variants_are_refused_with_the_list():
   with pytest.raises(ValueError) as error:
     load('fedin').get_config('wo_inn')
   assert str(error.value).startswith(
-      "Unknown variant 'wo_inn' (did you mean 'wo_in'?); known are mnist, "
+      "Unknown variant 'wo_inn'; did you mean 'wo_in'? Known are mnist, "
   )
   with pytest.raises(ValueError, match='iid and shards exclude each other'):
     load('fedin').get_config('shards,iid')
@@ -311,8 +319,9 @@ def test_quick_runs_end_to_end(name, tmp_path):
   result = experiment.run(config, tmp_path)
   assert result.finished and result.summary.rounds == 2
   assert 0 < result.summary.last['accuracy'] < 1
-  groups = WIDTHS.get(name, {'mlp2', 'mlp3', 'mlp4'})
-  assert set(result.facts['groups']) == groups
+  assert set(result.facts['groups']) == set(config.groups)
+  models = {group['model'] for group in result.facts['groups'].values()}
+  assert len(models) == (1 if one_model(name) else 3)
   assert (tmp_path / 'report.md').exists()
 
 

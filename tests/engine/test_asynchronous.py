@@ -354,7 +354,7 @@ def test_no_recompilation_after_the_first_round(federation, data):
 
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_keeps_its_shapes(name):
-  from tests.algorithms.test_suite import NUM_PUBLIC, make
+  from tests.algorithms.suite import NUM_PUBLIC, make
 
   algorithm, federation = make(name)
   data = tiny_data(public=NUM_PUBLIC)

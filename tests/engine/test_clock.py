@@ -161,7 +161,7 @@ def test_synchronous_rounds_wait_for_the_slowest():
         ),
         (
             dict(jitter=float('nan')),
-            'jitter of a device must be finite and at least 0, got nan.',
+            'jitter of a device must be a finite number, got nan.',
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
     [
         (
             clock_config(mode='asynch'),
-            "Unknown clock.mode 'asynch' (did you mean 'async'?); known are "
+            "Unknown clock.mode 'asynch'; did you mean 'async'? Known are "
             'synchronous, async, sequential.',
         ),
         (
@@ -139,8 +139,8 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
         ),
         (
             clock_config(devices=dict(a=dict(clients=5, pauze=1.0))),
-            "devices.a.pauze: a device has no option 'pauze' (did you mean "
-            "'pause'?); it takes examples_per_second, up, down, latency, "
+            "devices.a.pauze: a device has no option 'pauze'; did you mean "
+            "'pause'? It takes examples_per_second, up, down, latency, "
             'pause, jitter, drop_out.',
         ),
         (

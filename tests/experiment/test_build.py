@@ -70,7 +70,7 @@ def test_fewer_examples_and_wrong_labels():
       'train_size=1443 is more than the 1442 training examples of digits.'
   )
   assert message(tiny_config(label_noise=1.0)) == (
-      'label_noise must be a share below 1, got 1.0.'
+      'label_noise must be at least 0 and below 1, got 1.0.'
   )
 
 
@@ -139,7 +139,7 @@ def test_refuses_a_partition_that_cannot_be():
 
 def test_names_the_section_of_what_constructors_refuse():
   assert message(tiny_config('fedprox', algorithm__mu=-1.0)).startswith(
-      'algorithm: mu must be finite and at least 0, got -1.0'
+      'algorithm: mu must be at least 0, got -1.0'
   )
   config = tiny_config()
   config.groups.small.depth = 1

@@ -9,7 +9,9 @@ import pytest
 from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.reports import GroupReport, RoundReport
 from fedjax_het.engine.traffic import Traffic
-from fedjax_het.experiment import metrics
+from fedjax_het.experiment import metrics, metrics_file
+from fedjax_het.reporting.run_files import read_rows
+from fedjax_het.reporting.summary import summarise
 from tests.tiny import tiny_federation
 
 
@@ -138,15 +140,15 @@ TRAIN2 = '{"round": 2, "split": "train", "loss": 0.9}\n'
 )
 def test_cut_rows_keeps_whole_lines_byte_for_byte(tmp_path, torn):
   path = write(tmp_path / 'metrics.jsonl', [TEST0, TRAIN1, TEST1, torn])
-  rows = metrics.cut_rows(path, 1)
+  rows = metrics_file.cut_rows(path, 1)
   assert [row['round'] for row in rows] == [0, 1, 1]
   assert path.read_text() == TEST0 + TRAIN1 + TEST1
 
 
 def test_cut_rows_to_nothing(tmp_path):
-  assert metrics.cut_rows(tmp_path / 'none.jsonl', 0) == []
+  assert metrics_file.cut_rows(tmp_path / 'none.jsonl', 0) == []
   path = write(tmp_path / 'metrics.jsonl', [TEST0[:-5]])
-  assert metrics.cut_rows(path, 0) == []
+  assert metrics_file.cut_rows(path, 0) == []
   assert path.read_text() == ''
 
 
@@ -162,16 +164,16 @@ def test_cut_rows_to_nothing(tmp_path):
 def test_cut_rows_refuses_gaps(tmp_path, lines, missing):
   path = write(tmp_path / 'metrics.jsonl', lines)
   with pytest.raises(ValueError, match=f'lacks or repeats round {missing}, '):
-    metrics.cut_rows(path, 2)
+    metrics_file.cut_rows(path, 2)
   assert path.read_text() == ''.join(lines)
 
 
 def test_read_rows_forgives_a_torn_end_only(tmp_path):
   path = write(tmp_path / 'metrics.jsonl', [TEST0, TRAIN1, '{"rou'])
-  assert len(metrics.read_rows(path)) == 2
+  assert len(read_rows(path)) == 2
   write(path, [TEST0, '{"rou\n', TRAIN1])
   with pytest.raises(ValueError, match='line 2 is damaged'):
-    metrics.read_rows(path)
+    read_rows(path)
 
 
 def test_read_rows_names_what_is_out_of_order(tmp_path):
@@ -186,13 +188,13 @@ def test_read_rows_names_what_is_out_of_order(tmp_path):
   ):
     write(path, lines)
     with pytest.raises(ValueError, match=f'line {number} is damaged') as error:
-      metrics.read_rows(path)
+      read_rows(path)
     assert '\n' not in str(error.value)
 
 
 def test_a_checkpoint_marks_lines_and_keeps_a_copy(tmp_path):
   path, copy = tmp_path / 'metrics.jsonl', tmp_path / 'copy.jsonl'
-  file = metrics.MetricsFile(path, copy)
+  file = metrics_file.MetricsFile(path, copy)
   file.append({'round': 0, 'split': 'test'})
   mark, keep = file.mark()
   file.append({'round': 1, 'split': 'train'})
@@ -203,11 +205,11 @@ def test_a_checkpoint_marks_lines_and_keeps_a_copy(tmp_path):
   file.mark()[1]()
   file.close()
   assert copy.read_bytes() == path.read_bytes()
-  rows = metrics.restore_rows(path, copy, 0, mark)
+  rows = metrics_file.restore_rows(path, copy, 0, mark)
   assert rows == [{'round': 0, 'split': 'test'}]
   # Both are now as they were; a run goes on from there.
   assert copy.read_bytes() == path.read_bytes() == first
-  file = metrics.MetricsFile(path, copy)
+  file = metrics_file.MetricsFile(path, copy)
   file.append({'round': 1, 'split': 'train'})
   second, keep = file.mark()
   keep()
@@ -241,12 +243,12 @@ def test_summary():
       train(4, 1.5),
       test(4, None),
   ]
-  summary = metrics.summarise(rows, 0.5)
+  summary = summarise(rows, 0.5)
   assert summary.rounds == 4
   assert summary.last['round'] == 4 and summary.best['round'] == 2
   assert summary.reached == 1
   assert summary.bytes_up == 40 and summary.bytes_down == 80
   assert summary.round_seconds == 1.75
   assert summary.dropped == 1
-  assert metrics.summarise(rows, 0.9).reached is None
-  assert metrics.summarise([]).last is None
+  assert summarise(rows, 0.9).reached is None
+  assert summarise([]).last is None

@@ -18,8 +18,9 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import drivers, rounds
 from fedjax_het.experiment import checkpoints as checkpoints_lib
-from fedjax_het.experiment import metrics, programs, runner
+from fedjax_het.experiment import metrics_file, programs, runner
 from fedjax_het.experiment.workdir import lock
+from fedjax_het.reporting.run_files import read_rows
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
 
@@ -564,7 +565,7 @@ def test_a_client_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
       f'Round 3: the update of client {bad.client_id} (group {group.name}) '
       'holds NaN or infinity. '
   )
-  rows = metrics.read_rows(tmp_path / 'w' / 'metrics.jsonl')
+  rows = read_rows(tmp_path / 'w' / 'metrics.jsonl')
   assert rows[-1]['round'] == 2
   paths = (tmp_path / 'w' / 'checkpoints').iterdir()
   assert {p.name for p in paths if p.is_dir()} == {'0', '2'}
@@ -592,7 +593,7 @@ def test_a_client_that_is_not_finite_can_be_left_out(
 
 def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
   folder = tmp_path / 'w'
-  write = metrics.MetricsFile.append
+  write = metrics_file.MetricsFile.append
 
   def full(self, row):
     if row['round'] == 3:
@@ -601,7 +602,7 @@ def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
     write(self, row)
 
   with monkeypatch.context() as patch:
-    patch.setattr(metrics.MetricsFile, 'append', full)
+    patch.setattr(metrics_file.MetricsFile, 'append', full)
     with pytest.raises(OSError, match='No space left'):
       experiment.run(tiny_config(), folder)
   save = checkpoints_lib.ocp.CheckpointManager.save

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from configs import common, fedavg, private
-from fedjax_het.experiment import metrics, sweep, sweep_table
+from fedjax_het.experiment import sweep, sweep_table
 from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
+from fedjax_het.reporting.summary import summarise
 
 
 def tiny(method, **partition):
@@ -385,7 +386,7 @@ def unequal(table, tmp_path, monkeypatch):
   def run(config, workdir):
     with lock(workdir):
       settle_config(workdir, config)
-    summary = metrics.summarise(rows, config.target_accuracy)
+    summary = summarise(rows, config.target_accuracy)
     return Result(workdir, rows, {}, summary, None, True)
 
   monkeypatch.setattr(sweep, 'run', run)

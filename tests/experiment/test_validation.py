@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_het import experiment
-from fedjax_het.experiment import metrics
+from fedjax_het.reporting.summary import summarise
 from tests.experiment.test_runner import Killed, killed_at
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
@@ -81,10 +81,10 @@ def test_the_best_round_is_chosen_on_validation():
     ]
 
   history = [*rows(0, 0.1, 0.2), *rows(1, 0.8, 0.6), *rows(2, 0.7, 0.9)]
-  best = metrics.summarise(history).best
+  best = summarise(history).best
   assert best == dict(round=1, split='test', accuracy=0.6)
   history += rows(3, None, 0.95)
-  assert metrics.summarise(history).best['round'] == 1
+  assert summarise(history).best['round'] == 1
 
 
 @pytest.mark.parametrize(

@@ -58,5 +58,5 @@ def test_a_run_killed_before_its_next_checkpoint_warms_up_again(
 def test_a_public_set_that_leaves_no_training_set_is_refused():
   with pytest.raises(ValueError, match='public_size: A public set of 5000 ex'):
     experiment.build(config(public_size=5000))
-  with pytest.raises(ValueError, match='fedmd needs a public set; set public_'):
+  with pytest.raises(ValueError, match='public_size: fedmd needs a public set'):
     experiment.build(config(public_size=None))

@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_het.experiment import Progress, new_workdir
 from fedjax_het.experiment.cache import enable_compilation_cache
-from fedjax_het.experiment.workdir import settle_config, write_atomically
+from fedjax_het.experiment.workdir import settle_config
+from fedjax_het.files import write_atomically
 from tests.experiment.tiny_runs import tiny_config
 
 

@@ -5,6 +5,8 @@ import json
 import ml_collections
 
 from fedjax_het import experiment
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.needs import needs_of
 
 
 def tiny_config(algorithm='fedavg', **changes):
@@ -22,15 +24,17 @@ def tiny_config(algorithm='fedavg', **changes):
   config.checkpoint_every = 2
   config.cohort_size = 4
   config.compilation_cache = False  # The tests have their own.
-  if algorithm == 'fedmd':
+  needs = needs_of(ALGORITHMS[algorithm])
+  if needs.public is not None:
     config.public_size = 100
+  if needs.one_model:
+    config.groups.large.depth = 2
+  if algorithm == 'fedmd':
     config.algorithm.pretrain_epochs = 2
     config.algorithm.transfer_epochs = 2
     # No early stopping, which its own tests cover: less to compile.
     config.algorithm.pretrain_patience = 0
     config.algorithm.transfer_patience = 0
-  if algorithm in ('heterofl', 'splitmix'):
-    config.groups.large.depth = 2  # Widths are those of one model.
   if algorithm == 'fedgkt':
     config.algorithm.server_epochs = 1
   for name, value in changes.items():

@@ -11,11 +11,12 @@ import typing
 from hypothesis import strategies as st
 
 from fedjax_het import experiment
+from fedjax_het import options as opt
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.clock import Device
-from fedjax_het.experiment import options as opt
-from fedjax_het.experiment.config import CLOCK, FIELDS, LOCAL, SECTIONS
+from fedjax_het.engine.needs import needs_of
+from fedjax_het.experiment.fields import CLOCK, FIELDS, LOCAL, SECTIONS
 from fedjax_het.experiment.programs import make_driver
 from fedjax_het.models import MODELS
 from tests.experiment.tiny_runs import tiny_config
@@ -34,10 +35,9 @@ FLOATS = st.sampled_from([
     float('nan'), float('inf'), -float('inf'),
 ])  # fmt: skip
 TEXTS = st.sampled_from([
-    '', ' ', '\n', '\0', 'a', 'small:1 large:1/2', 'small:1/0 large:1',
-    'small:1e999 large:1', 'small:nan large:1', 'small:0.25 large:1e-9999',
-    'small', 'é', '\ud800', '../..', '/', 'x' * 300, '1', '1,2', '0.5',
-    'small:50MB', 'small:1e400', 'large:width=1',
+    '', ' ', '\n', '\0', 'a', '1/2', '1/0', '1e999', 'nan', '1e-9999', 'small',
+    'é', '\ud800', '../..', '/', 'x' * 300, '1', '1,2', '0.5', '50MB', '1e400',
+    '-1/2', 'mlp', 'small:1 large:1/2',
 ]) | st.text(max_size=8)  # fmt: skip
 ODD = st.sampled_from([
     None, True, False, (), (1,), (0, 2**40), ('a',), [1, 2], {}, {'a': 1}, 1j,
@@ -67,6 +67,10 @@ def entries(algorithm: str, partition: str, model: str) -> dict[Path, tuple]:
   for name, (kind, _) in opt.keyword_options(MODELS[model]).items():
     found['model', name] = kind, ()
     found['groups', 'small', name] = kind, ()
+  for name, default in needs_of(ALGORITHMS[algorithm]).group_options.items():
+    kind = str | None if default is None else type(default)
+    found['groups', 'small', name] = kind, ()
+  found['groups', 'small', 'partner'] = str, ('mlp',)
   found['groups', 'small', 'clients'] = int, ()
   found['groups', 'small', 'model'] = str, tuple(MODELS)
   found['algorithm', 'name'] = str, tuple(ALGORITHMS)

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 import pytest
 
+from fedjax_het import options as opt
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.experiment import options as opt
 from tests.fuzz import configs, trials
 
 TRY = 'tests.fuzz.configs:try_config'

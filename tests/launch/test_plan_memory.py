@@ -53,9 +53,10 @@ def test_budgets_in_mb_and_what_is_not_trained():
   assert ' '.join(out[start + 3].split()) == '1: stage2_block0 14.51 14.05'
   assert out[start + 8] == 'Not trained: stage1_block0 to stage1_block2'
   config = paper('fedepth')
-  config.algorithm.budgets = 'x1_8:14.51MB, x1_6:1/6'
   config.algorithm.partial = 'bypass'
-  config.groups = dict(x1_8=config.groups.x1_6.to_dict())
+  config.groups = dict(
+      x1_8=dict(config.groups.x1_6.to_dict(), budget='14.51MB')
+  )
   out = lines(config, measure=False)
   (row,) = (line for line in out if line.startswith('1: '))
   assert ' '.join(row.split()) == '1: stem, stage2_block0 14.51 14.05'
@@ -92,9 +93,10 @@ def test_a_measured_plan_shows_both_estimates_and_keeps_the_budget():
   config = paper('fedepth', 2)
   config.algorithm.plan = 'measured'
   config.dataset = 'digits'
-  config.groups = dict(x1_2=dict(model='preresnet20', clients=2, num_blocks=1))
+  config.groups = dict(x1_2=dict(
+      model='preresnet20', clients=2, num_blocks=1, budget='2/3'
+  ))  # fmt: skip
   config.model.update(width=0.25)
-  config.algorithm.budgets = 'x1_2:2/3'
   out = lines(config)
   (start,) = (i for i, line in enumerate(out) if line.startswith('Budget 2/3'))
   assert 'plan measured, slack 0' in out[start]

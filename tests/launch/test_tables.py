@@ -100,14 +100,14 @@ def test_tables_are_found_by_name_and_by_path():
 def test_unknown_tables_and_scales(tmp_path):
   text = error(table_files.find_table, 'fedin_v2_tabel1')
   assert text.startswith(
-      "No results table 'fedin_v2_tabel1' (did you mean 'fedin_v2_table1'?); "
-      'there are fashion_mnist, fedepth_cifar10, '
+      "No results table 'fedin_v2_tabel1'; did you mean 'fedin_v2_table1'? "
+      'There are fashion_mnist, fedepth_cifar10, '
   )
   assert error(table_files.find_table, 'configs/tables/x.py').startswith(
       "No results table 'configs/tables/x.py'; there are fashion_mnist, "
   )
   assert error(table_files.find_table, 'fedin_v2_table1', 'quik') == (
-      "Unknown scale of fedin_v2_table1 'quik' (did you mean 'quick'?); known "
+      "Unknown scale of fedin_v2_table1 'quik'; did you mean 'quick'? Known "
       'are cpu, full, quick.'
   )
   assert error(table_files.find_table, 'fashion_mnist', 'full') == (
@@ -158,10 +158,10 @@ def test_flags_choose_cells():
   assert part.columns == ('fashion_mnist IID',) and part.seeds == (1,)
   assert table_files.choose(table) == table
   assert error(table_files.choose, table, None, ['FedIM']).startswith(
-      "Unknown row 'FedIM' (did you mean 'FedIN'?); known are FedIN, FedAvg, "
+      "Unknown row 'FedIM'; did you mean 'FedIN'? Known are FedIN, FedAvg, "
   )
   text = error(table_files.choose, table, None, None, ['cifar10_idd'])
-  assert text.startswith("Unknown column 'cifar10_idd' (did you mean 'cifar10")
+  assert text.startswith("Unknown column 'cifar10_idd'; did you mean 'cifar10")
   assert error(table_files.choose, table, None, []).startswith(
       'Name at least one row: FedIN, '
   )

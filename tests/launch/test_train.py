@@ -52,7 +52,7 @@ def refused(capsys, *args):
         (['--config=configs/fed.py'], "No config file 'configs/fed.py'; there"),
         (
             ['--config=configs/fedin.py:quikc'],
-            "Unknown variant 'quikc' (did you mean 'quick'?); known are mnist,",
+            "Unknown variant 'quikc'; did you mean 'quick'? Known are mnist,",
         ),
         (
             ['--config', 'configs/fedin.py:v1,v2'],
@@ -61,11 +61,11 @@ def refused(capsys, *args):
         (['--config'], '--config needs a file, --config=FILE.'),
         (
             ['--config.num_round=3'],
-            "Unknown config key num_round (did you mean 'num_rounds'?); known",
+            "Unknown config key num_round; did you mean 'num_rounds'? Known",
         ),
         (
             ['--config.local.epoch=3'],
-            "Unknown config key local.epoch (did you mean 'epochs'?); known",
+            "Unknown config key local.epoch; did you mean 'epochs'? Known",
         ),
         (
             ['--config.seed.deep=3'],

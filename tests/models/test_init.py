@@ -98,7 +98,7 @@ def test_conv_biases_of_fedins_nets_follow_the_fan_in():
 
 def test_an_unknown_scheme_is_refused():
   for name in DEFAULTS:
-    with pytest.raises(ValueError, match="init='kaiming' must be one of"):
+    with pytest.raises(ValueError, match="Unknown init 'kaiming'"):
       create(name, SHAPE, 10, init='kaiming')
 
 

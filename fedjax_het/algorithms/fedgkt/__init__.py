@@ -45,13 +45,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.fedgkt.server import (
-    Server,
-    choose_server,
-    eval_logits,
-    gather,
-    server_loss,
-    store_logits,
-    train_server,
+  Server,
+  choose_server,
+  eval_logits,
+  gather,
+  server_loss,
+  store_logits,
+  train_server,
 )
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import (
@@ -60,12 +60,6 @@ from fedjax_het.engine.local import (
   map_examples,
 )
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import (
-  at_least,
-  between,
-  not_negative,
-  one_of,
-)
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -74,6 +68,12 @@ from fedjax_het.engine.types import (
   Uplink,
 )
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import (
+  at_least,
+  between,
+  not_negative,
+  one_of,
+)
 
 
 def feature_shape(federation: Federation) -> tuple[int, ...]:

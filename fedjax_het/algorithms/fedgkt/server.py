@@ -10,16 +10,16 @@ from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
 from fedjax_het.data.federated import InMemory
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import fit_and_record, map_examples
-from fedjax_het.engine.options import one_of
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import (
-    Federation,
-    LocalTraining,
-    Maybe,
-    Received,
-    Turn,
+  Federation,
+  LocalTraining,
+  Maybe,
+  Received,
+  Turn,
 )
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import one_of
 
 
 class Server(NamedTuple):

@@ -32,43 +32,43 @@ import jax.numpy as jnp
 
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms.fedin.capture import (
-    empty_buffer,
-    final_pairs,
-    pair_sizes,
-    protect_upload,
+  empty_buffer,
+  final_pairs,
+  pair_sizes,
+  protect_upload,
 )
 from fedjax_het.algorithms.fedin.pairs import (
-    PairStore,
-    check_pair_shapes,
-    draw_pairs,
-    empty_store,
-    older,
-    store_pairs,
+  PairStore,
+  check_pair_shapes,
+  draw_pairs,
+  empty_store,
+  older,
+  store_pairs,
 )
 from fedjax_het.algorithms.fedin.passes import PLAIN, Features
 from fedjax_het.algorithms.fedin.steps import (
-    RULES,
-    SCOPES,
-    Carry,
-    Setting,
-    make_step,
-    takes_one_pass,
+  RULES,
+  SCOPES,
+  Carry,
+  Setting,
+  make_step,
+  takes_one_pass,
 )
 from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import (
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Maybe,
+  Uplink,
+)
+from fedjax_het.models.blocks import Variables
+from fedjax_het.options import (
   at_least,
   not_negative,
   one_of,
   positive,
 )
-from fedjax_het.engine.types import (
-    FederatedAlgorithm,
-    Federation,
-    Maybe,
-    Uplink,
-)
-from fedjax_het.models.blocks import Variables
 
 
 class Server(NamedTuple):

@@ -56,7 +56,6 @@ from fedjax_het.engine.local import (
   model_loss,
 )
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.options import at_least, not_negative
 from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -66,6 +65,7 @@ from fedjax_het.engine.types import (
   Uplink,
 )
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import at_least, not_negative
 
 
 class Sent(NamedTuple):

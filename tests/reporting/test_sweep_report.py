@@ -4,9 +4,10 @@ import pytest
 
 from configs import fedavg, private
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import paper_targets, sweep, sweep_report
-from fedjax_het.experiment.paper_targets import Target
-from fedjax_het.experiment.sweep_table import Table
+from fedjax_het.experiment import sweep
+from fedjax_het.reporting import paper_targets, sweep_report
+from fedjax_het.reporting.paper_targets import Target
+from fedjax_het.reporting.results_table import Table
 
 COLUMNS = ('digits IID', 'digits non-IID')
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_het.experiment.metrics import Summary
+from fedjax_het.reporting.summary import Summary
 
 Table = list[list[str]]  # The first row is the header.
 

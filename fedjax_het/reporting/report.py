@@ -2,52 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import json
 import logging
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import config as config_lib
-from fedjax_het.experiment import metrics, paper_targets, tables
-from fedjax_het.experiment.workdir import (
-  read_config,
-  read_json,
-  write_atomically,
-)
+from fedjax_het.engine.needs import needs_of
+from fedjax_het.files import write_atomically
+from fedjax_het.options import keyword_options
+from fedjax_het.reporting import paper_targets, tables
+from fedjax_het.reporting.run_files import Row, read_run
+from fedjax_het.reporting.summary import Summary, summarise
 
 _log = logging.getLogger(__name__)
-
-
-def read_run(
-    folder: pathlib.Path,
-) -> tuple[dict[str, Any], dict[str, Any], list[metrics.Row]]:
-  """Reads what a workdir holds.
-
-  Args:
-    folder: The workdir.
-
-  Returns:
-    Its config and facts as nested dicts, and its rows.
-
-  Raises:
-    FileNotFoundError: If it is no workdir, or its run has not begun.
-    ValueError: If a file is damaged.
-  """
-  config = read_config(folder)
-  try:
-    facts = read_json(
-        folder / 'facts.json', 'the command that ran it measures them again'
-    )
-  except FileNotFoundError:
-    raise FileNotFoundError(
-        f'{folder} has no facts.json: its run has not begun to train.'
-    ) from None
-  rows = metrics.read_rows(folder / 'metrics.jsonl')
-  if not any(row['split'] == 'test' for row in rows):
-    raise FileNotFoundError(f'{folder} holds no evaluation yet.')
-  return config, facts, rows
 
 
 @contextlib.contextmanager
@@ -96,11 +67,15 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     The sentence, with every option of the method that is not its default.
   """
   local, groups = config['local'], facts['groups']
-  models = ', '.join(f'{g["clients"]} {name}' for name, g in groups.items())
   section = dict(config['algorithm'])
   name = section.pop('name')
-  defaults = config_lib.default_config(name).algorithm.to_dict()
-  options = {k: v for k, v in section.items() if v != defaults.get(k)}
+  models = ', '.join(
+      f'{g["clients"]} {group} {_own_options(config, group)}'.strip()
+      for group, g in groups.items()
+  )
+  options = {
+      k: v for k, v in section.items() if v != _defaults(name).get(k)
+  }
   optimizer = f'{local["optimizer"]} {local["learning_rate"]:g}'
   if local['schedule'] != 'constant':
     optimizer += f' ({local["schedule"]})'
@@ -130,6 +105,21 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
   if config['image_size'] is not None:
     parts.append(f'images resized to {config["image_size"]}')
   return ', '.join(parts)
+
+
+def _own_options(config: Mapping[str, Any], group: str) -> str:
+  """The method's options of a group, those that are given."""
+  known = needs_of(ALGORITHMS[config['algorithm']['name']]).group_options
+  entry = config['groups'].get(group)
+  if not isinstance(entry, Mapping):
+    return ''
+  return _options({k: v for k, v in entry.items() if k in known})
+
+
+def _defaults(name: str) -> dict[str, Any]:
+  """A method's default options, as JSON holds them."""
+  defaults = {k: v for k, (_, v) in keyword_options(ALGORITHMS[name]).items()}
+  return json.loads(json.dumps(defaults))
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -172,7 +162,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
 
 def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
   """The paragraphs of a report; `drawn` are the paths of its pictures."""
-  summary = metrics.summarise(rows, config['target_accuracy'])
+  summary = summarise(rows, config['target_accuracy'])
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
   if summary.rounds == config['num_rounds']:
     state = f'All {summary.rounds} rounds are done.'
@@ -234,7 +224,7 @@ _MEMORY = (
 )
 
 
-def _models(summary: metrics.Summary) -> str:
+def _models(summary: Summary) -> str:
   counts = [v for k, v in summary.last.items() if k.startswith('models/')]
   if max(counts) == 1:
     return "A group's clients share one model, so the worst is that model."
@@ -279,7 +269,7 @@ def _program(facts: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _paper(config, facts, summary: metrics.Summary) -> list[str]:
+def _paper(config, facts, summary: Summary) -> list[str]:
   """Printed accuracies with both settings beside them."""
   targets = paper_targets.find(config)
   if not targets:
@@ -317,14 +307,14 @@ def _paper(config, facts, summary: metrics.Summary) -> list[str]:
   ]
 
 
-def percent_of(row: metrics.Row | None) -> str:
+def percent_of(row: Row | None) -> str:
   """The mean accuracy of an evaluation, or '-'."""
   return '-' if row is None else tables.percent(row['accuracy'])
 
 
 def _draw(folder, config, facts, rows) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
-  summary = metrics.summarise(rows)
+  summary = summarise(rows)
   counts = np.array(facts['partition'], np.int64)
   if counts.ndim != 2 or counts.min() < 0 or counts.sum() > _MOST_EXAMPLES:
     raise ValueError('partition holds no counts of examples')

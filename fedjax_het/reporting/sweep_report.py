@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import report, tables
-from fedjax_het.experiment.paper_targets import Target
-from fedjax_het.experiment.sweep_table import Table, slug
-from fedjax_het.experiment.workdir import write_atomically
+from fedjax_het.files import write_atomically
+from fedjax_het.reporting import report, tables
+from fedjax_het.reporting.paper_targets import Target
+from fedjax_het.reporting.results_table import Table, slug
 
 Cells = Sequence[Mapping[str, Any]]
 

@@ -8,7 +8,9 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import metrics, paper_targets, report, tables
+from fedjax_het.renamed import with_moved_entries
+from fedjax_het.reporting import paper_targets, report, tables
+from fedjax_het.reporting.summary import summarise
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -28,7 +30,7 @@ def cells(text, first):
 def test_report_shows_the_numbers_of_the_metrics(workdir):
   text = (workdir / 'report.md').read_text()
   config, facts, rows = report.read_run(workdir)
-  summary = metrics.summarise(rows)
+  summary = summarise(rows)
   accuracy = text[text.index('## Accuracy') : text.index('## Who holds')]
   for name, group in facts['groups'].items():
     row = cells(accuracy, name)
@@ -265,3 +267,18 @@ def test_stages_stand_beside_their_budget():
       ['', '', '2: unit1', '0.50', '1.50'],
       ['rich', '-', '1: stem to unit1, 2 models', '4.00', '6.00'],
   ]
+
+
+def test_options_stand_in_the_setting_where_they_are_not_defaults():
+  """Of the method, and of its groups; read from a config of either version."""
+  config = config_of(
+      'heterofl', 'digits', 'dirichlet', dict(a=dict(model='mlp', clients=2),
+      b=dict(model='mlp', clients=3)), mask='batch', left_out='b',
+  )  # fmt: skip
+  config = json.loads(json.dumps(config))
+  facts = dict(groups=dict(a=dict(clients=2), b=dict(clients=3)), cohort_size=5)
+  assert '5 clients (2 a, 3 b), 5 sampled' in report.setting(config, facts)
+  config['algorithm']['rates'] = 'a:1 b:1/2'
+  text = report.setting(with_moved_entries(config), facts)
+  assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text
+  assert ', heterofl left_out=b mask=batch, seed 0' in text

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 import pathlib
 
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import metrics, report, tables
-from fedjax_het.experiment.workdir import write_atomically
+from fedjax_het.files import write_atomically
+from fedjax_het.reporting import report, tables
+from fedjax_het.reporting.run_files import read_run
+from fedjax_het.reporting.summary import summarise
 
 
 def compare(folders: Sequence[pathlib.Path]) -> str:
@@ -27,7 +29,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
       'virtual time',
   ]]  # fmt: skip
   for folder in folders:
-    config, _, rows = report.read_run(folder)
+    config, _, rows = read_run(folder)
     with report.fitting(folder):
       table.append(_line(folder, config, rows))
   return tables.as_markdown(table)
@@ -35,7 +37,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
 
 def _line(folder: pathlib.Path, config, rows) -> list[str]:
   """The cells of one workdir."""
-  summary = metrics.summarise(rows, config['target_accuracy'])
+  summary = summarise(rows, config['target_accuracy'])
   best = summary.best
   return [
       str(folder),
@@ -80,7 +82,7 @@ def write_comparison(
   table = compare(folders)
   by_round, by_time = {}, {}
   for folder in folders:
-    _, _, rows = report.read_run(folder)
+    _, _, rows = read_run(folder)
     tests = [row for row in rows if row['split'] == 'test']
     with report.fitting(folder):
       accuracies = [report.or_nan(row['accuracy']) for row in tests]

@@ -1,0 +1,281 @@
+"""Refuses a config that cannot be run."""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+import ml_collections
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.partition import PARTITIONS
+from fedjax_het.engine.asynchronous import check_backend
+from fedjax_het.engine.mapping import TRACEABLE, resolve_backend
+from fedjax_het.engine.needs import needs_of
+from fedjax_het.experiment.config import (
+  GroupSpec,
+  ModelSpec,
+  device_spec,
+  group_spec,
+  model_spec,
+  needs_in,
+)
+from fedjax_het.experiment.fields import (
+  CLOCK,
+  FIELDS,
+  LOCAL,
+  SECTIONS,
+  SEED,
+  Field,
+  check_field,
+)
+from fedjax_het.models import MODELS, model_options, onednn
+from fedjax_het.names import check_name, shown, suggest
+from fedjax_het.options import INT32_MAX, check_options, keyword_options
+from fedjax_het.renamed import check_renamed
+
+# Names that would be mistaken for another key of a metrics line.
+_RESERVED = ('worst', 'mean')
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses a config that cannot be run, before any data is read.
+
+  Args:
+    config: The config.
+
+  Raises:
+    ValueError: In one line that names the entry, its value and what is right.
+  """
+  _check_keys(config, (*FIELDS, *SECTIONS), '')
+  for name, field in FIELDS.items():
+    check_field(name, config[name], field)
+  for name in SECTIONS:
+    if not hasattr(config[name], 'items'):
+      raise ValueError(f'{name} must be a section, got {shown(config[name])}.')
+  _check_keys(config.local, LOCAL, 'local.')
+  for name, field in LOCAL.items():
+    check_field(f'local.{name}', config.local[name], field)
+  _check_local(config.local)
+  _check_section(config.algorithm, 'algorithm', ALGORITHMS)
+  _check_section(config.partition, 'partition', PARTITIONS)
+  check_field('partition.seed', config.partition.get('seed'), SEED)
+  _check_groups(config)
+  _check_needs(config)
+  if config.conv_backend == 'onednn':
+    onednn.check()
+  if config.target_accuracy is not None and config.target_accuracy > 1:
+    raise ValueError(
+        'target_accuracy must be a share of at most 1, got '
+        f'{config.target_accuracy}; for percent divide by 100.'
+    )
+  total = sum(group_spec(config, name).clients for name in config.groups)
+  if config.cohort_size is not None and config.cohort_size > total:
+    raise ValueError(
+        f'cohort_size={config.cohort_size} is larger than the population of '
+        f'{total} clients; it must be between 1 and {total}.'
+    )
+  _check_clock(config, total)
+  _check_dispatch(config)
+
+
+def _check_keys(section, known, prefix: str) -> None:
+  check_renamed(section, known, prefix)
+  for name in section:
+    if name not in known:
+      raise ValueError(
+          f'Unknown config key {prefix}{name}{suggest(name, known)}'
+      )
+  for name in known:
+    if name not in section:
+      raise ValueError(
+          f'The config lacks {prefix}{name}; begin with default_config().'
+      )
+
+
+def _check_local(local) -> None:
+  """What entries of `local` demand of each other."""
+  for item in local.lr_rounds:
+    check_field('local.lr_rounds', item, Field(1, int, low=1))
+  if bool(local.lr_rounds) != (local.schedule == 'step'):
+    raise ValueError(
+        f'local.lr_rounds={tuple(local.lr_rounds)} does not fit '
+        f'local.schedule={local.schedule!r}; step needs rounds, the others '
+        'none.'
+    )
+  if local.optimizer != 'sgd' and (local.momentum or local.nesterov):
+    raise ValueError(
+        'local.momentum and local.nesterov are for the optimizer sgd, got '
+        f'{local.optimizer!r}.'
+    )
+  if local.nesterov and not local.momentum:
+    raise ValueError('local.nesterov needs local.momentum above 0.')
+
+
+def _check_clock(config, num_clients: int) -> None:
+  """The entries of `clock` and `devices`, and whether they can run."""
+  _check_keys(config.clock, CLOCK, 'clock.')
+  for name, field in CLOCK.items():
+    check_field(f'clock.{name}', config.clock[name], field)
+  fleet = {name: device_spec(config, name) for name in config.devices}
+  number = sum(clients for _, clients in fleet.values())
+  if fleet and number != num_clients:
+    raise ValueError(
+        f'devices are for {number} clients, but groups hold {num_clients}.'
+    )
+  if fleet and all(device.drop_out == 1 for device, _ in fleet.values()):
+    raise ValueError(
+        'devices: drop_out is 1 for every client, so no upload would arrive.'
+    )
+  if config.clock.mode != 'synchronous':
+    check_backend(config.backend)
+    uploads = config.num_rounds * (config.cohort_size or num_clients)
+    if uploads > INT32_MAX:
+      raise ValueError(
+          f'num_rounds={config.num_rounds} makes {uploads} uploads, more than '
+          f'the {INT32_MAX} that clock.mode={config.clock.mode!r} can count.'
+      )
+    if config.client_store == 'host':
+      raise ValueError(
+          "client_store='host' is for synchronous rounds: what is in flight "
+          f'between clients and server under clock.mode={config.clock.mode!r} '
+          'lies on the device.'
+      )
+
+
+def _check_dispatch(config) -> None:
+  """Whether several rounds fit into one program."""
+  if config.rounds_per_dispatch == 1:
+    return
+  if config.client_store == 'host':
+    raise ValueError(
+        f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
+        "client_store='host', which brings clients from the host every round."
+    )
+  if resolve_backend(config.backend) not in TRACEABLE:
+    raise ValueError(
+        f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
+        f'backend={config.backend!r}, which runs from Python; use auto or one '
+        f'of {", ".join(TRACEABLE)}.'
+    )
+
+
+def _check_section(section, where: str, table) -> None:
+  """A section of a name out of `table` and the options of that entry."""
+  name = section.get('name')
+  check_name(where, name, table)
+  known = keyword_options(table[name])
+  given = {k: v for k, v in section.items() if k != 'name'}
+  check_renamed(given, known, f'{where}.')
+  if 'seed' in known:  # It has a range of its own.
+    given.pop('seed', None)
+  check_options(where, given, known, f'{where} {name!r}')
+
+
+def _check_groups(config) -> None:
+  """Names, models, client counts, options of models and of the method."""
+  if not config.groups:
+    raise ValueError('groups is empty; name at least one model.')
+  used = set()
+  for name in config.groups:
+    if not re.fullmatch(r'[\w.-]+', name) or name in _RESERVED:
+      raise ValueError(
+          f'A group cannot be called {name!r}; use letters, digits and _.-, '
+          f'and not {" or ".join(_RESERVED)}.'
+      )
+    spec, where = group_spec(config, name), f'groups.{name}'
+    method = needs_in(config).known_group_options()
+    used |= _check_model(where, spec, config.algorithm.name, method)
+    check_field(where, spec.clients, Field(1, int, low=1))
+    check_options(where, spec.method, method, '')
+    if spec.partner is not None:
+      used |= _check_model(f'{where}.partner', spec.partner)
+  server = model_spec(config, config.server_model)
+  if server is not None:
+    used |= _check_model('server_model', server)
+  for name in config.model:
+    if name not in used:
+      raise ValueError(
+          f'model.{name}: none of the models has an option {name!r}'
+          f'{suggest(name, sorted(used), "they take")}'
+      )
+
+
+def _check_model(
+    where: str,
+    spec: GroupSpec | ModelSpec,
+    algorithm: str = '',
+    method: Mapping[str, Any] | None = None,
+) -> set[str]:
+  """A model's name and options; returns the options that it has.
+
+  `method` are the options that `algorithm` has besides in the same section.
+  """
+  method = method or {}
+  check_name(f'model of {where}', spec.model, MODELS)
+  known = keyword_options(MODELS[spec.model])
+  whose = f'model {spec.model!r}'
+  if method:
+    whose += f' with algorithm {algorithm!r}'
+  check_options(where, spec.options, {**known, **method}, whose)
+  return {*known}
+
+
+def _check_needs(config) -> None:
+  """What the algorithm needs of the federation, see `Needs`."""
+  name, needs = config.algorithm.name, needs_in(config)
+  if config.local.keep_optimizer and needs.keep_optimizer is None:
+    can = [
+        name for name, constructor in ALGORITHMS.items()
+        if needs_of(constructor).keep_optimizer is not None
+    ]  # fmt: skip
+    raise ValueError(
+        f'local.keep_optimizer=True: {name} begins the optimiser anew in each '
+        f'visit; the methods that can keep it are {", ".join(can)}.'
+    )
+  if needs.public is not None and config.public_size is None:
+    raise ValueError(
+        f'public_size: {name} needs a public set; set its number of examples, '
+        'such as --config.public_size=100.'
+    )
+  _check_given(
+      'server_model', config.server_model, needs.server_model,
+      f'{name} needs a model of the server; set its name, such as '
+      '--config.server_model=resnet18.',
+      f'{name} has no model of the server; leave it out.',
+  )  # fmt: skip
+  for group in config.groups:
+    _check_given(
+        f'groups.{group}.partner', group_spec(config, group).partner,
+        needs.partner,
+        f'{name} needs a second model on each client; set its name, such as '
+        f"groups.{group}=dict(clients=4, partner='mlp').",
+        f'{name} has no second model on a client; leave it out.',
+    )  # fmt: skip
+  if needs.one_model:
+    _check_one_model(config)
+
+
+def _check_given(
+    key: str, value: Any, needed: bool | None, lacks: str, useless: str
+) -> None:
+  """Raises ValueError if a value is missing, or given and not needed."""
+  if needed and value is None:
+    raise ValueError(f'{key}: {lacks}')
+  if needed is False and value is not None:
+    raise ValueError(f'{key}: {useless}')
+
+
+def _check_one_model(config) -> None:
+  """Raises ValueError if groups hold different models."""
+  models = {}
+  for name in config.groups:
+    spec = group_spec(config, name)
+    models[name] = spec.model, {**model_options(spec.model), **spec.options}
+  (first, one), *others = models.items()
+  for name, other in others:
+    if other != one:
+      raise ValueError(
+          f'groups.{name}: {config.algorithm.name} needs one model for all '
+          f'groups, but those of {first!r} ({one[0]}) and {name!r} '
+          f'({other[0]}) differ; give both one model and the same options.'
+      )

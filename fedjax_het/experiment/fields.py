@@ -1,0 +1,189 @@
+"""The plain entries of a config: their defaults, types and ranges."""
+
+from typing import Any, NamedTuple
+
+import ml_collections
+from ml_collections import config_dict
+
+from fedjax_het.data.sources import DATASETS
+from fedjax_het.engine import clock as clock_lib
+from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
+from fedjax_het.names import check_name
+from fedjax_het.options import check_range, check_type
+
+
+class Field(NamedTuple):
+  """One plain entry of a config.
+
+  Attributes:
+    default: Its default.
+    kind: Its type, maybe a union with None.
+    low: Smallest value allowed.
+    above: A value that it must exceed.
+    choices: All values allowed.
+    high: Largest value allowed; None for what int32 or float32 hold.
+    below: A value that it must stay below.
+  """
+
+  default: Any
+  kind: Any
+  low: float | None = None
+  above: float | None = None
+  choices: tuple[str, ...] = ()
+  high: float | None = None
+  below: float | None = None
+
+
+# JAX's keys hold 32 bits of a seed: 2^32 would silently be seed 0.
+SEED = Field(0, int, low=0, high=2**32 - 1)
+MAYBE_SEED = SEED._replace(default=None, kind=int | None)
+AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
+SCHEDULES = ('constant', 'step', 'cosine')
+OPTIMIZERS = ('adam', 'adamw', 'sgd')
+
+# How clients train; learning rates follow the round.
+LOCAL = dict(
+    epochs=Field(2, int, low=1),
+    # Minibatches a visit instead of whole epochs; None for epochs.
+    steps=Field(None, int | None, low=1),
+    batch_size=Field(16, int, low=1),
+    optimizer=Field('adam', str, choices=OPTIMIZERS),
+    learning_rate=Field(1e-3, float, above=0),
+    # 'step' multiplies the rate by lr_factor from each of lr_rounds on, rounds
+    # counted from 1; 'cosine' falls to zero over num_rounds.
+    schedule=Field('constant', str, choices=SCHEDULES),
+    lr_rounds=Field((), tuple),
+    lr_factor=Field(0.1, float, above=0),
+    # For 'sgd' only.
+    momentum=Field(0.0, float, low=0, below=1),
+    nesterov=Field(False, bool),
+    # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
+    weight_decay=Field(0.0, float, low=0),
+    # Largest global norm of a gradient; None for no clipping.
+    clip_norm=Field(None, float | None, above=0),
+    # Leave out an epoch's last partial batch instead of masking its padding,
+    # unless it is all that a client has.
+    drop_last=Field(False, bool),
+    augment=Field('none', str, choices=AUGMENTATIONS),
+    # Whether 'crop_flip_cutout' cuts its square out 'after' images are
+    # normalised, which gives it the mean colour, or 'before', in black.
+    cutout=Field('after', str, choices=('after', 'before')),
+    # Whether clients keep their optimisers between visits, else they begin
+    # anew. The default is the method's, see `Needs`.
+    keep_optimizer=Field(False, bool),
+)
+# Who waits for whom. Times are virtual: they follow from `devices`. Without
+# rounds that all share, a client's learning rate follows its own visits.
+CLOCK = dict(
+    # 'synchronous' rounds; 'async', every client at its own pace; or
+    # 'sequential', one client after another. A round of the latter two is
+    # `cohort_size` uploads.
+    mode=Field(
+        'synchronous', str, choices=('synchronous', *clock_lib.MODES)
+    ),
+    # Of jitter, pauses, losses, and the order of 'sequential'.
+    seed=SEED,
+    # None deals devices to clients in order, a seed at random.
+    device_seed=MAYBE_SEED,
+)
+FIELDS = dict(
+    # Seeds of training, and of who takes part; the partition has its own.
+    seed=SEED,
+    sampling_seed=SEED,
+    dataset=Field('digits', str, choices=tuple(DATASETS)),
+    data_dir=Field(None, str | None),
+    # Images are resized to this height and width; None leaves them.
+    image_size=Field(None, int | None, low=1),
+    # What images are normalised by: the training set's mean and deviation, or
+    # 0.5 and 0.5, as pretrained vision transformers expect.
+    normalise=Field('dataset', str, choices=('dataset', 'half')),
+    # Training examples that there are, in the classes' proportions; None for
+    # all of the data set's.
+    train_size=Field(None, int | None, low=1),
+    # Share of the training labels that are wrong, each another class at random.
+    label_noise=Field(0.0, float, low=0, below=1),
+    # Training examples set aside as a public set, in the classes' proportions,
+    # before the others are dealt to clients; None for no public set.
+    public_size=Field(None, int | None, low=1),
+    # Share of each client's examples, the same of every class, that it does
+    # not train on: the best round is chosen on them. None chooses it on the
+    # test set, which flatters.
+    validation=Field(None, float | None, above=0),
+    # None deals clients to groups in order, a seed at random.
+    group_seed=MAYBE_SEED,
+    # The server's own model, for methods with one: a model's name, or a
+    # section of `model` and its options.
+    server_model=Field(None, str | ml_collections.ConfigDict | None),
+    # Whether running norm statistics stay on the client (FedBN).
+    local_stats=Field(False, bool),
+    # Clients a round; None for all.
+    cohort_size=Field(None, int | None, low=1),
+    num_rounds=Field(20, int, low=1),
+    eval_every=Field(1, int, low=1),
+    eval_batch_size=Field(500, int, low=1),
+    # How many personal models of a group are evaluated; None for all.
+    eval_clients_per_group=Field(None, int | None, low=1),
+    # Mean accuracy whose first round is reported; None for none.
+    target_accuracy=Field(None, float | None, above=0),
+    checkpoint_every=Field(5, int, low=1),
+    keep_checkpoints=Field(3, int, low=2),
+    # Type of the operands of the models' products; their sums, the weights and
+    # all else are float32.
+    matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
+    # Whose convolutions models call on a CPU. Programs with oneDNN's are not
+    # kept in the compilation cache.
+    conv_backend=Field('xla', str, choices=CONV_BACKENDS),
+    backend=Field('auto', str, choices=BACKENDS),
+    chunk=Field(None, int | None, low=1),
+    # Rounds that are run without asking the host, but for evaluations and
+    # checkpoints, and 1,000 at most. Their lines are written together.
+    rounds_per_dispatch=Field(1, int, low=1),
+    # Where clients' states lie between their visits: on the device, or in the
+    # host's memory, from which those of a cohort are brought.
+    client_store=Field('device', str, choices=('device', 'host')),
+    # What to do about a client whose update holds NaN or infinity.
+    nonfinite=Field('raise', str, choices=('raise', 'drop')),
+    tensorboard=Field(False, bool),
+    compilation_cache=Field(True, bool),
+)
+SECTIONS = (
+    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices'
+)  # fmt: skip
+# Names that would be mistaken for another key of a metrics line.
+_RESERVED = ('worst', 'mean')
+
+
+def plain(field: Field) -> Any:
+  """A default for a ConfigDict; None needs a placeholder with its type."""
+  if ml_collections.ConfigDict in getattr(field.kind, '__args__', ()):
+    # A name or a section: neither fixes the type.
+    return config_dict.FieldReference(field.default, field_type=object)
+  if field.default is None:
+    return config_dict.placeholder(_not_none(field.kind))
+  return field.default
+
+
+def _not_none(kind: Any) -> type:
+  kinds = getattr(kind, '__args__', (kind,))
+  return next(k for k in kinds if k is not type(None))
+
+
+def check_field(name: str, value: Any, field: Field) -> None:
+  """Refuses a value of the wrong type or out of its range.
+
+  Args:
+    name: The entry's full name, for the message.
+    value: Its value.
+    field: What is right.
+
+  Raises:
+    ValueError: Naming the entry, its value and what is right.
+  """
+  check_type(name, value, field.kind, field.high)
+  if value is None:
+    return
+  if field.choices:
+    check_name(name, value, field.choices)
+  check_range(name, value, field.low, field.above, field.below)

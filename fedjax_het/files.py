@@ -1,0 +1,110 @@
+"""Files that are written all or nothing, and read or refused in one line."""
+
+import contextlib
+import json
+import os
+import pathlib
+import stat
+from typing import Any
+
+
+def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
+  """Writes a file so that a kill leaves the old or the new one, whole.
+
+  Args:
+    path: The file.
+    contents: What it shall hold; text is encoded as UTF-8.
+
+  Raises:
+    OSError: If it cannot be written; the old file is then intact.
+  """
+  if isinstance(contents, str):
+    # A name that is not UTF-8, such as a folder's, is escaped.
+    contents = contents.encode(errors='backslashreplace')
+  # Of this process alone: two sweeps may write one table.
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  try:
+    with open(temporary, 'wb') as file:
+      file.write(contents)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  except OSError as e:
+    with contextlib.suppress(OSError):
+      temporary.unlink(missing_ok=True)
+    raise OSError(e.errno, f'{e.strerror} while writing {path}') from e
+
+
+def set_aside(path: pathlib.Path) -> pathlib.Path:
+  """Renames what is damaged to damaged-<name>, so that nothing is lost.
+
+  Args:
+    path: A file or folder.
+
+  Returns:
+    Its new path, which nothing had before.
+  """
+  new, count = path.with_name(f'damaged-{path.name}'), 1
+  while os.path.lexists(new):
+    count += 1
+    new = path.with_name(f'damaged-{path.name}-{count}')
+  path.rename(new)
+  return new
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """The contents of a regular file; others, such as pipes, are not opened.
+
+  Args:
+    path: The file.
+
+  Returns:
+    Its bytes.
+
+  Raises:
+    FileNotFoundError: If there is nothing of that name.
+    ValueError: If it is no file or cannot be read; in one line that names it.
+  """
+  try:
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+      what = 'a folder' if stat.S_ISDIR(mode) else 'something else'
+      raise ValueError(f'{path} is {what}, not a file; move it away.')
+    return path.read_bytes()
+  except FileNotFoundError:
+    if path.is_symlink():
+      raise ValueError(f'{path} is a link to nothing.') from None
+    raise
+  except OSError as e:
+    raise ValueError(f'{path} cannot be read: {e.strerror}.') from e
+
+
+def read_json(path: pathlib.Path, advice: str) -> dict[str, Any]:
+  """The object that a JSON file holds.
+
+  Args:
+    path: The file.
+    advice: What to do if it is damaged, for the error's text.
+
+  Returns:
+    The object.
+
+  Raises:
+    FileNotFoundError: If there is nothing of that name.
+    ValueError: If it holds anything else than one object, in UTF-8; in one
+      line that names it.
+  """
+  contents = read_bytes(path)
+  try:
+    value = json.loads(contents.decode())
+  except UnicodeDecodeError as e:
+    reason = f'byte {e.start} is not UTF-8'
+  except RecursionError:
+    reason = 'it is nested too deep'
+  except ValueError as e:
+    reason = str(e)
+  else:
+    if isinstance(value, dict):
+      return value
+    reason = 'it holds no JSON object'
+  raise ValueError(f'{path} is damaged ({reason}); {advice}.')

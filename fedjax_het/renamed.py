@@ -1,0 +1,128 @@
+"""Config entries that once had another name or place.
+
+Stored configs of old runs are read with the new names (`with_moved_entries`).
+In a new config an old name is refused, with the new one in the message.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from fractions import Fraction
+import re
+import string
+from typing import Any
+
+# {old key: the new key, in words where it depends on the config}.
+RENAMED = {
+    'products': 'matmul_dtype',
+    'convolutions': 'conv_backend',
+    'algorithm.keep_optimizer': 'local.keep_optimizer',
+    'algorithm.planner': 'algorithm.plan',
+    'algorithm.budgets': 'groups.NAME.budget',
+    'algorithm.rates': (
+        'groups.NAME.rate, or algorithm.levels where clients draw their rates'
+    ),
+}
+# What replaced the strings of shares, such as 'a:1 b:1/2', in each method.
+_SHARES = {
+    'fedepth': ('budgets', 'budget'),
+    'splitmix': ('budgets', 'budget'),
+    'heterofl': ('rates', 'rate'),
+}
+
+
+def new_name(key: str) -> str:
+  """The sentence that refuses an old key; '' for any other key."""
+  if key not in RENAMED:
+    return ''
+  return f'{key}: this entry is now called {RENAMED[key]}.'
+
+
+def check_renamed(
+    names: Iterable[str], known: Container[str], prefix: str = ''
+) -> None:
+  """Refuses entries that have another name now.
+
+  Args:
+    names: Names of the entries that are given.
+    known: Names that there are: one of them is never refused.
+    prefix: What stands before each name, such as 'algorithm.'.
+
+  Raises:
+    ValueError: Naming the new entry.
+  """
+  for name in names:
+    sentence = new_name(f'{prefix}{name}')
+    if sentence and name not in known:
+      raise ValueError(sentence)
+
+
+def new_name_in(text: str) -> str:
+  """`new_name` of the key that a locked config says it lacks; '' for none.
+
+  Args:
+    text: The text of ml_collections' error, which quotes the last part of the
+      key first.
+  """
+  quoted = re.search(r'Key "(\w+)" does not exist', text)
+  found = [
+      new_name(key)
+      for key in RENAMED
+      if quoted and key.rpartition('.')[2] == quoted[1]
+  ]
+  return found[0] if found else ''
+
+
+def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """A stored config whose entries have the places and names of this version."""
+  result = {
+      key if '.' in RENAMED.get(key, '.') else RENAMED[key]: value
+      for key, value in stored.items()
+  }
+  algorithm = stored.get('algorithm')
+  if not isinstance(algorithm, Mapping):
+    return result
+  result['algorithm'] = algorithm = dict(algorithm)
+  if 'keep_optimizer' in algorithm:  # Once an option of two methods.
+    keep = algorithm.pop('keep_optimizer')
+    result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
+  if 'planner' in algorithm:
+    planner = algorithm.pop('planner')
+    algorithm['plan'] = 'measured' if planner == 'xla' else planner
+  old, new = _SHARES.get(algorithm.get('name'), (None, None))
+  if isinstance(algorithm.get(old), str):
+    _move_shares(result, algorithm.pop(old), new)
+  return result
+
+
+def _move_shares(config: dict[str, Any], text: str, option: str) -> None:
+  """Puts shares such as 'a:1 b:1/2' where they stand now, in place.
+
+  Args:
+    config: A stored config; its sections are replaced, not changed.
+    text: The shares, by group or, where clients draw theirs, by level.
+    option: The groups' option that holds a share.
+  """
+  algorithm, groups = config['algorithm'], config.get('groups')
+  shares = dict(
+      item.strip().split(':', 1)
+      for item in re.split(r'[,\s]+', text.strip())
+      if ':' in item
+  )
+  odds = algorithm.get('odds')
+  if odds:
+    levels = string.ascii_lowercase[: len(odds)]
+    if not shares:
+      shares = {k: str(Fraction(1, 2**i)) for i, k in enumerate(levels)}
+    algorithm['levels'] = [shares.get(level) for level in levels]
+  elif isinstance(groups, Mapping):
+    config['groups'] = {
+        name: _with_option(entry, option, shares.get(name))
+        for name, entry in groups.items()
+    }
+
+
+def _with_option(entry: Any, option: str, value: str | None) -> Any:
+  """A group's entry with an option of its own."""
+  if value is None:
+    return entry
+  entry = dict(entry) if isinstance(entry, Mapping) else dict(clients=entry)
+  return {**entry, option: value}

@@ -1,0 +1,128 @@
+"""What a run has stored: config.json, facts.json and metrics.jsonl."""
+
+import json
+import pathlib
+from typing import Any
+
+from fedjax_het.files import read_bytes, read_json
+from fedjax_het.renamed import with_moved_entries
+
+Row = dict[str, Any]
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+  """The config of the run that a workdir holds, as nested dicts.
+
+  Args:
+    folder: The workdir.
+
+  Returns:
+    The contents of config.json.
+
+  Raises:
+    FileNotFoundError: If there is none.
+    ValueError: If it holds no JSON object.
+  """
+  try:
+    stored = read_json(
+        folder / 'config.json', 'restore it or choose another workdir'
+    )
+  except FileNotFoundError:
+    raise FileNotFoundError(
+        f'{folder} is not a workdir: it has no config.json.'
+    ) from None
+  return with_moved_entries(stored)
+
+
+def read_run(
+    folder: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, Any], list[Row]]:
+  """Reads what a workdir holds.
+
+  Args:
+    folder: The workdir.
+
+  Returns:
+    Its config and facts as nested dicts, and its rows.
+
+  Raises:
+    FileNotFoundError: If it is no workdir, or its run has not begun.
+    ValueError: If a file is damaged.
+  """
+  config = read_config(folder)
+  try:
+    facts = read_json(
+        folder / 'facts.json', 'the command that ran it measures them again'
+    )
+  except FileNotFoundError:
+    raise FileNotFoundError(
+        f'{folder} has no facts.json: its run has not begun to train.'
+    ) from None
+  rows = read_rows(folder / 'metrics.jsonl')
+  if not any(row['split'] == 'test' for row in rows):
+    raise FileNotFoundError(f'{folder} holds no evaluation yet.')
+  return config, facts, rows
+
+
+def read_rows(path: pathlib.Path) -> list[Row]:
+  """All rows of a metrics file, without a torn last line.
+
+  Args:
+    path: metrics.jsonl; it may be absent.
+
+  Returns:
+    The rows in order.
+
+  Raises:
+    ValueError: If it is no file, or a line before the last is damaged, out of
+      its order or there twice, naming it.
+  """
+  rows, before = [], (-1, 0, '')
+  lines = read_lines(path)
+  for number, line in enumerate(lines, 1):
+    row = parse_line(line)
+    if row is None:
+      if number < len(lines) or line.endswith(b'\n'):
+        raise ValueError(
+            f'{path}, line {number} is damaged: {_show(line)}; the command '
+            'that ran it restores the file.'
+        )
+      break
+    # A round is trained before it is tested.
+    place = row['round'], row['split'] in ('test', 'validation'), row['split']
+    if place[:2] < before[:2] or place == before:
+      raise ValueError(
+          f'{path}, line {number} is damaged: round {row["round"]}, '
+          f'{row["split"]}, is there twice or out of its order; the command '
+          'that ran it restores the file.'
+      )
+    before = place
+    rows.append(row)
+  return rows
+
+
+def parse_line(line: bytes) -> Row | None:
+  """A line's row; None for a torn or damaged line."""
+  try:
+    row = json.loads(line.decode()) if line.endswith(b'\n') else None
+  except (ValueError, RecursionError):
+    return None
+  if not isinstance(row, dict) or not isinstance(row.get('split'), str):
+    return None
+  return row if type(row.get('round')) is int else None
+
+
+def _show(line: bytes) -> str:
+  """The beginning of a line, for an error's text."""
+  return repr(line[:40]).removeprefix('b') + ('...' if len(line) > 40 else '')
+
+
+def read_lines(path: pathlib.Path) -> list[bytes]:
+  """The lines of a file that may be absent; only a line feed ends one."""
+  try:
+    contents = read_bytes(path)
+  except FileNotFoundError:
+    return []
+  lines = contents.split(b'\n')
+  last = [lines[-1]] if lines[-1] else []
+  return [line + b'\n' for line in lines[:-1]] + last

@@ -1,0 +1,89 @@
+"""What the lines of metrics.jsonl come to."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.reporting.run_files import Row
+
+
+class Summary(NamedTuple):
+  """What a run comes to.
+
+  Attributes:
+    rounds: Rounds done.
+    last: Row of the last evaluation; None before the first.
+    best: Row of the evaluation in the round with the highest mean accuracy on
+      held-out examples; without any on the test set, which flatters.
+    validated: Whether the best round was chosen on held-out examples.
+    reached: First evaluated round whose mean accuracy is at least the target.
+    bytes_up: Bytes from clients to the server, warm-up and all rounds.
+    bytes_down: Bytes from the server to clients, warm-up and all rounds.
+    round_seconds: Median wall time of a round, compilation not included.
+    dropped: Updates left out because they were not finite.
+    virtual_time: Seconds of the virtual clock at the end; None without one.
+    reached_time: The same for the round `reached`.
+    lost: Visits whose upload never arrived.
+  """
+
+  rounds: int
+  last: Row | None
+  best: Row | None
+  validated: bool
+  reached: int | None
+  bytes_up: int
+  bytes_down: int
+  round_seconds: float | None
+  dropped: int
+  virtual_time: float | None = None
+  reached_time: float | None = None
+  lost: int = 0
+
+
+def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
+  """Adds up the rows of a run.
+
+  Args:
+    rows: As in metrics.jsonl.
+    target: Mean accuracy to reach; None for none.
+
+  Returns:
+    The summary.
+  """
+  train = [row for row in rows if row['split'] == 'train']
+  sending = [row for row in rows if row['split'] in ('train', 'warm_up')]
+  tests = [row for row in rows if row['split'] == 'test']
+  scored = [row for row in tests if row['accuracy'] is not None]
+  validation = {
+      row['round']: row['accuracy']
+      for row in rows
+      if row['split'] == 'validation'
+  }
+
+  def merit(row):
+    """Accuracy by which a round is chosen; a round without one comes last."""
+    chosen = validation.get(row['round']) if validation else row['accuracy']
+    return -1.0 if chosen is None else chosen
+
+  reached = [
+      row
+      for row in scored
+      if target is not None and row['accuracy'] >= target
+  ]
+  return Summary(
+      rounds=len(train),
+      last=tests[-1] if tests else None,
+      best=max(scored, key=merit, default=None),
+      validated=bool(validation),
+      reached=reached[0]['round'] if reached else None,
+      bytes_up=sum(row['bytes_up'] for row in sending),
+      bytes_down=sum(row['bytes_down'] for row in sending),
+      round_seconds=(
+          float(np.median([row['seconds'] for row in train])) if train else None
+      ),
+      dropped=sum(len(row['nonfinite']) for row in sending),
+      virtual_time=train[-1].get('virtual_time') if train else None,
+      reached_time=reached[0].get('virtual_time') if reached else None,
+      lost=sum(row.get('lost', 0) for row in train),
+  )

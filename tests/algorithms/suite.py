@@ -1,0 +1,101 @@
+"""What the shared suite runs a method on: made of what the method declares.
+
+A method is run with its defaults on the smallest federation that it needs. A
+method's own test file `test_NAME.py` may say otherwise, in a list `SUITE` of
+`Case`s: the suite runs the first, and pads the clients of all.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.types import FederatedAlgorithm, Federation
+from tests.tiny import (
+    SIZES,
+    one_model_federation,
+    tiny_federation,
+    tiny_model,
+)
+
+NUM_PUBLIC = 11
+
+
+class Case(NamedTuple):
+  """Options that a method is tested with.
+
+  Attributes:
+    options: Of the constructor.
+    groups: {group: options of that group}; the groups are tiny1 and tiny2.
+  """
+
+  options: dict[str, Any] = {}
+  groups: dict[str, dict[str, Any]] = {}
+
+
+def cases(name: str) -> list[Case]:
+  """The cases of a method's own test file; else its defaults alone."""
+  module = f'tests.algorithms.test_{name}'
+  if importlib.util.find_spec(module) is None:
+    return [Case()]
+  return getattr(importlib.import_module(module), 'SUITE', [Case()])
+
+
+def needed_federation(
+    name: str, norm: bool = False, per_group: int = 3, **fields
+) -> Federation:
+  """Two groups, and all that a method needs.
+
+  Args:
+    name: A key of `ALGORITHMS`.
+    norm: Whether the nets have norm layers.
+    per_group: Clients of a group; with 3 they are those of `tiny_data()`.
+    **fields: Further ones of `Federation`.
+
+  Returns:
+    The federation, of which the method is told what `Needs` says.
+  """
+  needs = needs_of(ALGORITHMS[name])
+  if needs.public is not None:
+    fields['num_public'] = NUM_PUBLIC
+  if needs.sizes:
+    fields['sizes'] = np.resize(np.array(SIZES), 2 * per_group)
+  if needs.server_model:
+    fields['server_model'] = tiny_model(3, norm=norm)
+  if needs.one_model:
+    federation = one_model_federation(norm, 2, per_group, **fields)
+  else:
+    federation = tiny_federation((1, 2), per_group, norm=norm, **fields)
+  if needs.partner:
+    partner = tiny_model(1, norm=norm)
+    federation = dataclasses.replace(
+        federation,
+        groups=tuple(
+            dataclasses.replace(group, partner=partner)
+            for group in federation.groups
+        ),
+    )
+  return federation
+
+
+def make(
+    name: str, federation: Federation | None = None, case: Case | None = None
+) -> tuple[FederatedAlgorithm, Federation]:
+  """The method of a case, by default its first, and the federation."""
+  federation = federation or needed_federation(name)
+  case = cases(name)[0] if case is None else case
+  defaults = needs_of(ALGORITHMS[name]).group_options
+  federation = dataclasses.replace(
+      federation,
+      groups=tuple(
+          dataclasses.replace(
+              group, options={**defaults, **case.groups.get(group.name, {})}
+          )
+          for group in federation.groups
+      ),
+  )
+  return ALGORITHMS[name](federation, **case.options), federation

@@ -1,0 +1,207 @@
+"""Options of constructors: what is accepted, and what is said if not."""
+
+from fractions import Fraction
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_het import options as opt
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.partition import PARTITIONS, partition
+from fedjax_het.models import MODELS, create
+from fedjax_het.names import check_name
+from tests.algorithms.suite import needed_federation
+from tests.tiny import tiny_federation
+
+
+def constructor(
+    first, *, rate: float = 0.1, steps: int = 3, clip: float | None = None,
+    loud: bool = False, plain=2, nothing=None,
+):  # fmt: skip
+  del first, rate, steps, clip, loud, plain, nothing
+
+
+KNOWN = opt.keyword_options(constructor)
+
+
+def test_keyword_options_reads_types_and_defaults():
+  assert KNOWN['rate'] == (float, 0.1)
+  assert KNOWN['clip'] == (float | None, None)
+  assert KNOWN['plain'] == (int, 2)
+  assert list(KNOWN) == ['rate', 'steps', 'clip', 'loud', 'plain', 'nothing']
+
+
+def test_what_a_partial_fixes_is_no_option():
+  known = opt.keyword_options(functools.partial(constructor, steps=1))
+  assert 'steps' not in known and 'rate' in known
+
+
+@pytest.mark.parametrize(
+    'given',
+    [
+        dict(rate=1),
+        dict(clip=None),
+        dict(clip=2.5, loud=True),
+        dict(nothing='x', plain=0),
+    ],
+)
+def test_accepts(given):
+  opt.check_options('where', given, KNOWN, 'the thing')
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (dict(steps=True), 'where.steps must be an integer, got True.'),
+        (dict(steps=1.0), 'where.steps must be an integer, got 1.0.'),
+        (dict(loud=1), 'where.loud must be True or False, got 1.'),
+        (dict(rate='1'), "where.rate must be a finite number, got '1'."),
+        (
+            dict(rate=float('inf')),
+            'where.rate must be a finite number, got inf.',
+        ),
+        (
+            dict(clip='no'),
+            "where.clip must be a finite number or None, got 'no'.",
+        ),
+        (
+            dict(rat=1.0),
+            "where.rat: the thing has no option 'rat'; did you mean 'rate'? "
+            'It takes rate, steps, clip, loud, plain, nothing.',
+        ),
+    ],
+)
+def test_refuses(given, message):
+  with pytest.raises(ValueError) as error:
+    opt.check_options('where', given, KNOWN, 'the thing')
+  assert str(error.value) == message
+
+
+def floats(table):
+  """(name, option) of every option in a table that may be a float."""
+  for name, constructor in table.items():
+    for option, (kind, _) in opt.keyword_options(constructor).items():
+      if kind in (float, float | None):
+        yield name, option
+
+
+TOO_LARGE = (math.nan, math.inf, -math.inf, 1e300, 1e-300)
+
+
+def refused(option, call):
+  """Whether a call refuses an option in one line that names it first."""
+  with pytest.raises(ValueError, match=rf'^{option} must be ') as error:
+    call()
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(('name', 'option'), floats(ALGORITHMS))
+@pytest.mark.parametrize('value', TOO_LARGE)
+def test_every_algorithm_refuses_what_float32_cannot_hold(name, option, value):
+  federation = needed_federation(name, norm=True)
+  refused(option, lambda: ALGORITHMS[name](federation, **{option: value}))
+
+
+@pytest.mark.parametrize('value', TOO_LARGE)
+def test_every_model_refuses_what_float32_cannot_hold(value):
+  found = [*floats(MODELS)]
+  assert ('mini_resnet6', 'width') in found
+  for name, option in found:
+    refused(option, functools.partial(
+        create, name, (32, 32, 3), 10, **{option: value}
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize('value', (math.nan, math.inf, -math.inf))
+def test_every_partition_refuses_what_is_not_finite(value):
+  found = [*floats(PARTITIONS)]
+  assert ('dirichlet', 'alpha') in found
+  for name, option in found:
+    refused(option, functools.partial(
+        partition, np.arange(100) % 10, 5, name=name, seed=0, **{option: value}
+    ))  # fmt: skip
+
+
+def test_unknown_names():
+  for name, message in (
+      ('ratt', "Unknown kind 'ratt'; did you mean 'rate'? Known are rate, 3."),
+      ('', "Unknown kind ''; known are rate, 3."),
+      (4, 'Unknown kind 4; known are rate, 3.'),
+  ):
+    with pytest.raises(ValueError) as error:
+      check_name('kind', name, ('rate', 3))
+    assert str(error.value) == message
+  opt.one_of('kind', 3, ('rate', 3))
+  with pytest.raises(ValueError, match=r"^Unknown kind 'x'; there are none\.$"):
+    opt.one_of('kind', 'x', ())
+
+
+def test_bounds():
+  opt.between(0, 1, a=0, b=1.0)
+  opt.positive(a=1e-30, b=10)
+  for call, message in (
+      (lambda: opt.positive(a=0.0), 'a must be above 0, got 0.'),
+      (
+          lambda: opt.between(0, 1, below=True, a=1),
+          'a must be at least 0 and below 1, got 1.',
+      ),
+      (
+          lambda: opt.not_negative(a='x'),
+          "a must be a finite number, got 'x'.",
+      ),
+      (lambda: opt.at_least(1, a=0), 'a must be at least 1, got 0.'),
+      (
+          lambda: opt.at_least(1, a=2**31),
+          'a must be at most 2147483647, got 2147483648.',
+      ),
+  ):
+    with pytest.raises(ValueError) as error:
+      call()
+    assert str(error.value).startswith(message)
+
+
+def test_temperatures_are_bounded():
+  """T^2 is a factor of the loss: T = 1e30 would make it infinite."""
+  federation = tiny_federation(sizes=np.full(6, 6))
+  for value in (1e30, 1e-30):
+    with pytest.raises(ValueError, match=r'^temperature must be at least 0\.0'):
+      ALGORITHMS['fedgkt'](federation, temperature=value)
+
+
+def test_a_share_is_exact():
+  for value, want in (
+      ('1/3', Fraction(1, 3)), (1 / 3, Fraction(1, 3)), (0.1, Fraction(1, 10)),
+      ('0.25', Fraction(1, 4)), (1, Fraction(1)), (np.float32(0.5), 0.5),
+      (Fraction(2, 7), Fraction(2, 7)), (' 1/2 ', Fraction(1, 2)),
+  ):  # fmt: skip
+    assert opt.share('rate', value) == want
+
+
+@pytest.mark.parametrize(
+    'value',
+    ['', 'x', '1/0', '1:2', None, True, (1, 2), math.nan, math.inf,
+     '1e999999999', '1e-999999999', '9' * 5000],
+)  # fmt: skip
+def test_what_is_no_share_is_refused_in_one_line(value):
+  with pytest.raises(ValueError, match=r'^rate must be a share such') as error:
+    opt.share('rate', value)
+  assert '\n' not in str(error.value) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize('value', [0, '0', -1, '3/2', 1.5, 1e-9, '1.0001'])
+def test_shares_lie_above_0_and_at_most_at_1(value):
+  with pytest.raises(ValueError, match='above 0 and at most 1, got'):
+    opt.share('rate', value)
+
+
+def test_shares_of_groups():
+  given = dict(b=dict(rate='1/3'), a=dict(rate=1, budget='1/9'))
+  assert opt.group_shares('rate', given) == dict(a=1, b=Fraction(1, 3))
+  nothing = dict(c={}, a=dict(rate=''), b=dict(rate=None))
+  found = opt.group_shares('rate', nothing)
+  assert found == dict(a=1, b=Fraction(1, 2), c=Fraction(1, 4))
+  assert [*found] == ['c', 'a', 'b']  # The groups' own order.
+  with pytest.raises(ValueError, match=r'^groups\.b\.budget is missing; give'):
+    opt.group_shares('budget', given)
