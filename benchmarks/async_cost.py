@@ -4,9 +4,9 @@
 
 There are two cases with ten clients: one architecture, a small convolutional
 model trained by FedAvg, and ten architectures, the CNNs of FedHe at an eighth
-of their width. Both drivers run rounds of ten uploads, in turn in one process. The
-asynchronous driver has devices of three speeds and calls the server once per
-upload. The number of clients that train varies between its rounds, so times
+of their width. Both drivers run rounds of ten uploads, in turn in one process.
+The asynchronous driver has devices of three speeds and calls the server once
+per upload. The number of clients that train varies between its rounds, so times
 are over several rounds, divided by the number of visits trained.
 """
 

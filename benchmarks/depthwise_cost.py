@@ -6,7 +6,7 @@
 The model is PreResNet-20, or twelve encoder blocks of 64 features with patches
 of 4, on random 32x32x3 images. Two clients train on four batches of 128, with
 SGD and momentum, for one epoch or N (the paper uses ten). FeDepth trains each
-stage for that many epochs. Both methods have the same backward passes per block.
+stage for that many epochs. Both methods have equal backward passes per block.
 FeDepth adds the forward passes of the frozen blocks before a stage, once per
 step, or once per example with `cache_prefix`. So the cache gains least with one
 epoch: every example passes each block once more than in FedAvg. With
