@@ -1,4 +1,4 @@
-"""Checks every partition form: who owns what, how many, how mixed."""
+"""Checks every partition: owners, client sizes and class distributions."""
 
 import numpy as np
 import pytest
@@ -231,7 +231,7 @@ def test_dirichlet_evens_out():
   np.testing.assert_allclose(histograms(CIFAR10, parts), 50, atol=2)
 
 
-def test_beta_deals_two_classes_to_each():
+def test_beta_assigns_two_classes_to_each():
   parts = forms.beta(CIFAR10, 100, seed=0, labels_per_client=2)
   counts = histograms(CIFAR10, parts)
   assert set(counts.ravel()) == {0, 250}
@@ -240,7 +240,7 @@ def test_beta_deals_two_classes_to_each():
   assert set(sizes(parts)) == {500}
 
 
-def test_beta_deals_ten_of_a_hundred_classes():
+def test_beta_assigns_ten_of_a_hundred_classes():
   parts = forms.beta(CIFAR100, 100, seed=0, labels_per_client=10)
   assert ((histograms(CIFAR100, parts) > 0).sum(axis=1) == 10).all()
   assert set(sizes(parts)) == {500}
