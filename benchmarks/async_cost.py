@@ -1,14 +1,13 @@
-"""What asynchronous rounds cost beside synchronous ones of as many visits.
+"""Compares the cost per visit of asynchronous and synchronous rounds.
 
   python -m benchmarks.async_cost [--quick] [--output=FILE]
 
-Ten clients in two forms: of one architecture, a small convolutional net that
-they train by FedAvg, and of ten, the CNNs of FedHe at an eighth of their width.
-Both drivers run rounds of ten uploads, in turn in one process; the asynchronous
-one serves devices of three speeds, and calls the server once for each upload.
-How many clients train in one of its rounds changes from round to round, so
-times are taken over several rounds and divided by the visits that were trained
-in them.
+There are two cases with ten clients: one architecture, a small convolutional
+model trained by FedAvg, and ten architectures, the CNNs of FedHe at an eighth
+of their width. Both drivers run rounds of ten uploads, in turn in one process.
+The asynchronous driver has devices of three speeds and calls the server once
+per upload. The number of clients that train varies between its rounds, so times
+are over several rounds, divided by the number of visits trained.
 """
 
 import argparse
@@ -34,7 +33,7 @@ IMAGES = 150  # A visit is three minibatches of 50 in FedHe's setting.
 
 
 def one_architecture(quick: bool):
-  """FedAvg, ten clients of one net."""
+  """FedAvg, ten clients with one model."""
   if quick:
     model = create('mlp', SHAPE, 10, depth=3, hidden=64)
   else:
@@ -44,7 +43,7 @@ def one_architecture(quick: bool):
 
 
 def ten_architectures(quick: bool):
-  """FedHe, a client of each net; three minibatches of 50 a visit."""
+  """FedHe, one client per model; three minibatches of 50 per visit."""
   if quick:
     models = [create('mlp', SHAPE, 10, depth=2, hidden=8 + i) for i in NETS]
   else:
@@ -66,14 +65,13 @@ def compare(algorithm, federation, data, repetitions: int, block: int):
 
   Args:
     algorithm: The method.
-    federation: Of ten clients.
+    federation: Ten clients.
     data: Their examples.
-    repetitions: Of which the least time counts.
-    block: Rounds in each of them.
+    repetitions: Repetitions; the minimum time counts.
+    block: Rounds per repetition.
 
   Returns:
-    {driver: seconds for each visit that was trained}, and the mean number of
-    waves in a round.
+    {driver: seconds per trained visit}, and the mean number of waves per round.
   """
   key, options = jax.random.key(1), dict(cohort_size=NUM_CLIENTS)
   init = rounds.init_state(algorithm, federation, jax.random.key(0))
@@ -101,7 +99,7 @@ def compare(algorithm, federation, data, repetitions: int, block: int):
   }
 
   def run(name, num_rounds):
-    """Seconds for each visit that was trained."""
+    """Seconds per trained visit."""
     trained, begin = 0, time.perf_counter()
     for _ in range(num_rounds):
       who, number = key, NUM_CLIENTS

@@ -1,14 +1,13 @@
-"""Clients' states in host memory against states on the device.
+"""Compares client states in host memory with client states on the device.
 
   python -m benchmarks.client_store [--quick] [--output=FILE]
 
-Private training: every client keeps a dense net of 0.9 million numbers between
-its visits, and a round brings the states of its cohort, trains them for one
-epoch of 20 noise images, and stores them. Rounds of both stores are run in
-turn in one process, and the least time of each counts; 'unhidden' is the time
-by which the host's store is slower. Device bytes are what XLA plans for the
-arguments, results and temporaries of the round's program: on a CPU both lie in
-one memory, so that what the host's store spares is seen in this count alone.
+Private training: every client stores a dense model of 0.9 million numbers
+between visits. A round loads the states of its cohort, trains them for one
+epoch of 20 random images, and stores them. Rounds of both stores take turns in
+one process; the minimum time of each counts. Device memory is XLA's planned
+arguments, results and temporaries of the round. On a CPU both stores are in the
+same memory, so only this number shows the saving.
 """
 
 import argparse
@@ -29,7 +28,7 @@ IMAGES_PER_CLIENT = 20
 
 
 def planned_megabytes(compiled) -> float:
-  """All that XLA plans for a program, what it reuses counted once."""
+  """XLA's planned memory of a program; reused memory counts once."""
   memory = compiled.memory_analysis()
   return (
       memory.argument_size_in_bytes
@@ -40,7 +39,7 @@ def planned_megabytes(compiled) -> float:
 
 
 def measure(num_clients: int, cohort_size: int, repetitions: int):
-  """Seconds a round and device megabytes of both stores."""
+  """Seconds per round and device megabytes of both stores."""
   model = create('mlp', SHAPE, 10, depth=3, hidden=600)
   federation, data = common.make_federation(
       model, num_clients, IMAGES_PER_CLIENT
@@ -76,7 +75,7 @@ def measure(num_clients: int, cohort_size: int, repetitions: int):
   lowered = cohort_program.lower(start, shares, rows, data, keys[0])
   megabytes = {
       'device': planned_megabytes(on_device),
-      # The rows of the next cohort are there besides.
+      # Plus the prefetched rows of the next cohort.
       'host': planned_megabytes(lowered.compile())
       + sum(r.size * r.dtype.itemsize for r in jax.tree.leaves(rows)) / 2**20,
   }
@@ -124,7 +123,7 @@ def main() -> None:
 
 
 def _one_client():
-  """The leaves of one client's state, as shapes filled with zeros."""
+  """The leaves of one client's state, filled with zeros."""
   model = create('mlp', SHAPE, 10, depth=3, hidden=600)
   variables = jax.eval_shape(model.init, jax.random.key(0))
   return [np.zeros(s.shape, s.dtype) for s in jax.tree.leaves(variables)]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: federations, timing, tables, files."""
+"""Helpers of the benchmarks: federations, timing, tables, files."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -25,14 +25,14 @@ LEARNING_RATE = 1e-3
 
 
 def random_images(num: int, shape: tuple[int, int, int]):
-  """Noise and labels, uint8 and int32: time and memory do not see the values.
+  """Random images and labels; time and memory do not depend on values.
 
   Args:
     num: Number of images.
     shape: (height, width, channels).
 
   Returns:
-    Images [num, H, W, C] and labels [num] of 10 classes.
+    uint8 images [num, H, W, C] and int32 labels [num] of 10 classes.
   """
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (num, *shape), np.uint8)
@@ -45,7 +45,7 @@ def local_training(
     batch_size: int = BATCH_SIZE,
     steps: int | None = None,
 ) -> LocalTraining:
-  """One local epoch, or some steps, at a constant learning rate."""
+  """One local epoch, or `steps` steps, at a constant learning rate."""
   return LocalTraining(
       optimizer,
       lambda round_num: learning_rate,
@@ -62,14 +62,14 @@ def make_federation(
     images_per_client: int,
     local: LocalTraining | None = None,
 ) -> tuple[Federation, FederatedData]:
-  """Clients with noise for images.
+  """A federation of clients with random images.
 
   Args:
-    models: The architecture of all clients, or several for as many equal
-      groups.
-    num_clients: Clients in all groups.
-    images_per_client: Images of each.
-    local: Their local training; None for an epoch of batch 16, Adam 1e-3.
+    models: The architecture of all clients, or one per group; groups have equal
+      sizes.
+    num_clients: Number of clients of all groups.
+    images_per_client: Images per client.
+    local: Local training; None for an epoch with batch 16 and Adam 1e-3.
 
   Returns:
     The federation and its data.
@@ -103,13 +103,13 @@ def interleave(
     programs: Mapping[str, tuple[Callable[[], object], int]],
     pause: float = 0.3,
 ) -> dict[str, float]:
-  """Least seconds of each program, their repetitions taken in turn.
+  """Minimum seconds of each program; the programs take turns.
 
-  On a machine that others use too, every delay is somebody else's: the least
-  of the times is the best estimate, and turns spread a busy minute over all.
+  Other processes on the machine only add time, so the minimum is the best
+  estimate. Taking turns exposes all programs to the same load.
 
   Args:
-    programs: {name: (call that returns when its work is done, repetitions)}.
+    programs: {name: (call that blocks until its work is done, repetitions)}.
     pause: Seconds before each call.
 
   Returns:
@@ -119,7 +119,7 @@ def interleave(
   for turn in range(max(times for _, times in programs.values())):
     for name, (call, times) in programs.items():
       if turn < times:
-        time.sleep(pause)  # Lets the threads of the one before fall asleep.
+        time.sleep(pause)  # Lets the previous program's threads go idle.
         start = time.perf_counter()
         call()
         best[name] = min(best[name], time.perf_counter() - start)
@@ -127,7 +127,7 @@ def interleave(
 
 
 def in_child(module: str, *args: str) -> dict[str, object]:
-  """What `python -m module --child *args` prints last, read as JSON."""
+  """Runs `python -m module --child *args`; its last line, parsed as JSON."""
   child = subprocess.run(
       [sys.executable, '-m', module, '--child', *args],
       stdout=subprocess.PIPE,
@@ -138,7 +138,7 @@ def in_child(module: str, *args: str) -> dict[str, object]:
 
 
 def machine() -> dict[str, object]:
-  """Hardware and versions, for the record."""
+  """Hardware and versions, stored with results."""
   versions = {'python': platform.python_version()}
   for name in ('jax', 'jaxlib', 'flax', 'optax', 'torch'):
     try:
@@ -163,7 +163,7 @@ def _cpu_name() -> str:
 
 
 def markdown(header: list[str], rows: list[list[object]]) -> str:
-  """A table; numbers are rounded to three digits or to whole ones."""
+  """A Markdown table; floats have three digits, or none after the point."""
 
   def cell(value):
     if not isinstance(value, float):
@@ -175,7 +175,7 @@ def markdown(header: list[str], rows: list[list[object]]) -> str:
 
 
 def write(path: str | pathlib.Path, results: Mapping[str, object]) -> None:
-  """Writes results, with the machine, as JSON and says where."""
+  """Writes results and `machine()` as JSON, and prints the path."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   text = json.dumps({'machine': machine(), **results}, indent=2)

@@ -1,21 +1,21 @@
-"""What a round of FeDepth costs beside one of FedAvg, by memory budget.
+"""Compares the cost of a round of FeDepth and of FedAvg, by memory budget.
 
   python -m benchmarks.depthwise_cost [--quick] [--net=vit_mini12] [--epochs=N]
       [--output=FILE]
 
-PreResNet-20, or twelve encoder blocks of 64 features with patches of 4, on
-32x32x3 noise, two clients, four batches of 128 with SGD and momentum, one epoch
-or N (the paper takes ten); FeDepth trains each stage for as long. Every block
-has the same backward passes in both; FeDepth adds the forward passes of the
-frozen blocks in front of a stage, once a step, or once an example with
-`cache_prefix`. So one epoch is where a cache gains least: every example passes
-each block one time more than in FedAvg. With `scan_stages` equal stages are one
-program instead of one each.
+The model is PreResNet-20, or twelve encoder blocks of 64 features with patches
+of 4, on random 32x32x3 images. Two clients train on four batches of 128, with
+SGD and momentum, for one epoch or N (the paper uses ten). FeDepth trains each
+stage for that many epochs. Both methods have equal backward passes per block.
+FeDepth adds the forward passes of the frozen blocks before a stage, once per
+step, or once per example with `cache_prefix`. So the cache gains least with one
+epoch: every example passes each block once more than in FedAvg. With
+`scan_stages` equal stages are compiled once.
 
-The rounds of all forms are run in turn in one process, and the least time of
-each counts; they are compiled in turn, too, without the cache of programs.
-Beside it stand the instructions of the compiled round and the memory that XLA
-plans for its temporaries, of which activations are the greatest part.
+The rounds of all forms take turns in one process; the minimum time of each
+counts. They are compiled in turn, too, without the compilation cache. The table
+also has the number of instructions of the compiled round and XLA's temporary
+memory, most of which is activations.
 """
 
 import argparse
@@ -38,7 +38,7 @@ NETS = {
     'preresnet20': lambda: create('preresnet20', SHAPE, 10, norm='batch_only'),
     'vit_mini12': lambda: vit(SHAPE, 10, depth=12, variant='mini', patch=4),
 }
-# Label: budget as a share of the whole model, and options of `fedepth`.
+# {label: (budget as a fraction of the whole model, options of `fedepth`)}.
 FORMS = {
     'FeDepth, 1/2': ('1/2', dict(scan_stages=False)),
     'FeDepth, 1/3': ('1/3', dict(scan_stages=False)),
@@ -62,18 +62,18 @@ def operations(model: BlockModel, batch_size: int) -> dict[str, float]:
 
 
 def sgd(learning_rate):
-  """FeDepth's optimiser, without its weight decay."""
+  """FeDepth's optimizer, without weight decay."""
   return optax.sgd(learning_rate, momentum=0.9)
 
 
 class Form:
-  """A round that is compiled and called again and again.
+  """A round that can be compiled and called repeatedly.
 
   Attributes:
-    trace_seconds: The least of all times of tracing and lowering so far.
-    compile_seconds: The least of all compilations so far.
-    instructions: Of the compiled round.
-    megabytes: Of its temporaries.
+    trace_seconds: Minimum time of tracing and lowering so far.
+    compile_seconds: Minimum time of compilation so far.
+    instructions: Number of instructions of the compiled round.
+    megabytes: Temporary memory of the compiled round.
   """
 
   def __init__(self, make, federation, data):
@@ -83,7 +83,8 @@ class Form:
     self.trace_seconds = self.compile_seconds = float('inf')
 
   def compile(self):
-    algorithm = self._make(self._federation)  # One that JAX has not seen.
+    # New functions, which JAX has not cached.
+    algorithm = self._make(self._federation)
     run_round = make_round(
         algorithm, self._federation, cohort_size=NUM_CLIENTS
     )

@@ -1,8 +1,8 @@
-"""Speed, compilation and memory of the engine, beside the same work by others.
+"""Speed, compilation and memory of the engine, PyTorch and naive JAX.
 
   python -m benchmarks.engine [--workloads=a,b,...] [--quick] [--output=FILE]
 
-Workloads, which can be run one at a time, a case of them as `fedin/resnet10`:
+Workloads; `--workloads` selects some, or a case such as `fedin/resnet10`:
 
   a, fedin: rounds of FedIN v2, ResNet10 to 26, 32x32x3, batch 16, Adam.
   b, fedepth: rounds of FeDepth by budget, PreResNet-20, batch 128, SGD.
@@ -10,28 +10,28 @@ Workloads, which can be run one at a time, a case of them as `fedin/resnet10`:
   d, simulation: the CIFAR-10 benchmark of simulators, 50 of 1,000 clients.
   e, many: ten thousand small clients in one cohort.
 
-Forms, in turn in one process, the least time of each after a first call that
-is not timed (slow forms take few steps, and are repeated less):
+Forms take turns in one process. The minimum time of each counts, after a first
+call that is not timed. Slow forms have fewer steps and repetitions.
 
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
-    them. shard_map: the same over two virtual devices, in a process of its own.
-    Of several cases the first alone has `vmap`; quick runs have 'auto' alone.
-    With ', oneDNN' they take `config.conv_backend='onednn'`; left out where
-    there is none, for nets without convolutions, and in quick runs but for the
-    simulators' net.
-  PyTorch: one client after another, eagerly. PyTorch vmap: the clients of an
-    architecture at once, by `torch.func` over stacked nets. PyTorch FedAvg:
-    full-model epochs in the place of FeDepth's stages. Left out where PyTorch
-    is not installed, or the library runs on something else than a CPU.
-  naive JAX: `vmap` of `scan` over native convolutions. FedIN's is left out of
-    quick runs, since it compiles for long.
+    them. shard_map: the same over two virtual devices, in a separate process.
+    Only the first of several cases has `vmap`; quick runs have only 'auto'.
+    ', oneDNN' means `config.conv_backend='onednn'`. It is omitted if oneDNN is
+    unavailable, for models without convolutions, and in quick runs except for
+    the simulators' model.
+  PyTorch: one client after another, eagerly. PyTorch vmap: all clients of an
+    architecture, by `torch.func` over stacked models. PyTorch FedAvg: epochs of
+    the full model instead of FeDepth's stages. Omitted if PyTorch is not
+    installed or the library does not run on a CPU.
+  naive JAX: `vmap` of `scan` over native convolutions. Quick runs omit FedIN's,
+    which compiles slowly.
 
-The share of the peak is useful operations a second, three times the matrix
-products of a forward pass, over those of large float32 products that are timed
-in the same turns. Peak memory is what XLA plans for a round (arguments, results
-and temporaries); of PyTorch it is how much the resident memory of a process of
-its own rises, and of cohorts of two sizes the peak of a process of its own.
-Let the machine be idle.
+The fraction of peak is the operations per second of training (three times the
+matrix products of a forward pass), relative to large float32 products timed in
+the same turns. Peak memory is XLA's planned memory of a round (arguments,
+results and temporaries). For PyTorch it is the increase of resident memory of a
+separate process; for two cohort sizes it is the peak of a separate process. Let
+the machine be idle.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def choose(text: str | None, quick: bool) -> list[str]:
 
 
 def _row(case: Case, program: programs.Program, seconds: float, peak: float):
-  """What is reported of one form; `peak` is operations a second."""
+  """The results of one form; `peak` is operations per second."""
   per_image = seconds / program.num_images
   flops = program.flops or case.flops
   rounds = program.compilations
@@ -94,11 +94,11 @@ def onednn_forms(case: Case, auto: str) -> list[str]:
 
   Args:
     case: The case.
-    auto: The backend that is chosen for it.
+    auto: The backend that 'auto' selects.
 
   Returns:
-    The backends, one client at a time, with ', oneDNN'; none where the case
-    asks for none, or oneDNN cannot be called.
+    The backends other than `vmap`, with ', oneDNN'; none if oneDNN is
+    unavailable or the case does not use it.
   """
   if onednn.why_not() or not case.onednn:
     return []
@@ -113,12 +113,12 @@ def measure(
 
   Args:
     case: The case.
-    repetitions: Of the library's own choice of a backend and of eager PyTorch;
-      two at most of other backends, one less of slow references.
+    repetitions: Repetitions of 'auto' and of eager PyTorch; other backends
+      have at most two, slow references one less.
     pause: Seconds before each call.
 
   Returns:
-    'forms', the rows by name, and what they are measured with.
+    'forms', the rows by name, and the settings of the measurement.
   """
   auto, few = resolve_backend('auto'), min(repetitions, 2)
   forms, task = {}, case.task()
@@ -156,15 +156,15 @@ def measure(
 
 
 def measure_alone(name: str, form: str, scale: str) -> dict[str, object]:
-  """In a process of its own: `shard_map`, or PyTorch's memory.
+  """Measures `shard_map`, or PyTorch's memory, in a separate process.
 
   Args:
     name: 'workload/case'.
     form: 'shard_map', 'shard_map, oneDNN' or the name of a reference.
-    scale: Of the case.
+    scale: Scale of the case.
 
   Returns:
-    A row without a share, or 'peak_megabytes' alone.
+    A row without fraction of peak, or only 'peak_megabytes'.
   """
   backend, _, library = form.partition(', ')
   if backend == 'shard_map':
@@ -184,7 +184,7 @@ def measure_alone(name: str, form: str, scale: str) -> dict[str, object]:
 
 
 def add_measured_alone(result, name: str, scale: str, case: Case) -> None:
-  """Adds what is measured in other processes to a `result` of `measure`."""
+  """Adds measurements of separate processes to a `result` of `measure`."""
   forms = result['forms']
 
   def alone(form):
@@ -213,7 +213,7 @@ def add_measured_alone(result, name: str, scale: str, case: Case) -> None:
 
 
 def earlier(path: pathlib.Path, scale: str) -> dict[str, dict]:
-  """Results in a file, if they are of this machine and scale."""
+  """Results in a file, if machine and scale are the same."""
   if not path.is_file():
     return {}
   found, now = json.loads(path.read_text()), common.machine()
@@ -227,7 +227,7 @@ def earlier(path: pathlib.Path, scale: str) -> dict[str, dict]:
 def run_case(
     name: str, scale: str, repetitions: int, all_backends: bool = False
 ) -> dict[str, object]:
-  """All that is measured of 'workload/case'."""
+  """Measures 'workload/case'."""
   workload, _, case_name = name.partition('/')
   load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else None
   case = WORKLOADS[workload].make(case_name, scale)
@@ -250,8 +250,7 @@ def main() -> None:
   parser.add_argument('--output', help='JSON file to write or to add to')
   parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
-  # Compile seconds are those of a first run, and programs with oneDNN's
-  # convolutions cannot be stored.
+  # Compilation is measured without the cache, which does not support oneDNN.
   jax.config.update('jax_compilation_cache_dir', None)
   if args.child:
     print(json.dumps(measure_alone(*args.child)))

@@ -1,11 +1,11 @@
-"""The tables of `benchmarks.engine`: lines of its results, and their totals."""
+"""Tables of the results of `benchmarks.engine`, with totals."""
 
 from benchmarks import common
 from benchmarks.workloads import WORKLOADS
 
 
 def together(results: dict[str, dict]) -> dict[str, object]:
-  """One row a form for several cases, all of which have as many images."""
+  """Combines cases with equal numbers of images into one row per form."""
   first, *_ = results.values()
   names = [n for n in first['forms']
            if all(n in r['forms'] for r in results.values())]  # fmt: skip
@@ -35,7 +35,7 @@ def together(results: dict[str, dict]) -> dict[str, object]:
 
 
 def table(results: dict[str, dict]) -> str:
-  """Markdown, a line for each case and form."""
+  """A Markdown table with a row per case and form."""
   header = [
       'workload', 'form', 'images/s', 's a round', 'compile, s',
       'compilations after round 2', 'peak MB', '% of product peak',
@@ -60,7 +60,7 @@ def table(results: dict[str, dict]) -> str:
 
 
 def with_totals(measured: dict[str, dict]) -> dict[str, dict]:
-  """Adds 'workload/all' where all of several cases are there."""
+  """Adds 'workload/all' for workloads whose cases are all present."""
   out = dict(measured)
   for name, workload in WORKLOADS.items():
     cases = [f'{name}/{case}' for case in workload.cases]
@@ -70,7 +70,7 @@ def with_totals(measured: dict[str, dict]) -> dict[str, dict]:
 
 
 def report(results: dict[str, dict], workloads: set[str]) -> str:
-  """The table of some workloads, and what memory large cohorts take."""
+  """The table of some workloads, and the memory of large cohorts."""
   shown = {
       name: result
       for name, result in with_totals(results).items()

@@ -1,24 +1,24 @@
-"""Images per second of a FedIN (journal version) local epoch, three ways.
+"""Images per second of a FedIN (journal version) local epoch in three forms.
 
   python -m benchmarks.fedin_epoch [--quick] [--clients=N] [--output=FILE]
 
-Side by side in one process, repetitions in turn, the least time of each:
+The forms take turns in one process; the minimum time of each counts:
 
   library: a whole round of this library's FedIN (its public algorithm and
-    engine, backend 'auto'), with sending, collecting and averaging.
-  naive: the same local steps as a `vmap` over clients of a `scan` over steps,
-    with the native convolutions and gradients of Flax and JAX.
+    engine, backend 'auto'), with downlink, uplink and averaging.
+  naive: the same local steps as `vmap` over clients of `scan` over steps, with
+    the native convolutions and gradients of Flax and JAX.
   torch: the same local steps in eager PyTorch, one client after another, with
-    its fused Adam. Left out where PyTorch is not installed.
+    fused Adam. Omitted if PyTorch is not installed.
 
-ResNets with the ImageNet stem on 32x32x3 noise, batch 16, Adam 1e-3, proximal
-term, IN loss on 16 pairs at every step, Z = G_in + G_loc / 2, 64 steps of all
-clients together: 32 each of two, as on 500 images. Two clients an architecture
-are what a cohort of ten of five architectures holds, ten (`--clients=10`) what
-it holds where all have one. The naive form runs two steps of each client only,
-it takes seconds for each; grouped convolutions make it slower the more clients
-there are. Let the machine be idle: eager PyTorch loses far more than the other
-two when its threads have to wait for a core.
+The models are ResNets with the ImageNet stem on random 32x32x3 images, with
+batch 16, Adam 1e-3, proximal term, IN loss on 16 pairs in every step, and
+Z = G_in + G_loc / 2. All clients together take 64 steps; two clients take 32
+each, as on 500 images. A cohort of ten with five architectures has two clients
+per architecture; with one architecture it has ten (`--clients=10`). The naive
+form runs only two steps per client, each of which takes seconds; grouped
+convolutions make it slower with more clients. Let the machine be idle: other
+load slows eager PyTorch far more than the other forms.
 """
 
 import argparse
@@ -47,7 +47,7 @@ RATES = dict(lr=common.LEARNING_RATE, mu=MU, lam=LAM)
 def fedin_round(
     depth: int, num_clients: int, num_steps: int, width: float = 1.0
 ) -> programs.Round:
-  """All clients of one ResNet; the first round leaves pairs for the next."""
+  """All clients have one ResNet; round 1 makes the pairs for round 2."""
   federation, data = common.make_federation(
       resnet(INPUT_SHAPE, 10, depth=depth, width=width),
       num_clients,
@@ -73,11 +73,11 @@ def pair_shapes(depth: int, width: float = 1.0):
 def naive_epoch(
     depth: int, num_clients: int, num_steps: int, width: float = 1.0
 ):
-  """Few steps of all clients at once."""
+  """A few steps of all clients."""
   init, epoch = naive_fedin.make_epoch(
       NUM_BLOCKS[depth], INPUT_SHAPE, width=width, **RATES
   )
-  rng = np.random.default_rng(0)  # Drawing them as they should be takes longer.
+  rng = np.random.default_rng(0)  # Faster than proper initialisation.
   variables = jax.tree.map(
       lambda leaf: rng.normal(0, 0.05, (num_clients, *leaf.shape)).astype('f'),
       jax.eval_shape(init, jax.random.key(0)),
@@ -97,7 +97,7 @@ def naive_epoch(
 
 
 def torch_inputs(depth: int, num_clients: int, width: float = 1.0):
-  """Nets, one for each client, and a batch of pairs (s_in, s_out)."""
+  """One model per client, and a batch of pairs (s_in, s_out)."""
   (height, wide, channels), (features,) = pair_shapes(depth, width)
   pairs = (
       torch.rand(common.BATCH_SIZE, channels, height, wide),

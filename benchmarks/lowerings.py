@@ -1,19 +1,24 @@
-"""Every way to compute each pass of every convolution of a net, timed.
+"""Times every way to compute each pass of every convolution of a net.
 
   python -m benchmarks.lowerings [--models=resnet18,...] [--quick]
     [--output=FILE]
 
-The ways are those of `fedjax_het.kernels.conv`; the passes are the forward pass
+The ways are those of `fedjax_het.kernels.conv`. The passes are the forward pass
 and the gradients of the input and of the kernel. A pass is timed in a loop, as
-local training runs it, on all threads, the ways in turn, and the least time of
-each counts. Layers of one shape are timed once. One row a layer and pass, the
-way that `choose_lowering` takes in bold, and its speed; operations with padding
-are not counted. Then one row a net, all layers summed: what is chosen, what is
-with `conv_backend='onednn'`, the fastest of every row (what a choice measured
-on this machine could reach), one way throughout, what the operations would take
-at the speed of large products, and a whole local step, in which norms, pooling
-and the optimiser come on top, with both choices. A way that takes another's
-place in some geometry is left out there. Let the machine be idle.
+in local training, on all threads. The ways take turns; the least time of each
+counts. Layers of equal shape are timed once, and so are ways that are the same
+program for a layer.
+
+The first table has a row per layer and pass. The way that `choose_lowering`
+picks is bold; its speed does not count operations on padding. The second table
+has a row per net, summed over its layers: the chosen ways, the ways chosen with
+`conv_backend='onednn'`, the fastest way of every row (a lower bound for any
+choice), one way for all layers, the time of the operations at the speed of
+large matrix products, and a whole local step with both choices, which includes
+norms, pooling and the optimizer.
+
+`benchmarks.lowering_wins` times the layers of all nets on one and two threads.
+Let the machine be idle.
 """
 
 import math
@@ -25,6 +30,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from benchmarks import common, flops, nets, programs
+from fedjax_het.kernels import onednn
 from fedjax_het.kernels import taps as taps_lib
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.lowering import (
@@ -32,14 +38,14 @@ from fedjax_het.kernels.lowering import (
   Lowering,
   choose_lowering,
 )
-from fedjax_het.models import BlockModel, create, onednn
+from fedjax_het.models import BlockModel, create
 
 WAYS = {
     'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
     'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
     'd_weight': ('native', 'slices', 'gemm', 'cropped', 'rows', 'onednn'),
 }
-# A timed call lasts this long or, of slow ways, one pass.
+# A timed call repeats a pass for about this long; a slow pass runs once.
 CALL_SECONDS = 0.05
 
 
@@ -59,7 +65,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: BlockModel) -> dict[Layer, int]:
-  """The convolutions of a forward pass, with how often each shape occurs."""
+  """The convolutions of a forward pass and how often each shape occurs."""
   found: dict[Layer, int] = {}
 
   def record(call, args, kwargs, context):
@@ -86,7 +92,7 @@ def layers_of(model: BlockModel) -> dict[Layer, int]:
 def chosen_lowering(
     layer: Layer, batch_size: int, conv_backend: str = 'xla'
 ) -> Lowering:
-  """What `conv` takes for a layer when nothing is forced."""
+  """The lowering that `conv` chooses for a layer."""
   sizes = layer.images[:2]
   geometry = taps_lib.resolve_padding(
       layer.padding, sizes, layer.kernel[:2], layer.strides
@@ -117,14 +123,14 @@ def pass_of(layer: Layer, kind: str, way: str):
 
 
 def looped(fn, operands):
-  """Compiles `call(times)`, which runs `fn` that many times, and runs it."""
+  """Returns a compiled `call(times)`, which runs `fn` that many times."""
 
   @jax.jit
   def run(times, operands):
     def body(_, carry):
       operands, _ = carry
-      # No iteration starts before the last one's result is there, so that
-      # nothing is computed once for all of them.
+      # An iteration depends on the previous one, so that XLA does not hoist the
+      # computation out of the loop.
       return lax.optimization_barrier((operands, fn(*operands)))
 
     zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, *operands))
@@ -138,18 +144,23 @@ def looped(fn, operands):
 
 
 def measure(
-    layer: Layer, batch_size: int, repetitions: int
+    layer: Layer,
+    batch_size: int,
+    repetitions: int,
+    slowest: float = math.inf,
 ) -> tuple[dict[str, dict[str, float]], int]:
   """Times each way of each pass of a layer.
 
   Args:
     layer: The layer.
-    batch_size: Images at once.
-    repetitions: Of each way.
+    batch_size: Batch size.
+    repetitions: Repetitions of each way.
+    slowest: Ways that take more than this multiple of the fastest way's time in
+      their first call are not repeated.
 
   Returns:
-    {pass: {way: milliseconds}}, and the operations of a pass, of which all
-    three have as many.
+    {pass: {way: milliseconds}}, and the number of operations of a pass, which
+    is the same for all three. Ways that are the same program have one time.
   """
   keys = jax.random.split(jax.random.key(0), 3)
   x = jax.random.normal(keys[0], (batch_size, *layer.images))
@@ -158,32 +169,38 @@ def measure(
   operands = x, w, jax.random.normal(keys[2], y.shape)
   found = {}
   for kind, ways in WAYS.items():
-    calls, times = {}, {}
+    calls, times, first, jaxprs, same_as = {}, {}, {}, {}, {}
     for way in ways:
-      # With strides these are other ways by another name.
-      if layer.strides != (1, 1) and (
-          way in ('pairs', 'rows') or (kind, way) == ('d_input', 'onednn')
-      ):
-        continue
       if way == 'onednn' and onednn.why_not():
         continue
-      call = looped(pass_of(layer, kind, way), operands)
-      once = common.interleave({way: (lambda call=call: call(1), 1)})[way]
-      times[way] = max(1, math.ceil(CALL_SECONDS / once))
+      fn = pass_of(layer, kind, way)
+      same_as[way] = jaxprs.setdefault(
+          str(jax.make_jaxpr(fn)(*operands)), way
+      )
+      if same_as[way] != way:
+        continue
+      call = looped(fn, operands)
+      once = common.interleave({way: (lambda call=call: call(1), 1)}, 0.02)[way]
+      first[way], times[way] = once, max(1, math.ceil(CALL_SECONDS / once))
       calls[way] = (lambda call=call, n=times[way]: call(n)), repetitions
-    seconds = common.interleave(calls, pause=0.02)
-    found[kind] = {way: 1e3 * s / times[way] for way, s in seconds.items()}
+    for way in [w for w in calls if first[w] > slowest * min(first.values())]:
+      del calls[way]
+      times[way] = 1
+    seconds = first | common.interleave(calls, pause=0.02)
+    found[kind] = {
+        way: 1e3 * seconds[same] / times[same] for way, same in same_as.items()
+    }
   forward = pass_of(layer, 'forward', 'native')
   return found, flops.product_flops(forward, *operands)
 
 
 def libraries() -> tuple[str, ...]:
-  """Those of `CONV_BACKENDS` that can be called here."""
+  """The `CONV_BACKENDS` that are available here."""
   return CONV_BACKENDS[:1] if onednn.why_not() else CONV_BACKENDS
 
 
 def local_steps(name: str, repetitions: int) -> tuple[dict[str, float], float]:
-  """Milliseconds of a local step by library, and the peak."""
+  """Milliseconds of a local step by backend, and the peak operations/s."""
   steps = {c: nets.local_epoch(name, conv_backend=c) for c in libraries()}
   for step in steps.values():
     step.call()
@@ -198,9 +215,9 @@ def summary(rows, steps: dict[str, float], peak: float) -> dict[str, float]:
   """Milliseconds of all layers of a net.
 
   Args:
-    rows: Of the net, as `measure_net` returns them.
-    steps: Milliseconds of a local step by library.
-    peak: Operations of large products a second.
+    rows: Rows of `measure_net`.
+    steps: Milliseconds of a local step by backend.
+    peak: Operations per second of large matrix products.
 
   Returns:
     The columns of the second table.
@@ -225,7 +242,7 @@ def summary(rows, steps: dict[str, float], peak: float) -> dict[str, float]:
 
 
 def measure_net(name: str, repetitions: int) -> list[dict[str, object]]:
-  """One row a layer and pass of a net of `nets.NETS`."""
+  """One row per layer and pass of a net of `nets.NETS`."""
   batch_size, rows = nets.NETS[name][0], []
   for layer, count in layers_of(create(name, nets.INPUT_SHAPE, 10)).items():
     chosen = chosen_lowering(layer, batch_size)._asdict()
@@ -274,7 +291,7 @@ def report(rows) -> str:
 
 def main() -> None:
   args, names = nets.parse_args(__doc__.splitlines()[0])
-  # Programs with oneDNN's convolutions cannot be stored.
+  # The compilation cache does not support oneDNN's convolutions.
   jax.config.update('jax_compilation_cache_dir', None)
   repetitions = 2 if args.quick else 4
   rows, sums = [], {}

@@ -1,13 +1,12 @@
-"""A local step with products of float32 and of bfloat16 operands.
+"""Compares a local step with float32 and with bfloat16 operands.
 
   python -m benchmarks.matmul_dtype [--models=resnet18,...] [--quick]
     [--output=FILE]
 
-The nets, batches and optimisers of `benchmarks.nets`, each as an epoch of
-one client of FedAvg; the two forms take turns, and the least time of each
-counts. Beside it stands the memory that XLA plans. Hardware without products of
-bfloat16 (on x86, `avx512_bf16` or `amx_bf16` in /proc/cpuinfo) has nothing to
-gain. Let the machine be idle.
+Measures an epoch of one FedAvg client for each model of `benchmarks.nets`. The
+two forms take turns; the minimum time of each counts. The table also has XLA's
+planned memory. Hardware without bfloat16 products (on x86, `avx512_bf16` or
+`amx_bf16` in /proc/cpuinfo) gains nothing. Let the machine be idle.
 """
 
 from benchmarks import common, nets
@@ -15,7 +14,7 @@ from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 
 
 def measure_net(name: str, steps: int, repetitions: int) -> dict[str, float]:
-  """Milliseconds of a step, their ratio, and megabytes, by form."""
+  """Milliseconds per step, their ratio, and megabytes, by dtype."""
   forms = {
       dtype: nets.local_epoch(name, steps, dtype)
       for dtype in MATMUL_DTYPES

@@ -3,11 +3,10 @@
   python -m benchmarks.memory [--output=FILE]
 
 The population (1,000 clients) and the data set are the same; only the cohort
-grows. Each round runs in a process of its own, which reports the peak of its
-resident memory before the round is compiled and at the end, and what XLA
-allocates for the compiled round (arguments, results and temporaries). FedAvg
-only sums what clients send; FedIN also has to keep the features they upload,
-which is all that grows with its cohort.
+grows. Each round runs in a separate process, which reports its peak resident
+memory before compilation and at the end, and XLA's planned memory of the round
+(arguments, results and temporaries). FedAvg only sums uploads. FedIN also
+stores the uploaded features, the only part that grows with its cohort.
 """
 
 import argparse
@@ -29,10 +28,10 @@ IMAGES = 20
 
 
 def peak_bytes() -> int:
-  """Peak of the resident memory of this process so far.
+  """Peak resident memory of this process so far.
 
-  Read from the kernel's status where there is one: `ru_maxrss` begins with the
-  peak of the process that started this one.
+  Reads /proc/self/status if it exists, because `ru_maxrss` includes the peak of
+  the parent process.
   """
   status = pathlib.Path('/proc/self/status')
   lines = status.read_text().splitlines() if status.is_file() else []
@@ -47,15 +46,15 @@ def measure(name: str, cohort_size: int, num_clients: int) -> dict[str, float]:
   """Runs two rounds and measures them, in MB.
 
   Args:
-    name: A key of `ALGORITHMS` of the library.
-    cohort_size: Clients a round.
-    num_clients: Size of the population.
+    name: A key of the library's `ALGORITHMS`.
+    cohort_size: Clients per round.
+    num_clients: Number of all clients.
 
   Returns:
     'before': peak resident memory before compilation; 'peak': at the end;
     'xla': bytes of the compiled round.
   """
-  import jax  # Only the child processes pay for it.
+  import jax  # Imported in child processes only.
 
   from fedjax_het.algorithms import ALGORITHMS as library
   from fedjax_het.engine.rounds import init_state, make_round
@@ -88,7 +87,7 @@ def measure(name: str, cohort_size: int, num_clients: int) -> dict[str, float]:
 def measure_alone(
     name: str, cohort_size: int, num_clients: int = NUM_CLIENTS
 ) -> dict[str, float]:
-  """`measure` in a process of its own."""
+  """Runs `measure` in a separate process."""
   return common.in_child(
       'benchmarks.memory', name, str(cohort_size), str(num_clients)
   )

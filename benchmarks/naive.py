@@ -1,8 +1,8 @@
-"""Local training as one would first write it in JAX: `vmap` of `scan`.
+"""Naive local training in JAX: `vmap` over clients, `scan` over steps.
 
-Clients by `vmap`, steps by `scan`, and the library's nets with the native
-convolutions of XLA. (FedIN's is in `naive_fedin`, with modules of Flax.) The
-gradient of max pooling is the library's: XLA's is slower still.
+It uses the library's models with XLA's native convolutions. (`naive_fedin` has
+FedIN's, with Flax modules.) The gradient of max pooling is the library's, which
+is faster than XLA's.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from fedjax_het.models import BlockModel, Variables
 
 
 def _fit(loss_fn, tx, start: Variables, images, labels, key) -> Variables:
-  """Steps through [S, B, ...] minibatches."""
+  """Trains on [S, B, ...] minibatches."""
 
   def step(carry, batch):
     (params, stats), opt_state = carry
@@ -41,7 +41,7 @@ def _fit(loss_fn, tx, start: Variables, images, labels, key) -> Variables:
 
 
 def whole_model(model: BlockModel, tx) -> Callable[..., Variables]:
-  """Training of a whole model by cross-entropy, for one client."""
+  """Trains a whole model by cross-entropy, for one client."""
 
   def client(start, images, labels, key):
     loss_fn = model_loss(model, CLASSIFICATION)
@@ -51,7 +51,7 @@ def whole_model(model: BlockModel, tx) -> Callable[..., Variables]:
 
 
 def depthwise(stages: Sequence[Stage], tx) -> Callable[..., Variables]:
-  """FeDepth's stages one after another, for one client."""
+  """Trains FeDepth's stages in order, for one client."""
 
   def client(start, images, labels, key):
     end = start
@@ -71,7 +71,7 @@ def depthwise(stages: Sequence[Stage], tx) -> Callable[..., Variables]:
 
 
 def class_logits(model: BlockModel, tx, means) -> Callable[..., Variables]:
-  """FedHe's loss: cross-entropy and the distance to [C, C] `means`."""
+  """Trains on FedHe's loss: cross-entropy plus distance to [C, C] `means`."""
 
   def loss_fn(variables, batch, key):
     logits, stats = model.apply(variables, batch.x, train=True, key=key)
@@ -85,7 +85,7 @@ def class_logits(model: BlockModel, tx, means) -> Callable[..., Variables]:
 
 
 def arguments(model: BlockModel, num_clients: int, num_steps: int, batch: int):
-  """Start, images, labels and keys of several clients, to be vmapped over."""
+  """Initial models, images, labels and keys of clients, with a client axis."""
   keys = jax.random.split(jax.random.key(0), num_clients)
   leading = (num_clients, num_steps, batch)
   start = jax.device_get(model.init(keys[0]))

@@ -1,7 +1,7 @@
-"""FedIN's local epoch as one would first write it in JAX and Flax.
+"""Naive FedIN local epoch in JAX and Flax: the baseline on a CPU.
 
-Clients by `vmap`, steps by `scan`, convolutions and pooling of Flax with the
-gradients that JAX derives: what the library must beat on a CPU.
+It uses `vmap` over clients, `scan` over steps, and Flax's convolution and
+pooling with JAX's gradients.
 """
 
 from collections.abc import Sequence
@@ -58,13 +58,13 @@ class Middle(nn.Module):
 
 
 def make_epoch(num_blocks, input_shape, *, lr, mu, lam, width=1.0):
-  """Builds the local epoch of one client, to be vmapped over several.
+  """Builds the local epoch of one client, for `vmap` over clients.
 
   Args:
-    num_blocks: Blocks of each stage.
+    num_blocks: Number of blocks of each stage.
     input_shape: (height, width, channels).
     lr: Learning rate of Adam.
-    mu: Factor of the proximal gradient.
+    mu: Strength of the proximal term.
     lam: lambda of the combination G_in + (lam / 2) G_loc.
     width: Multiplies the channels, rounded down.
 

@@ -1,4 +1,4 @@
-"""Nets whose local steps are taken apart, and what the commands share."""
+"""Models whose local steps are measured, and shared arguments of commands."""
 
 import argparse
 import functools
@@ -10,8 +10,8 @@ from fedjax_het.algorithms import fedavg
 from fedjax_het.models import create
 
 INPUT_SHAPE = (32, 32, 3)
-# Nets with batch size and optimiser: those of FedIN, FeDepth, FedHe and of the
-# CIFAR-10 benchmark of simulators.
+# {model: (batch size, optimizer)}: those of FedIN, FeDepth, FedHe and of the
+# simulators' CIFAR-10 benchmark.
 NETS = {
     'resnet18': (16, optax.adam),
     'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
@@ -27,13 +27,13 @@ def local_epoch(
     matmul_dtype: str = 'float32',
     conv_backend: str = 'xla',
 ) -> programs.Program:
-  """Local steps of one client of FedAvg.
+  """Local steps of one FedAvg client.
 
   Args:
     name: A key of `NETS`.
-    steps: Minibatches that a call takes.
-    matmul_dtype: Type of the operands of products.
-    conv_backend: Whose the net calls.
+    steps: Local steps per call.
+    matmul_dtype: Dtype of the operands of matrix products.
+    conv_backend: Convolutions that the model calls.
 
   Returns:
     The program.
@@ -56,13 +56,13 @@ def local_epoch(
 
 
 def parse_args(description: str) -> tuple[argparse.Namespace, list[str]]:
-  """Arguments of a command that goes through `NETS`.
+  """Parses the arguments of a command over `NETS`.
 
   Args:
-    description: Its first line of help.
+    description: First line of help.
 
   Returns:
-    The arguments (quick, output), and the names of the nets.
+    The arguments (quick, output), and the names of the models.
   """
   parser = argparse.ArgumentParser(description=description)
   parser.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')

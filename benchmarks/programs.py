@@ -1,6 +1,6 @@
-"""Things that are timed side by side: rounds of the library, and references.
+"""Timed programs: rounds of the library, and references.
 
-A program is called again and again and returns when its work is done.
+A program is called repeatedly; a call blocks until its work is done.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,17 @@ from fedjax_het.kernels.lowering import conv_lowering, using_conv_backend
 
 
 class Program(NamedTuple):
-  """Work that can be repeated.
+  """A program that can be called repeatedly.
 
   Attributes:
-    call: Does it once.
-    num_images: Images that one call trains on.
-    compile_seconds: What tracing and compilation took; None where there is
-      none.
-    megabytes: What XLA plans for it (arguments, results and temporaries); None
-      where XLA does not know.
-    compilations: Programs that XLA compiled in each call so far; None where
-      nobody counts.
-    flops: Operations an image, if other than the workload's.
+    call: Runs it once.
+    num_images: Images per call.
+    compile_seconds: Seconds of tracing and compilation, or None.
+    megabytes: XLA's planned memory (arguments, results and temporaries), or
+      None.
+    compilations: Number of programs that XLA compiled in each call so far, or
+      None if not counted.
+    flops: Operations per image, if different from the workload's.
   """
 
   call: Callable[[], object]
@@ -43,10 +42,10 @@ class Round(NamedTuple):
   """A round of the library.
 
   Attributes:
-    algorithm: The method.
-    federation: Its clients.
+    algorithm: The algorithm.
+    federation: The clients.
     data: Their examples.
-    cohort_size: Clients a round.
+    cohort_size: Clients per round.
   """
 
   algorithm: FederatedAlgorithm
@@ -71,7 +70,7 @@ _compilations = CompileCounter()
 
 
 def _compile(jitted, *args):
-  """The compiled program, seconds, and the megabytes that XLA plans."""
+  """The compiled program, seconds, and XLA's planned megabytes."""
   start = time.perf_counter()
   compiled = jitted.lower(*args).compile()
   seconds = time.perf_counter() - start
@@ -88,16 +87,16 @@ def _compile(jitted, *args):
 def library(
     task: Round, backend: str, num_images: int, conv_backend: str = 'xla'
 ) -> Program:
-  """A whole round, with sending, collecting and averaging.
+  """A whole round: downlink, client updates and server update.
 
   Args:
     task: The round.
-    backend: How its clients are mapped.
-    num_images: Images that a round trains on.
-    conv_backend: Whose its models call on a CPU.
+    backend: Backend that maps the clients.
+    num_images: Images per round.
+    conv_backend: Convolutions that models call on a CPU.
 
   Returns:
-    The program; it goes on from round to round, with new cohorts.
+    The program; each call runs the next round, with a new cohort.
   """
   algorithm, federation, data, cohort_size = task
   run_round = make_round(
@@ -105,7 +104,7 @@ def library(
   )
   keys = jax.random.split(jax.random.key(0))
   state = init_state(algorithm, federation, keys[0])
-  # Kept by JAX: the calls find what is compiled here.
+  # JAX caches the program, so calls do not compile again.
   with using_conv_backend(conv_backend):
     _, seconds, megabytes = _compile(run_round, state, data, *keys)
   compilations = []
@@ -123,15 +122,15 @@ def library(
 def naive(
     client: Callable[..., object], args: tuple[object, ...], num_images: int
 ) -> Program:
-  """A client's training, vmapped, with native convolutions.
+  """A client's training under `vmap`, with native convolutions.
 
   Args:
     client: Trains one client.
     args: Its arguments, leaves [K, ...].
-    num_images: Images that all of them train on.
+    num_images: Images of all clients.
 
   Returns:
-    The program; every call begins anew.
+    The program; every call starts from the same arguments.
   """
   return together([(client, args)], num_images)
 
@@ -159,7 +158,7 @@ def together(
 def matrix_product(
     size: int | None = None,
 ) -> tuple[Callable[[], object], int]:
-  """Large float32 products, whose speed is the most to hope for.
+  """Large float32 matrix products, which measure the peak speed.
 
   Args:
     size: Rows and columns; None for 2,048 on a CPU, 8,192 elsewhere.

@@ -1,13 +1,13 @@
-"""How memory, time and balance go with clients, cohort and devices.
+"""Memory, time and load balance by number of clients, cohort and devices.
 
   python -m benchmarks.scaling [--quick] [--output=FILE]
 
-Memory: bytes that XLA plans on each device for a round of private training,
-where every client keeps a dense net; the programs are compiled for virtual
-devices, and not run. Time: the least seconds of a round of FedAvg on one
-device, over federations of up to a million clients of one image each. Balance:
-the local steps of the busiest device over those of the mean one, for clients
-of unequal sizes assigned in turn and greedily, as the mean over random cohorts.
+Memory: XLA's planned bytes per device for a round of private training, in which
+every client stores a dense model. The programs are compiled for virtual devices
+and not run. Time: minimum seconds of a round of FedAvg on one device, with up
+to a million clients of one image each. Balance: local steps of the busiest
+device relative to the mean, for clients of unequal sizes that are assigned in
+turn or longest first, as the mean over random cohorts.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def _keys():
 
 
 def planned(num_clients: int, cohort_size: int, devices: int, hidden: int):
-  """Megabytes a device: what goes in, what is needed besides; and a state."""
+  """Megabytes per device: client states, arguments, and the rest."""
   model = create('mlp', SHAPE, 10, depth=3, hidden=hidden)
   federation, data = common.make_federation(model, num_clients, 2)
   algorithm = private(federation)
@@ -81,7 +81,7 @@ def memory_part(quick: bool):
 
 
 def _repeat(run_round, state, data):
-  """A call that runs one round more."""
+  """A call that runs one more round."""
   keys = _keys()
 
   def call():
@@ -129,7 +129,7 @@ def _loads(kind: str, num: int) -> np.ndarray:
 
 
 def balance_part(quick: bool):
-  """Rows of sizes, devices, and how full the busiest device is, both ways."""
+  """Rows of sizes, devices, and relative work of the busiest device."""
   num, cohort_size, draws = 100, 32, 20 if quick else 500
   rng = np.random.default_rng(1)
   cohorts = [rng.permutation(num)[:cohort_size] for _ in range(draws)]
@@ -158,12 +158,12 @@ PARTS = {
     'memory': (
         memory_part,
         ['clients', 'cohort', 'devices', 'all states, MB',
-         'arguments, MB a device', 'besides, MB a device'],
+         'arguments, MB a device', 'other, MB a device'],
     ),
     'time': (time_part, ['clients', 'cohort', 'seconds a round']),
     'balance': (
         balance_part,
-        ['sizes', 'devices', 'in turn', 'greedy', 'no schedule is below'],
+        ['sizes', 'devices', 'in turn', 'longest first', 'lower bound'],
     ),
 }  # fmt: skip
 

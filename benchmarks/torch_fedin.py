@@ -1,4 +1,4 @@
-"""FedIN's local epoch in eager PyTorch: the yardstick of the benchmarks."""
+"""FedIN's local epoch in eager PyTorch: a baseline of the benchmarks."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-  """The FedIN ResNet with the ImageNet stem, cut in three."""
+  """FedIN's ResNet with the ImageNet stem, in three parts."""
 
   def __init__(self, num_blocks, num_in, num_classes, width=1.0):
     super().__init__()
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
 
 
 def in_loss(model, pairs):
-  """The IN loss on pairs (s_in, s_out), which moves no running statistics."""
+  """The IN loss on pairs (s_in, s_out); does not update running statistics."""
   for norm in model.norms:
     norm.momentum = 0.0
   loss = functional.mse_loss(model.middle(pairs[0]), pairs[1])
@@ -65,16 +65,16 @@ def in_loss(model, pairs):
 
 
 def local_epoch(model, images, labels, pairs, batch_size, *, lr, mu, lam):
-  """Trains for one epoch as FedIN (journal version) does.
+  """Trains for one epoch by FedIN (journal version).
 
   Args:
     model: A `ResNet`, changed in place.
     images: [N, C, H, W] float32.
     labels: [N] int64.
-    pairs: (s_in, s_out), used at every step.
-    batch_size: Examples a step.
+    pairs: (s_in, s_out), used in every step.
+    batch_size: Examples per step.
     lr: Learning rate of Adam.
-    mu: Factor of the proximal gradient.
+    mu: Strength of the proximal term.
     lam: lambda of the combination G_in + (lam / 2) G_loc.
   """
   model.train()

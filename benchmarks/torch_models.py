@@ -1,8 +1,7 @@
-"""The library's nets in PyTorch: the same blocks, layers and names.
+"""The library's models in PyTorch: the same blocks, layers and names.
 
-`mirror` reads the blocks of a model of the library, so that there is nothing
-to keep in step but the forward passes. Tensors are [B, C, H, W], as users of
-PyTorch have them.
+`mirror` reads the blocks of a library model, so only forward passes are written
+here. Tensors are [B, C, H, W], as usual in PyTorch.
 """
 
 from collections import OrderedDict
@@ -88,7 +87,7 @@ class NormPool(nn.Module):
 
 
 class FedHeUnit(nn.Module):
-  """A unit of FedHe's CNNs; norms as Keras has them."""
+  """A unit of FedHe's CNNs, with Keras' norm defaults."""
 
   def __init__(self, block: Unit, shape):
     super().__init__()
@@ -107,7 +106,7 @@ class FedHeUnit(nn.Module):
     x = self.dropout(functional.relu(self.norm(self.conv(x))))
     if self.pool == 'valid':
       return functional.avg_pool2d(x, 2)
-    if self.pool == 'same':  # Padding is only wanted behind the last row.
+    if self.pool == 'same':  # Pads only after the last row and column.
       x = functional.avg_pool2d(x, 2, 1, 1, count_include_pad=False)
       return x[:, :, 1:, 1:]
     return x
@@ -161,13 +160,13 @@ _MIRRORS = {
 
 
 def mirror(model: BlockModel) -> nn.Sequential:
-  """A model of the library in PyTorch, in training mode.
+  """Converts a library model to PyTorch, in training mode.
 
   Args:
-    model: Its blocks are of the kinds in `_MIRRORS`.
+    model: A model with blocks of the types in `_MIRRORS`.
 
   Returns:
-    The blocks by name; parameters are drawn as PyTorch does.
+    The blocks by name, with PyTorch's initialisation.
   """
   shapes = (model.input_shape, *model.shapes)
   blocks = OrderedDict(
@@ -182,7 +181,8 @@ def adapt(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
   Args:
     x: [B, C, H, W] or [B, D].
-    shape: (H', W', C') or (D',) as the head takes it; H' and W' divide H and W.
+    shape: Input shape of the head, (H', W', C') or (D',); H' and W' divide H
+      and W.
 
   Returns:
     [B, C', H', W'] or [B, D'].
@@ -194,5 +194,5 @@ def adapt(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     x = x[(slice(None),) * axis + (slice(None, None, x.shape[axis] // size),)]
   extra = shape[-1] - x.shape[1]
   sides[0] = (extra // 2, extra - extra // 2)
-  # `pad` wants the last axis first.
+  # `pad` expects the last axis first.
   return functional.pad(x, [n for side in sides[::-1] for n in side])

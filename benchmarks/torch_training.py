@@ -1,11 +1,11 @@
-"""Local training in PyTorch, in the two forms that the benchmarks compare with.
+"""Local training in PyTorch, in two forms.
 
-Eager: one client after another, as the papers' code does. Stacked: the clients
-of an architecture at once, by `torch.func.vmap` of `grad` of `functional_call`
-over stacked parameters; a plain optimiser then steps on the stacked leaves,
-which is a step of each client's own.
+Eager: one client after another, as in the papers' code. Stacked: all clients of
+an architecture, by `torch.func.vmap` of `grad` of `functional_call` over
+stacked parameters. An optimizer then steps on the stacked leaves, which equals
+one step per client.
 
-Losses are modules over a net `net`, so that both forms call the same one.
+Losses are modules that contain the model `net`; both forms use the same ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ Optimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
 
 class CrossEntropy(nn.Module):
-  """Cross-entropy of a whole net."""
+  """Cross-entropy of a whole model."""
 
   def __init__(self, net: nn.Module):
     super().__init__()
@@ -35,7 +35,7 @@ class CrossEntropy(nn.Module):
 
 
 class LogitLoss(CrossEntropy):
-  """FedHe's: cross-entropy, and the distance to the class means of logits."""
+  """FedHe's loss: cross-entropy plus distance to class means of logits."""
 
   def __init__(self, net: nn.Module, means: torch.Tensor):
     super().__init__(net)
@@ -48,7 +48,7 @@ class LogitLoss(CrossEntropy):
 
 
 class StageLoss(CrossEntropy):
-  """FeDepth's: frozen blocks, trained blocks, the skip, the head."""
+  """FeDepth's loss: frozen blocks, trained blocks, the skip, the head."""
 
   def __init__(self, net: nn.Sequential, stage: Stage):
     super().__init__(net)
@@ -73,13 +73,13 @@ class StageLoss(CrossEntropy):
 
 
 def stage_names(loss: StageLoss) -> list[str]:
-  """Names in a `Stack` of what a stage trains."""
+  """Names in a `Stack` of the parameters that a stage trains."""
   mine = {id(p) for p in loss.trained()}
   return [name for name, p in loss.named_parameters() if id(p) in mine]
 
 
 class FedInLocal(CrossEntropy):
-  """The cross-entropy of FedIN's net in three parts."""
+  """The cross-entropy of FedIN's model in three parts."""
 
   def forward(self, x, y):
     net = self.net
@@ -116,15 +116,15 @@ def train(
     labels: torch.Tensor,
     batch_size: int,
 ) -> None:
-  """One client's epoch, eagerly.
+  """One epoch of one client, eagerly.
 
   Args:
     loss: Maps a batch to a scalar.
-    params: What it trains.
-    optimizer: Of these parameters.
+    params: Parameters to train.
+    optimizer: Optimizer of these parameters.
     images: [N, C, H, W].
     labels: [N].
-    batch_size: Examples a step.
+    batch_size: Examples per step.
   """
   for p in loss.parameters():
     p.requires_grad_(False)
@@ -137,7 +137,7 @@ def train(
 
 
 class Stack:
-  """Several equal nets as one.
+  """Several models of one architecture, with stacked parameters.
 
   Attributes:
     params: {name: [K, ...]}, changed in place.
@@ -149,12 +149,12 @@ class Stack:
     self.params = {name: leaf.detach() for name, leaf in params.items()}
 
   def gradient(self, loss: nn.Module, names: Sequence[str], *batch):
-    """Every client's gradient by some of its parameters.
+    """Gradients of all clients with respect to some parameters.
 
     Args:
-      loss: Of one net, whose own parameters are not used.
-      names: Of the parameters.
-      *batch: Its arguments, [K, ...] each.
+      loss: Loss of one model; its own parameters are not used.
+      names: Names of these parameters.
+      *batch: Arguments of the loss, [K, ...] each.
 
     Returns:
       {name: [K, ...]}.
@@ -170,7 +170,7 @@ class Stack:
     )
 
   def step(self, optimizer: torch.optim.Optimizer, grads) -> None:
-    """Steps with the gradients of some parameters."""
+    """Takes an optimizer step with gradients of some parameters."""
     for name, gradient in grads.items():
       self.params[name].grad = gradient
     optimizer.step()
@@ -183,14 +183,14 @@ class Stack:
       batch_size: int,
       names: Sequence[str] | None = None,
   ) -> None:
-    """All clients' epoch.
+    """One epoch of all clients.
 
     Args:
       loss: Maps a batch of one client to a scalar.
-      optimizer: Makes an optimiser of parameters.
+      optimizer: Makes an optimizer for parameters.
       data: The clients' examples.
-      batch_size: Examples a step.
-      names: Of the parameters that are trained; None for all.
+      batch_size: Examples per step.
+      names: Names of the parameters to train; None for all.
     """
     names = list(self.params) if names is None else names
     stepper = optimizer([self.params[name] for name in names])
@@ -219,16 +219,16 @@ def fedin_epoch(
   """FedIN's local epoch of stacked clients; see `torch_fedin.local_epoch`.
 
   Args:
-    nets: One for each client.
+    nets: One model per client.
     data: The clients' examples.
-    pairs: (s_in, s_out), leaves [K, B, ...], used at every step.
-    batch_size: Examples a step.
+    pairs: (s_in, s_out), leaves [K, B, ...], used in every step.
+    batch_size: Examples per step.
     lr: Learning rate of Adam.
-    mu: Factor of the proximal gradient.
+    mu: Strength of the proximal term.
     lam: lambda of the combination G_in + (lam / 2) G_loc.
 
   Returns:
-    The clients' nets after it.
+    The trained models.
   """
   stack = Stack(nets)
   local, inner = FedInLocal(nets[0]), FedInPairs(nets[0])
@@ -252,10 +252,10 @@ def average_round(
   """A round of FedAvg, one client after another.
 
   Args:
-    net: The global net, changed in place.
+    net: The global model, changed in place.
     data: The clients' examples.
-    batch_size: Examples a step.
-    optimizer: Makes an optimiser of parameters.
+    batch_size: Examples per step.
+    optimizer: Makes an optimizer for parameters.
   """
   params = list(net.parameters())
   start = [p.detach().clone() for p in params]
@@ -278,7 +278,7 @@ def average_round(
 def stacked_average_round(
     net: nn.Module, data: Data, batch_size: int, optimizer: Optimizer
 ) -> None:
-  """The same with all clients at once."""
+  """`average_round` with all clients stacked."""
   stack = Stack([net] * len(data.images))
   loss = CrossEntropy(net)
   stack.train(loss, optimizer, data, batch_size)

@@ -1,8 +1,8 @@
-"""FedAvg by plain SGD on many clients of one net.
+"""FedAvg with plain SGD on many clients with one model.
 
-'simulation' is the CIFAR-10 benchmark of simulators (arXiv 2404.06430), 50 of
-1,000 clients a round; 'many' has ten thousand small clients in one cohort. The
-references are rounds of fewer clients; the naive one does not average.
+'simulation' is the simulators' CIFAR-10 benchmark (arXiv 2404.06430), 50 of
+1,000 clients per round; 'many' has ten thousand small clients in one cohort.
+The references are rounds with fewer clients; the naive one does not average.
 """
 
 import functools
@@ -34,14 +34,14 @@ def torch_round(model: BlockModel, form: str, clients: int, steps: int):
 
 
 def naive_round(model: BlockModel, clients: int, steps: int) -> Program:
-  """Local training alone."""
+  """Local training only, without averaging."""
   args = naive.arguments(model, clients, steps, BATCH_SIZE)
   client = naive.whole_model(model, optax.sgd(LEARNING_RATE))
   return programs.naive(client, args, clients * steps * BATCH_SIZE)
 
 
 def _case(model, population, cohort, steps, clients, **more) -> Case:
-  """A round of a cohort; `clients` of the eager, stacked and naive form."""
+  """A round; `clients` are the numbers of the eager, stacked and naive form."""
 
   def task():
     federation, data = common.make_federation(
@@ -88,7 +88,7 @@ def simulation(name: str, scale: str) -> Case:
 
 
 def many(name: str, scale: str) -> Case:
-  """Clients of 20 images and a dense net, all of them every round."""
+  """Clients with 20 images and a dense model, all in every round."""
   del name
   number = dict(full=10_000, quick=1_000, tiny=20)[scale]
   return _case(

@@ -1,4 +1,4 @@
-"""What a workload is: a round of the library, and the same work by others."""
+"""Types of workloads: a round of the library and reference programs."""
 
 from collections.abc import Callable
 import functools
@@ -12,19 +12,19 @@ try:
 except ImportError:
   torch = None
 
-# 'map' or 'vmap' is what 'auto' chooses.
+# 'auto' selects 'map' or 'vmap'.
 BACKENDS = ('map', 'vmap', 'shard_map')
 ONE_CLIENT_AT_A_TIME = ('map', 'shard_map')
 
 
 class Reference(NamedTuple):
-  """The same work without the library.
+  """The same training without the library.
 
   Attributes:
-    make: `(steps) -> Program`, a call of which takes that many local steps.
-    steps: Of a call; few where they are slow.
-    slow: Whether fewer repetitions have to do.
-    once: Whether a single call has to do, with none before it.
+    make: `(steps) -> Program`; a call runs that many local steps.
+    steps: Local steps per call; few for slow programs.
+    slow: Whether it is repeated less often.
+    once: Whether it is called only once, without a first untimed call.
   """
 
   make: Callable[[int], Program]
@@ -38,12 +38,12 @@ class Case(NamedTuple):
 
   Attributes:
     task: Makes the round.
-    num_images: Images that it trains on, each once an epoch.
-    flops: Useful operations an image: of the matrix products of training.
+    num_images: Images per round, each once per epoch.
+    flops: Operations per image, of the matrix products of training.
     references: {name: Reference}.
-    backends: Those that are timed besides 'auto'; each is compiled.
-    onednn: Whether it is timed with oneDNN's convolutions, too.
-    cohorts: Two sizes of a cohort whose peak memory is compared, or none.
+    backends: Backends timed in addition to 'auto'.
+    onednn: Whether it is also timed with oneDNN's convolutions.
+    cohorts: Two cohort sizes whose peak memory is compared, or none.
   """
 
   task: Callable[[], Round]
@@ -56,13 +56,13 @@ class Case(NamedTuple):
 
 
 class Workload(NamedTuple):
-  """Cases that belong together.
+  """A set of cases.
 
   Attributes:
-    make: `(case, scale) -> Case`; 'full' is what is reported, 'quick' a look
-      at everything within minutes, 'tiny' nets and clients for tests.
-    cases: Their names.
-    quick: Those of a quick run.
+    make: `(case, scale) -> Case`; the scale is 'full' for reported results,
+      'quick' for a run of minutes, or 'tiny' for tests.
+    cases: Names of the cases.
+    quick: Cases of a quick run.
   """
 
   make: Callable[[str, str], Case]
@@ -79,15 +79,15 @@ def references(
     naive_steps: int = 2,
     **more: Callable[[int], Program],
 ) -> dict[str, Reference]:
-  """The references that can be had: without PyTorch the naive form alone.
+  """The available references: without PyTorch only the naive form.
 
   Args:
-    naive: Plain JAX; None where that takes too long.
+    naive: Plain JAX; None to omit it.
     eager: PyTorch, one client after another.
-    stacked: PyTorch over stacked nets; at most four steps.
-    steps: Of the round, and so of the eager form.
-    naive_once: Whether the naive form is called once only.
-    naive_steps: Of a call of it.
+    stacked: PyTorch over stacked models; at most four steps.
+    steps: Local steps of the round and of the eager form.
+    naive_once: Whether the naive form is called only once.
+    naive_steps: Local steps per call of the naive form.
     **more: Further eager forms.
 
   Returns:
@@ -109,10 +109,10 @@ def references(
 
 
 def torch_sgd(lr: float, momentum: float = 0.0):
-  """Makes SGD of parameters."""
+  """A function that makes SGD for parameters."""
   return functools.partial(torch.optim.SGD, lr=lr, momentum=momentum)
 
 
 def torch_adam(params):
-  """Adam of parameters, fused."""
+  """Fused Adam for parameters."""
   return torch.optim.Adam(params, lr=common.LEARNING_RATE, fused=True)

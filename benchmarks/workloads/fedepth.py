@@ -1,7 +1,7 @@
-"""FeDepth: two clients of one budget train PreResNet-20 part by part.
+"""FeDepth: two clients with one budget train PreResNet-20 in stages.
 
-With the budget 1 they are clients of FedAvg, whose full-model epochs stand
-beside the other budgets, too.
+With budget 1 they are FedAvg clients. The other budgets are also compared with
+epochs of the full model.
 """
 
 import functools
@@ -35,14 +35,14 @@ BUDGETS = {
 
 
 def sgd(learning_rate):
-  """FeDepth's optimiser, without its weight decay."""
+  """FeDepth's optimizer, without weight decay."""
   return optax.sgd(learning_rate, momentum=0.9)
 
 
 def stages_of(
     model: BlockModel, budget: str, batch_size: int
 ) -> tuple[Stage, ...]:
-  """The stages that `fedepth` takes under a budget; a single one for '1'."""
+  """The stages of `fedepth` for a budget; a single one for '1'."""
   spans = ((0, head_start(model) - 1),)
   if budget != '1':
     costs = paper_costs(model, batch_size)
@@ -59,7 +59,7 @@ def _torch_inputs(model, steps, batch_size):
 
 
 def eager(model: BlockModel, stages, batch_size: int, steps: int) -> Program:
-  """The clients one after another."""
+  """One client after another."""
   from benchmarks import torch_training
 
   nets, data = _torch_inputs(model, steps, batch_size)
@@ -78,7 +78,7 @@ def eager(model: BlockModel, stages, batch_size: int, steps: int) -> Program:
 
 
 def stacked(model: BlockModel, stages, batch_size: int, steps: int) -> Program:
-  """The clients at once."""
+  """All clients stacked."""
   from benchmarks import torch_training
 
   nets, data = _torch_inputs(model, steps, batch_size)
@@ -97,14 +97,14 @@ def stacked(model: BlockModel, stages, batch_size: int, steps: int) -> Program:
 def naive_stages(
     model: BlockModel, stages, batch_size: int, steps: int
 ) -> Program:
-  """One client, which takes long enough."""
+  """A single client, because it is slow."""
   args = naive.arguments(model, 1, steps, batch_size)
   client = naive.depthwise(stages, sgd(LEARNING_RATE))
   return programs.naive(client, args, steps * batch_size)
 
 
 def case(name: str, scale: str) -> Case:
-  """One of `BUDGETS`; `vmap` is timed for the first alone."""
+  """One of `BUDGETS`; `vmap` is timed only for the first."""
   batch_size = 128 if scale == 'full' else 8
   model = create(
       'preresnet20',

@@ -1,8 +1,8 @@
-"""FedHe: one client of each of the ten CNNs takes three minibatches of 50.
+"""FedHe: one client per CNN, ten CNNs, three minibatches of 50.
 
-The references leave out the sums of logits by class. Clients keep their
-optimisers, but in the stacked and the naive form; the latter takes minutes at
-full size, and a single step there.
+The references omit the sums of logits by class. Clients keep their optimizer
+state, except in the stacked and the naive form. The naive form takes minutes at
+full size, where it runs a single step.
 """
 
 import functools
@@ -22,7 +22,7 @@ CASES = ('ten_cnns',)
 
 
 def _torch_inputs(models, steps, batch_size):
-  """Losses with a net each, and one client's data for all."""
+  """One loss per model, and one client's data for all."""
   import torch
 
   from benchmarks import torch_models, torch_training
@@ -34,7 +34,7 @@ def _torch_inputs(models, steps, batch_size):
 
 
 def eager(models, batch_size: int, steps: int) -> Program:
-  """The clients one after another."""
+  """One client after another."""
   from benchmarks import torch_training
 
   losses, data = _torch_inputs(models, steps, batch_size)
@@ -51,7 +51,7 @@ def eager(models, batch_size: int, steps: int) -> Program:
 
 
 def stacked(models, batch_size: int, steps: int) -> Program:
-  """Stacks of one client each: no two have the same net."""
+  """Stacks of one client each, because all models differ."""
   from benchmarks import torch_training
 
   losses, data = _torch_inputs(models, steps, batch_size)
@@ -65,7 +65,7 @@ def stacked(models, batch_size: int, steps: int) -> Program:
 
 
 def naive_visits(models, batch_size: int, steps: int) -> Program:
-  """A program for each client."""
+  """One program per client."""
   tx, means = optax.adam(common.LEARNING_RATE), jnp.zeros((10, 10))
   clients = [
       (
@@ -78,7 +78,7 @@ def naive_visits(models, batch_size: int, steps: int) -> Program:
 
 
 def case(name: str, scale: str) -> Case:
-  """The round of all clients; in a quick run there is one, in tests two."""
+  """A round of all clients: ten, one in a quick run, two in tests."""
   del name
   batch_size = 50 if scale == 'full' else 10
   width = dict(full=1.0, quick=1 / 8, tiny=1 / 64)[scale]

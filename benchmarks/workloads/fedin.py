@@ -1,4 +1,4 @@
-"""FedIN v2: two clients of one ResNet with the ImageNet stem, batch 16."""
+"""FedIN v2: two clients with one ResNet with the ImageNet stem, batch 16."""
 
 from benchmarks import common, fedin_epoch, flops
 from benchmarks.programs import Program
@@ -17,7 +17,7 @@ CASES = tuple(f'resnet{depth}' for depth in fedin_epoch.DEPTHS)
 def stacked_epoch(
     depth: int, num_clients: int, num_steps: int, width: float = 1.0
 ) -> Program:
-  """The clients of `fedin_epoch.torch_epoch` at once."""
+  """`fedin_epoch.torch_epoch` with all clients stacked."""
   from benchmarks import torch_training
 
   nets, pairs = fedin_epoch.torch_inputs(depth, num_clients, width)
@@ -34,9 +34,9 @@ def stacked_epoch(
 
 
 def case(name: str, scale: str) -> Case:
-  """One of `CASES`; `vmap` is timed for the smallest alone.
+  """One of `CASES`; `vmap` is timed only for the smallest.
 
-  The naive form is left out of quick runs, since it compiles for long.
+  Quick runs omit the naive form, which compiles slowly.
   """
   depth = int(name.removeprefix('resnet'))
   steps = dict(full=24, quick=4, tiny=2)[scale]
@@ -47,7 +47,7 @@ def case(name: str, scale: str) -> Case:
     return lambda steps: make(depth, NUM_CLIENTS, steps, width)
 
   backends = BACKENDS if name == 'resnet10' else ONE_CLIENT_AT_A_TIME
-  # As many pairs as images take the intermediate layers, too.
+  # As many pairs as images pass through the intermediate layers.
   middle = 3 * flops.forward_flops(model, range(*model.cut))
   return Case(
       lambda: fedin_epoch.fedin_round(depth, NUM_CLIENTS, steps, width),

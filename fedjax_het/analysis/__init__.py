@@ -1,1 +1,1 @@
-"""What is read off a run afterwards: pictures of partitions and of curves."""
+"""Analysis after a run: plots of partitions and curves, layer similarity."""

@@ -1,8 +1,8 @@
-"""Pictures of partitions and of training curves (needs the extra `plots`).
+"""Plots of partitions and training curves (needs the extra `plots`).
 
-Colours are those of Okabe and Ito, told apart by colour-blind readers; a
-second cue (marker or dashes) repeats what a colour says. Figures are built
-without pyplot, so nothing depends on a display or on global state.
+Colours are Okabe and Ito's palette, which is safe for colour-blind readers;
+markers or dashes repeat the information. Figures are built without pyplot, so
+they need no display and no global state.
 """
 
 import os
@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-# Without yellow, which is faint on white; black last.
+# Without yellow, which has low contrast on white; black last.
 _COLOURS = (
     '#0072B2',
     '#D55E00',
@@ -47,18 +47,18 @@ _CURVES_A_PANEL = 10
 
 
 def draw_partition(labels, parts, path, group_of=None, *, title=None):
-  """Draws who holds how much of what: clients x classes, area ~ examples.
+  """Plots the examples of each client and class as a bubble chart.
 
-  A bubble chart in the manner of FedIN's Fig. 3, with the size of each client
-  as a bar above.
+  The area of a bubble is proportional to the number of examples, as in FedIN's
+  Fig. 3. Bars above show the size of each client.
 
   Args:
     labels: [n] integers >= 0, the class of each example.
     parts: One array of example indices per client.
-    path: Where to write; .png, .pdf or .svg.
-    group_of: The group of each client (any printable values), which colours
-      the bubbles; None for one colour.
-    title: Text above, or None.
+    path: File to write; .png, .pdf or .svg.
+    group_of: The group of each client (any printable values), which sets the
+      colour; None for one colour.
+    title: Title, or None.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -91,18 +91,18 @@ def draw_partition(labels, parts, path, group_of=None, *, title=None):
 def draw_curves(
     series, path, ylabel, title=None, *, xlabel='Round', percent=False
 ):
-  """Draws one curve per label, with a band where there are several runs.
+  """Plots one curve per label, with a band if there are several runs.
 
-  More than ten curves are dealt to panels evenly, one below the other.
+  More than ten curves are split evenly over panels, one below the other.
 
   Args:
     series: {label: (rounds, values)}. Rounds are [R]; values are [R], or
-      [S, R] for S runs, drawn as their mean and a band of one standard
-      deviation (population, over runs) to each side. NaN leaves a gap.
-    path: Where to write; .png, .pdf or .svg.
-    ylabel: Name of the values.
-    title: Text above, or None.
-    xlabel: Name of the rounds.
+      [S, R] for S runs, plotted as mean and band of +- one population
+      standard deviation over runs. NaN leaves a gap.
+    path: File to write; .png, .pdf or .svg.
+    ylabel: Label of the y axis.
+    title: Title, or None.
+    xlabel: Label of the x axis.
     percent: Whether to print values in [0, 1] as percentages.
 
   Returns:
@@ -146,15 +146,15 @@ def draw_curves(
 
 
 def draw_bars(series, path, ylabel, title=None, *, percent=False):
-  """Draws groups of bars: one group per name, one bar per label.
+  """Plots a grouped bar chart: one group per name, one bar per label.
 
   Args:
-    series: {label: {name: values}}; values are [S] for S runs, drawn as their
-      mean with a line of one standard deviation (population) to each side. A
-      label may lack names.
-    path: Where to write; .png, .pdf or .svg.
-    ylabel: Name of the values.
-    title: Text above, or None.
+    series: {label: {name: values}}; values are [S] for S runs, plotted as mean
+      with an error bar of +- one population standard deviation. Names may be
+      missing from a label.
+    path: File to write; .png, .pdf or .svg.
+    ylabel: Label of the y axis.
+    title: Title, or None.
     percent: Whether to print values in [0, 1] as percentages.
 
   Returns:
@@ -206,12 +206,12 @@ def draw_bars(series, path, ylabel, title=None, *, percent=False):
 
 
 def draw_matrices(matrices, names, path):
-  """Draws square matrices of values in [0, 1] side by side.
+  """Plots square matrices of values in [0, 1] side by side.
 
   Args:
     matrices: {title: [N, N]}.
     names: The N names of rows and columns.
-    path: Where to write; .png, .pdf or .svg.
+    path: File to write; .png, .pdf or .svg.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -261,7 +261,7 @@ def _draw_curve(axes, i, label, rounds, values):
       linewidth=1.8,
       marker=_MARKERS[i % len(_MARKERS)],
       markersize=4,
-      # A handful of markers: enough to tell curves apart in grey.
+      # About eight markers a curve, to distinguish curves in greyscale.
       markevery=max(1, len(rounds) // 8),
       label=str(label),
   )
@@ -277,10 +277,10 @@ def _draw_curve(axes, i, label, rounds, values):
 
 
 def _partition_figure(counts, groups, has_groups, title):
-  """Bars of client sizes above bubbles of [N, C] counts."""
+  """Bars of client sizes above a bubble chart of [N, C] counts."""
   matplotlib = _import_matplotlib()
   num_clients, num_classes = counts.shape
-  # Inches of a cell: large for ten clients, small for a hundred.
+  # Cell size in inches: large for ten clients, small for a hundred.
   width = min(np.clip(5.0 / num_clients, 0.13, 0.5), 20.0 / num_clients)
   height = np.clip(4.0 / num_classes, 0.1, 0.24 if num_clients > 40 else 0.36)
   figure = matplotlib.figure.Figure(
@@ -296,8 +296,8 @@ def _partition_figure(counts, groups, has_groups, title):
       sharex=True,
       height_ratios=[0.9, max(height * num_classes, 1.2)],
   )
-  # All but the largest twentieth of the bubbles keep clear of each other, so
-  # that a few large counts do not shrink the rest to dots; 72 points an inch.
+  # The 95 % quantile of counts fills a cell (72 points an inch). Larger bubbles
+  # overlap, so that they do not shrink the others to dots.
   usual = np.quantile(counts[counts > 0], 0.95)
   unit = (72 * 0.98 * min(width, height)) ** 2 / usual
   names = sorted(set(groups), key=_natural_key)
@@ -314,7 +314,7 @@ def _partition_figure(counts, groups, has_groups, title):
 
 def _draw_group(top, bubbles, counts, members, unit, i, name):
   colour = _COLOURS[i % len(_COLOURS)]
-  # Shapes change only when colours run out: areas compare best in one shape.
+  # Areas compare best in one shape, so markers change after all colours.
   marker = _MARKERS[i // len(_COLOURS) % len(_MARKERS)]
   clients = np.flatnonzero(members)
   top.bar(clients, counts[clients].sum(axis=1), width=0.8, color=colour)
@@ -359,7 +359,7 @@ def _label_axes(top, bubbles, num_clients, num_classes):
 
 
 def _add_legends(figure, bubbles, largest, unit, has_groups):
-  """A scale of bubble areas and, where there are any, the groups."""
+  """Adds legends of the bubble areas and, if there are any, the groups."""
   matplotlib = _import_matplotlib()
   sizes = sorted({_round_down(largest * share) for share in (1, 0.4, 0.1)})
   scale = [
@@ -399,7 +399,7 @@ def _add_legends(figure, bubbles, largest, unit, has_groups):
 
 
 def _natural_key(name):
-  """Sorts 'cnn2' before 'cnn10', so that colours do not hang on clients."""
+  """Key that sorts 'cnn2' before 'cnn10'."""
   pieces = re.split(r'(\d+)', str(name))
   return [(int(p), '') if p.isdigit() else (-1, p) for p in pieces]
 
@@ -437,7 +437,7 @@ def _check_path(path):
 
 
 def _save(figure, path):
-  """Writes beside `path` and renames, so that no half picture is ever seen."""
+  """Writes to a temporary file and renames it, so `path` is never partial."""
   handle, name = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
   try:
     with os.fdopen(handle, 'wb') as file:

@@ -1,4 +1,4 @@
-"""How alike the layers of networks are: linear CKA and mean squared CCA.
+"""Similarity of network layers: linear CKA and mean squared CCA.
 
 References:
   Kornblith et al., `Similarity of Neural Network Representations Revisited
@@ -34,7 +34,8 @@ def linear_cka(x, y) -> float:
 
   Returns:
     ||Y'X||_F^2 / (||X'X||_F ||Y'Y||_F) of the centred features, in [0, 1];
-    unchanged by rotations and common scales of either. NaN if one is constant.
+    invariant to orthogonal maps and isotropic scaling of x or y. NaN if x or y
+    is constant.
 
   Raises:
     ValueError: If the shapes are wrong.
@@ -56,9 +57,9 @@ def mean_cca(x, y) -> float:
 
   Returns:
     The mean of rho_i^2 over the min(rank x, rank y) canonical correlations of
-    the centred features, in [0, 1]; unchanged by any invertible linear map of
-    either. It is 1 for whatever features if n - 1 is at most both ranks: take
-    many more examples than features. NaN if one is constant.
+    the centred features, in [0, 1]; invariant to invertible linear maps of x
+    or y. It is 1 for any features if both ranks are n - 1, so use many more
+    examples than features. NaN if x or y is constant.
 
   Raises:
     ValueError: If the shapes are wrong.
@@ -80,7 +81,7 @@ def _pair(x, y):
 
 
 def _basis(features):
-  """Orthonormal columns that span those of `features`."""
+  """An orthonormal basis of the column space of `features`."""
   left, values, _ = np.linalg.svd(features, full_matrices=False)
   largest = values[:1].sum()
   tolerance = largest * max(features.shape) * np.finfo(np.float64).eps
@@ -90,7 +91,7 @@ def _basis(features):
 def block_features(
     model: BlockModel, variables: Any, x: jax.Array
 ) -> dict[str, np.ndarray]:
-  """What every block makes of some examples, in inference mode.
+  """Computes the output of every block, in inference mode.
 
   Args:
     model: The architecture.
@@ -98,7 +99,7 @@ def block_features(
     x: [n, H, W, C] inputs.
 
   Returns:
-    {block name: [n, d] float32}; maps and tokens are averaged over positions.
+    {block name: [n, d] float32}, averaged over pixels or tokens.
   """
 
   @jax.jit
@@ -118,10 +119,10 @@ def block_features(
 def mean_similarity(
     clients: Sequence[Mapping[str, np.ndarray]], measure=linear_cka
 ) -> np.ndarray:
-  """Similarity of every layer of one client with every layer of another.
+  """Mean similarity of all pairs of layers of two clients.
 
   Args:
-    clients: What `block_features` gives for each client, of one architecture.
+    clients: Result of `block_features` for each client, of one architecture.
     measure: `linear_cka` or `mean_cca`.
 
   Returns:

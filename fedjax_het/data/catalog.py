@@ -1,4 +1,4 @@
-"""The data sets that `sources.load` knows: facts, official files, checksums."""
+"""The data sets of `sources.load`: shapes, official files, checksums."""
 
 from collections.abc import Callable
 import functools
@@ -13,7 +13,7 @@ Splits = raw_formats.Splits
 
 
 class Source(NamedTuple):
-  """Static facts about a data set.
+  """Static description of a data set.
 
   Attributes:
     image_shape: (height, width, channels).
@@ -21,11 +21,11 @@ class Source(NamedTuple):
     num_train: Examples of the official train split.
     num_test: Examples of the official test split.
     read: Reads the raw files in a folder (None for embedded data).
-    files: Names that the folder must hold; empty for embedded data.
-    folders: Where the files may lie under `data_dir`.
-    digests: {file name: 'md5:...' or 'sha1:...'} of the published files;
-      files that are not listed have no known official checksum.
-    url: Page of the authors.
+    files: File names that the folder must contain; empty for embedded data.
+    folders: Subfolders of `data_dir` to search for the files.
+    digests: {file name: 'md5:...' or 'sha1:...'} of the published files; an
+      unlisted file has no known official checksum.
+    url: The authors' page.
   """
 
   image_shape: tuple[int, int, int]
@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 def locate(folder: pathlib.Path, file: str) -> pathlib.Path:
-  """`file` in `folder`, or the same unzipped where only that is there."""
+  """`file` in `folder`, or its unzipped version if only that exists."""
   path = folder / file
   if file.endswith('.gz') and not path.exists():
     path = path.with_suffix('')
@@ -48,10 +48,10 @@ def locate(folder: pathlib.Path, file: str) -> pathlib.Path:
 
 
 def _read_digits(folder: None) -> Splits:
-  """scikit-learn's digits, scaled by 15 from 0..16 to 0..240, without loss.
+  """scikit-learn's digits, scaled by 15 from 0..16 to 0..240 (lossless).
 
-  There is no official split. Here the fifth, tenth, ... example of each class,
-  in scikit-learn's order, is a test example: 1,442 to train, 355 to test.
+  There is no official split. Here every fifth example of each class, in
+  scikit-learn's order, is a test example: 1,442 to train, 355 to test.
   """
   del folder
   import sklearn.datasets  # pylint: disable=g-import-not-at-top
@@ -81,7 +81,7 @@ def _read_idx(folder: pathlib.Path) -> Splits:
 def _read_cifar(
     folder: pathlib.Path, train: tuple[str, ...], test: str, label_bytes: int
 ) -> Splits:
-  """The label is the last label byte: the fine one in CIFAR-100."""
+  """Reads CIFAR; the label is the last label byte (CIFAR-100: fine)."""
   arrays = []
   for files in (train, (test,)):
     parts = [
@@ -99,7 +99,7 @@ def _read_svhn(folder: pathlib.Path) -> Splits:
 
 
 def _read_cinic(folder: pathlib.Path) -> Splits:
-  """The official validation images are left out: train means train."""
+  """Reads the train and test images; ignores the validation images."""
   train, test = (
       raw_formats.read_image_folders(folder / split, _CINIC_CLASSES, (32, 32))
       for split in ('train', 'test')
@@ -121,16 +121,16 @@ _CINIC_CLASSES = tuple(
 
 
 def _idx_digests(zipped: str, unzipped: str) -> dict[str, str]:
-  """md5 sums, in the order of `_IDX_FILES`, of the files as .gz and as not."""
+  """md5 sums of the gzipped and the unzipped files of `_IDX_FILES`."""
   names = (*_IDX_FILES, *(file.removesuffix('.gz') for file in _IDX_FILES))
   sums = (zipped + ' ' + unzipped).split()
   return {n: f'md5:{s}' for n, s in zip(names, sums, strict=True)}
 
 
-# Checksums: IDX (.gz) and SVHN md5 as their authors and the usual loaders list
-# them, those of unzipped IDX files computed from the former; CIFAR sha1 as
-# MXNet Gluon's loader lists them. CINIC-10 publishes none for its images:
-# numbers of images and classes are all that is checked there.
+# Sources of the checksums. IDX (.gz) and SVHN: md5 listed by the authors and by
+# common loaders; unzipped IDX: computed from those files. CIFAR: sha1 listed by
+# MXNet Gluon's loader. CINIC-10 publishes none for its images; only the numbers
+# of images and classes are checked.
 DATASETS: dict[str, Source] = dict(
     digits=Source((8, 8, 1), 10, 1442, 355, _read_digits),
     mnist=Source(

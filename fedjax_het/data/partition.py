@@ -1,14 +1,14 @@
-"""How the examples of a data set are dealt to clients.
+"""Partitions: assignments of the examples of a data set to clients.
 
-Every form is a pure host function `(labels, num_clients, ..., *, seed) ->
+Each partition is a pure NumPy function `(labels, num_clients, ..., *, seed) ->
 list of disjoint int32 index arrays`, one array per client, in random order
-unless the docstring says otherwise. `seed` belongs to the partition alone: it
-is not the seed of training. No form returns an empty client.
+unless the docstring says otherwise. `seed` affects the partition only, not
+training. No client is empty.
 
-"Dirichlet 0.5" in a paper means one of two things whose results differ by an
-order of magnitude: `dirichlet` draws for each class how it spreads over the
-clients (sizes vary widely), `dirichlet_balanced` draws for each client its mix
-of classes (sizes are fixed). State which one a result used.
+"Dirichlet 0.5" has two meanings in papers. `dirichlet` draws, for each class,
+its distribution over clients; client sizes vary widely. `dirichlet_balanced`
+draws, for each client, its distribution over classes; client sizes are fixed.
+Results differ by an order of magnitude, so state which one was used.
 """
 
 import inspect
@@ -16,25 +16,25 @@ import inspect
 import numpy as np
 
 from fedjax_het import names
-from fedjax_het.data import dealing
+from fedjax_het.data import assignment
 
 
 def partition(labels, num_clients, *, name='dirichlet', seed, **options):
-  """Deals examples to clients by the form `name` of `PARTITIONS`.
+  """Assigns examples to clients by the partition `name` of `PARTITIONS`.
 
   Args:
     labels: [n] integers, the class of each example.
     num_clients: Number of clients, at most n.
     name: A key of `PARTITIONS`.
-    seed: Integer >= 0, of the partition only.
-    **options: Keyword arguments of that form.
+    seed: Integer >= 0, used by the partition only.
+    **options: Keyword arguments of that partition.
 
   Returns:
     `num_clients` disjoint, non-empty int32 arrays of example indices.
 
   Raises:
-    ValueError: If the name or an option is unknown, a value is out of its
-      range, or the form cannot be satisfied.
+    ValueError: If the name or an option is unknown, a value is out of range,
+      or no such partition exists or was found.
   """
   names.check_name('partition', name, PARTITIONS)
   parameters = list(inspect.signature(PARTITIONS[name]).parameters)
@@ -53,7 +53,7 @@ def iid(labels, num_clients, *, seed, shuffle=True):
 
   Args:
     labels: [n] integers.
-    num_clients: Number of clients N; the first n mod N get one example more.
+    num_clients: Number of clients N; the first n mod N get one extra example.
     seed: Integer >= 0; unused without `shuffle`.
     shuffle: False gives contiguous parts in file order, as FedHe's code does.
 
@@ -63,22 +63,22 @@ def iid(labels, num_clients, *, seed, shuffle=True):
   Raises:
     ValueError: For bad labels, num_clients or seed.
   """
-  y, _, rng = dealing.prepare(labels, num_clients, seed)
+  y, _, rng = assignment.prepare(labels, num_clients, seed)
   order = rng.permutation(len(y)) if shuffle else np.arange(len(y))
   return [part.astype(np.int32) for part in np.array_split(order, num_clients)]
 
 
 def shards(labels, num_clients, *, seed, shards_per_client=2):
-  """Sorts by label, cuts equal shards, gives each client some of them.
+  """Sorts by label, cuts equal shards and assigns some to each client.
 
-  A client sees at most `shards_per_client` classes where shards divide
-  classes; else a shard may straddle two.
+  A client holds at most `shards_per_client` classes if no shard crosses a
+  class boundary; otherwise a shard may contain two classes or more.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
-    shards_per_client: Shards of one client; N times it must not exceed n.
+    shards_per_client: Shards per client; N shards_per_client <= n.
 
   Returns:
     N disjoint int32 arrays that cover all examples.
@@ -90,8 +90,8 @@ def shards(labels, num_clients, *, seed, shards_per_client=2):
     McMahan et al., `Communication-Efficient Learning
     <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017.
   """
-  y, _, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_count('shards_per_client', shards_per_client)
+  y, _, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_count('shards_per_client', shards_per_client)
   num_shards = num_clients * shards_per_client
   if num_shards > len(y):
     raise ValueError(
@@ -99,10 +99,10 @@ def shards(labels, num_clients, *, seed, shards_per_client=2):
         f'{num_shards} shards, more than the {len(y)} examples.'
     )
   owner = rng.permutation(num_shards) // shards_per_client
-  return dealing.collect(
+  return assignment.collect(
       rng,
       np.argsort(y, kind='stable'),
-      np.repeat(owner, dealing.even_sizes(len(y), num_shards)),
+      np.repeat(owner, assignment.even_sizes(len(y), num_shards)),
       num_clients,
   )
 
@@ -117,22 +117,22 @@ def dirichlet(
     cap=True,
     max_tries=1000,
 ):
-  """Spreads each class over the clients by Dir(alpha); sizes vary.
+  """Splits each class over clients by Dir(alpha); client sizes vary.
 
-  For every class p ~ Dir(alpha 1_N) and the class is cut at
-  floor(cumsum(p) n_c); the whole draw is repeated until every client holds
-  `min_size` examples. This conditions the distribution.
+  For each class, draws p ~ Dir(alpha 1_N) and splits the n_c examples at
+  floor(cumsum(p) n_c). The whole draw is repeated until every client holds
+  `min_size` examples, so the result is conditioned on that event.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
-    alpha: Concentration > 0; small is skewed.
-    min_size: Smallest client allowed (Yurochkin 10, FeDepth 50).
-    cap: Whether clients that already hold n / N examples get nothing of the
-      next classes, as in the original code and its descendants, though rarely
-      in the papers. It compresses the sizes.
-    max_tries: Draws before giving up.
+    alpha: Concentration > 0; a small value gives skewed clients.
+    min_size: Minimum client size (Yurochkin 10, FeDepth 50).
+    cap: Whether a client that holds n / N examples gets none of the later
+      classes. The original code and its derivatives do this; papers rarely
+      state it. It makes client sizes more equal.
+    max_tries: Maximum number of draws.
 
   Returns:
     N disjoint int32 arrays that cover all examples.
@@ -144,22 +144,22 @@ def dirichlet(
     Yurochkin et al., `Bayesian Nonparametric Federated Learning
     <https://arxiv.org/abs/1905.12022>`_, ICML 2019.
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_real('alpha', alpha, above_zero=True)
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_real('alpha', alpha, above_zero=True)
   totals = np.bincount(y, minlength=num_classes)
 
   def draw():
     counts = np.zeros((num_clients, num_classes), np.int64)
     sizes = np.zeros(num_clients, np.int64)
     for c, total in enumerate(totals):
-      weights = dealing.log_dirichlet(rng, alpha, num_clients)
+      weights = assignment.log_dirichlet(rng, alpha, num_clients)
       if cap:
         weights[sizes * num_clients >= len(y)] = -np.inf
-      counts[:, c] = dealing.apportion(dealing.softmax(weights), total)
+      counts[:, c] = assignment.apportion(assignment.softmax(weights), total)
       sizes += counts[:, c]
     return counts
 
-  counts = dealing.draw_until(
+  counts = assignment.draw_until(
       draw,
       min_size,
       max_tries,
@@ -167,23 +167,23 @@ def dirichlet(
       num_clients,
       f'dirichlet(alpha={alpha})',
   )
-  return dealing.take(rng, y, counts)
+  return assignment.assign_counts(rng, y, counts)
 
 
 def dirichlet_balanced(labels, num_clients, *, seed, alpha=0.5, sigma=0.0):
-  """Gives each client one class prior q_k ~ Dir(alpha 1_C); sizes are fixed.
+  """Draws a class prior q_k ~ Dir(alpha 1_C) per client; sizes are fixed.
 
-  A random client with open demand draws a class from its prior, restricted to
-  the classes that have examples left, and takes one; until all are taken. The
-  class totals force late draws away from their prior.
+  Repeats until no example is left: a random client that is not full draws a
+  class from its prior, restricted to classes with examples left, and takes one
+  example of it. Late draws deviate from the prior as classes run out.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
     alpha: Concentration > 0 of a client's class prior.
-    sigma: 0 for sizes that differ by at most one; else the standard deviation
-      of the logarithm of the sizes, lognormal around n / N.
+    sigma: 0 for sizes that differ by at most one; otherwise sizes are
+      lognormal around n / N, and sigma is the standard deviation of log size.
 
   Returns:
     N disjoint int32 arrays that cover all examples.
@@ -195,22 +195,22 @@ def dirichlet_balanced(labels, num_clients, *, seed, alpha=0.5, sigma=0.0):
     Acar et al., `FedDyn <https://arxiv.org/abs/2111.04263>`_, ICLR 2021
     (code; its retry loop can hang once a client's classes are exhausted).
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_real('alpha', alpha, above_zero=True)
-  dealing.check_real('sigma', sigma, above_zero=False)
-  sizes = dealing.even_sizes(len(y), num_clients)
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_real('alpha', alpha, above_zero=True)
+  assignment.check_real('sigma', sigma, above_zero=False)
+  sizes = assignment.even_sizes(len(y), num_clients)
   if sigma:
-    sizes = dealing.lognormal_sizes(rng, len(y), num_clients, sigma)
-  log_priors = dealing.log_dirichlet(rng, alpha, (num_clients, num_classes))
-  return dealing.deal_by_prior(rng, y, sizes, log_priors)
+    sizes = assignment.lognormal_sizes(rng, len(y), num_clients, sigma)
+  log_priors = assignment.log_dirichlet(rng, alpha, (num_clients, num_classes))
+  return assignment.assign_by_prior(rng, y, sizes, log_priors)
 
 
 def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
-  """`dirichlet_balanced` as FedAGM's code draws it (used by FeDepth).
+  """The variant of `dirichlet_balanced` in FedAGM's code (used by FeDepth).
 
-  Clients in order: client k draws its n / N examples at once, without
-  replacement, among all that are left, an example's weight being q_k of its
-  class. So the number left of a class matters as well as the prior.
+  Clients draw in order of their ids. Client k samples its n / N examples
+  without replacement from all that are left; the weight of an example of class
+  c is q_k[c]. So the number of examples left of a class matters, too.
 
   Args:
     labels: [n] integers.
@@ -228,14 +228,14 @@ def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
   References:
     Kim et al., `FedAGM <https://arxiv.org/abs/2201.03172>`_, 2022.
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_real('alpha', alpha, above_zero=True)
-  log_priors = dealing.log_dirichlet(rng, alpha, (num_clients, num_classes))
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_real('alpha', alpha, above_zero=True)
+  log_priors = assignment.log_dirichlet(rng, alpha, (num_clients, num_classes))
   left = rng.permutation(len(y))
   parts = []
-  sizes = dealing.even_sizes(len(y), num_clients)
+  sizes = assignment.even_sizes(len(y), num_clients)
   for size, log_prior in zip(sizes, log_priors, strict=True):
-    # The largest of log weight + Gumbel noise: successive weighted draws.
+    # Gumbel top-k: weighted sampling without replacement.
     score = log_prior[y[left]] + rng.gumbel(size=len(left))
     chosen = np.argsort(-score, kind='stable')[:size]
     parts.append(left[chosen].astype(np.int32))
@@ -244,21 +244,22 @@ def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
 
 
 def beta(labels, num_clients, *, seed, labels_per_client=2, share_alpha=None):
-  """Deals classes like cards, `labels_per_client` to each client.
+  """Assigns `labels_per_client` classes to each client (the beta partition).
 
-  A shuffled deck of all classes is dealt, and reshuffled when empty; each
-  class is divided among its cards. Where `labels_per_client` divides the
-  number of classes, every client has exactly that many; else a hand may
-  straddle two decks and hold one card twice, which counts as a double share.
+  Concatenates random permutations of the classes. Client k owns entries
+  k labels_per_client to (k + 1) labels_per_client - 1. Each class is divided
+  among its owners. A client owns exactly `labels_per_client` classes if that
+  number divides C. Otherwise its entries may span two permutations and contain
+  a class twice; it then gets two shares of that class.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
-    labels_per_client: Cards of one client, at most the number of classes;
-      N times it must reach the number of classes.
-    share_alpha: None for equal shares of a class, else shares ~ Dir of it
-      (SplitMix's uneven form is 1).
+    labels_per_client: Classes per client, at most C;
+      N labels_per_client >= C.
+    share_alpha: None for equal shares of a class; else shares are drawn from
+      Dir(share_alpha) (1 is SplitMix's uneven partition).
 
   Returns:
     N disjoint int32 arrays that cover all examples.
@@ -270,31 +271,36 @@ def beta(labels, num_clients, *, seed, labels_per_client=2, share_alpha=None):
     Hong et al., `SplitMix <https://arxiv.org/abs/2203.09747>`_, ICLR 2022;
     the beta(Lambda) of FeDepth.
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
   if share_alpha is not None:
-    dealing.check_real('share_alpha', share_alpha, above_zero=True)
-  num_cards = dealing.check_cards(num_clients, labels_per_client, num_classes)
-  num_decks = -(-num_cards // num_classes)
-  deck = [rng.permutation(num_classes) for _ in range(num_decks)]
-  cards = np.concatenate(deck)[:num_cards]
-  owner = np.arange(num_cards) // labels_per_client
-  return dealing.deal_cards(rng, y, cards, owner, num_clients, share_alpha)
+    assignment.check_real('share_alpha', share_alpha, above_zero=True)
+  num_assigned = assignment.check_num_assigned(
+      num_clients, labels_per_client, num_classes
+  )
+  num_orders = -(-num_assigned // num_classes)
+  orders = [rng.permutation(num_classes) for _ in range(num_orders)]
+  classes = np.concatenate(orders)[:num_assigned]
+  owner = np.arange(num_assigned) // labels_per_client
+  return assignment.assign_classes(
+      rng, y, classes, owner, num_clients, share_alpha
+  )
 
 
 def beta_heterofl(labels, num_clients, *, seed, labels_per_client=2):
-  """HeteroFL's form of `beta`: repeated labels of a client lose their share.
+  """HeteroFL's variant of `beta`: drops a client's repeated classes.
 
-  Each class is cut into N labels_per_client / C shards, the labels of all
-  shards are permuted, and each client takes a row of them. The second shard of
-  one class in a row is dropped with its data: clients then hold fewer classes
-  (1.90 of 2, C = 10, N = 100) and some examples have no owner (4.9 %).
+  Cuts each class into N labels_per_client / C shards, permutes the shards and
+  gives each client `labels_per_client` of them. If a client gets a class
+  twice, its second shard is dropped with its examples. With 2 labels per
+  client, C = 10 and N = 100, clients hold 1.90 classes on average and 4.9 % of
+  the examples have no owner.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
-    labels_per_client: Length of a client's row, at most the number of classes.
-      Where N times it is no multiple of C, random classes get one shard more.
+    labels_per_client: Shards per client, at most C. If N labels_per_client is
+      not a multiple of C, random classes are cut into one shard more.
 
   Returns:
     N disjoint int32 arrays.
@@ -305,30 +311,35 @@ def beta_heterofl(labels, num_clients, *, seed, labels_per_client=2):
   References:
     Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021.
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
-  num_cards = dealing.check_cards(num_clients, labels_per_client, num_classes)
-  cards = rng.permutation(
-      np.resize(rng.permutation(num_classes), num_cards)
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
+  num_assigned = assignment.check_num_assigned(
+      num_clients, labels_per_client, num_classes
+  )
+  classes = rng.permutation(
+      np.resize(rng.permutation(num_classes), num_assigned)
   ).reshape(num_clients, labels_per_client)
   owner = np.repeat(np.arange(num_clients), labels_per_client)
   repeated = [
-      card in row[:place] for row in cards for place, card in enumerate(row)
+      c in row[:place] for row in classes for place, c in enumerate(row)
   ]
-  owner[repeated] = dealing.NOBODY
-  return dealing.deal_cards(rng, y, cards.ravel(), owner, num_clients)
+  owner[repeated] = assignment.NO_OWNER
+  return assignment.assign_classes(
+      rng, y, classes.ravel(), owner, num_clients
+  )
 
 
 def label_count(labels, num_clients, *, seed, labels_per_client=2):
-  """NIID-Bench's "#label = Lambda" form; sizes are unequal.
+  """NIID-Bench's "#label = Lambda" partition; client sizes are unequal.
 
-  Client i gets class i mod C and others at random; a class is divided evenly
-  among those who hold it. A class that nobody drew (N < C) stays unused.
+  Client i owns class i mod C and `labels_per_client - 1` random others. A
+  class is divided evenly among its owners. A class without an owner (possible
+  if N < C) is not used.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
-    labels_per_client: Classes of every client, at most the number of classes.
+    labels_per_client: Classes per client, at most C.
 
   Returns:
     N disjoint int32 arrays.
@@ -340,30 +351,32 @@ def label_count(labels, num_clients, *, seed, labels_per_client=2):
     Li et al., `Federated Learning on Non-IID Data Silos
     <https://arxiv.org/abs/2102.02079>`_, ICDE 2022.
   """
-  y, num_classes, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_labels_per_client(labels_per_client, num_classes)
-  cards = []
+  y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_labels_per_client(labels_per_client, num_classes)
+  classes = []
   for client in range(num_clients):
     first = client % num_classes
     others = np.delete(np.arange(num_classes), first)
     drawn = rng.choice(others, labels_per_client - 1, replace=False)
-    cards.extend([first, *drawn])
+    classes.extend([first, *drawn])
   owner = np.repeat(np.arange(num_clients), labels_per_client)
-  return dealing.deal_cards(rng, y, np.array(cards), owner, num_clients)
+  return assignment.assign_classes(
+      rng, y, np.array(classes), owner, num_clients
+  )
 
 
 def quantity(
     labels, num_clients, *, seed, alpha=0.5, min_size=10, max_tries=1000
 ):
-  """Random parts of Dirichlet sizes: the amount differs, not the label mix.
+  """Random subsets with Dirichlet sizes: quantity skew without label skew.
 
   Args:
     labels: [n] integers.
     num_clients: Number of clients N.
     seed: Integer >= 0.
     alpha: Concentration > 0 of the sizes, Dir(alpha 1_N).
-    min_size: Smallest client allowed.
-    max_tries: Draws before giving up.
+    min_size: Minimum client size.
+    max_tries: Maximum number of draws.
 
   Returns:
     N disjoint int32 arrays that cover all examples.
@@ -375,17 +388,17 @@ def quantity(
     Li et al., `Federated Learning on Non-IID Data Silos
     <https://arxiv.org/abs/2102.02079>`_, ICDE 2022.
   """
-  y, _, rng = dealing.prepare(labels, num_clients, seed)
-  dealing.check_real('alpha', alpha, above_zero=True)
+  y, _, rng = assignment.prepare(labels, num_clients, seed)
+  assignment.check_real('alpha', alpha, above_zero=True)
 
   def draw():
-    shares = dealing.softmax(dealing.log_dirichlet(rng, alpha, num_clients))
-    return dealing.apportion(shares, len(y))[:, None]
+    weights = assignment.log_dirichlet(rng, alpha, num_clients)
+    return assignment.apportion(assignment.softmax(weights), len(y))[:, None]
 
-  counts = dealing.draw_until(
+  counts = assignment.draw_until(
       draw, min_size, max_tries, len(y), num_clients, f'quantity(alpha={alpha})'
   )
-  return dealing.take(rng, np.zeros_like(y), counts)
+  return assignment.assign_counts(rng, np.zeros_like(y), counts)
 
 
 PARTITIONS = {

@@ -1,8 +1,8 @@
-"""Readers for the files in which image data sets are published.
+"""Readers for the published file formats of image data sets.
 
-Each reader checks what the format itself promises (magic number, sizes of the
-header, whole records, label range) and refuses a broken file in one line that
-names it. Whether a file is the official one is `check_digest`'s business.
+Each reader checks the format (magic number, header sizes, whole records, label
+range) and raises a one-line ValueError that names a broken file. `check_digest`
+checks that a file is the official one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_het.names import shown
 
 _IDX_UBYTE = 0x08  # The IDX type code of unsigned bytes.
-# More bytes than any file of these data sets has; the largest has 182 MB.
+# Size limit of a file; the largest file of these data sets has 182 MB.
 MAX_BYTES = 1 << 31
 
 
@@ -41,15 +41,15 @@ class Splits(NamedTuple):
 
 
 def check_file(path: pathlib.Path) -> None:
-  """Refuses what cannot be read as a file of a data set.
+  """Raises ValueError unless `path` is a regular file of acceptable size.
 
   Args:
     path: The file.
 
   Raises:
-    FileNotFoundError: If there is none.
-    ValueError: If it is a folder, a device or a pipe, or larger than any file
-      of the data sets.
+    FileNotFoundError: If it does not exist.
+    ValueError: If it is a folder, a device or a pipe, or larger than
+      `MAX_BYTES`.
   """
   status = path.stat()
   if not stat.S_ISREG(status.st_mode):
@@ -62,14 +62,15 @@ def check_file(path: pathlib.Path) -> None:
 
 
 def check_digest(path: pathlib.Path, expected: str) -> None:
-  """Refuses a file that is not byte for byte the published one.
+  """Raises ValueError if a file differs from the published one.
 
   Args:
     path: The file.
     expected: 'md5:<hex>', 'sha1:<hex>' or 'sha256:<hex>'.
 
   Raises:
-    ValueError: If the digest differs; the line gives both and the file's size.
+    ValueError: If the digest differs; the message gives both digests and the
+      file size.
   """
   check_file(path)
   algorithm, _, digest = expected.partition(':')
@@ -86,21 +87,21 @@ def check_digest(path: pathlib.Path, expected: str) -> None:
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-  """Reads an IDX file of unsigned bytes, gzipped if it is named `*.gz`.
+  """Reads an IDX file of unsigned bytes; a `*.gz` file is gunzipped.
 
-  The format of MNIST: two zero bytes, a type code, the number of dimensions,
-  each dimension as a big-endian uint32, then the values row by row.
+  IDX is MNIST's format: two zero bytes, a type code, the number of dimensions,
+  each dimension as a big-endian uint32, then the values in row-major order.
 
   Args:
     path: The file.
 
   Returns:
-    uint8 array of the header's shape.
+    uint8 array of the shape in the header.
 
   Raises:
     ValueError: If the gzip stream is broken, the magic number is not that of
-      unsigned bytes, or the size is not what the header says. No more is read
-      than the header says.
+      unsigned bytes, or the size does not match the header. No array larger
+      than `MAX_BYTES` is read.
 
   References:
     LeCun, Cortes, Burges, `The MNIST database of handwritten digits
@@ -138,7 +139,7 @@ def _read_idx(path: pathlib.Path, file) -> np.ndarray:
   shape = tuple(int(n) for n in np.frombuffer(sizes, '>u4'))
   size = math.prod(shape)
   data = file.read(size) if size <= MAX_BYTES else b''
-  # The end is read for a gzip file's checksum; what is too much is counted.
+  # Read to the end: gzip checks its checksum there. Count excess bytes.
   more = 0
   while more < MAX_BYTES and (chunk := file.read(1 << 20)):
     more += len(chunk)
@@ -155,8 +156,8 @@ def read_cifar_binary(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Reads a file of the binary version of CIFAR-10 or CIFAR-100.
 
-  A record is its label bytes, then 1,024 red, green and blue values each, row
-  by row. Any whole number of records is accepted.
+  A record holds the label bytes, then 1,024 red, 1,024 green and 1,024 blue
+  values in row-major order. Any whole number of records is accepted.
 
   Args:
     path: The file.
@@ -191,15 +192,15 @@ def read_svhn_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
   """Reads a cropped-digits file (`train_32x32.mat`) of SVHN.
 
   Args:
-    path: A MATLAB file with `X`, [32, 32, 3, N] uint8, and `y`, [N, 1], whose
-      classes are 1..10, 10 being the digit zero.
+    path: A MATLAB file with `X`, [32, 32, 3, N] uint8, and `y`, [N, 1], in
+      1..10, where 10 is the digit zero.
 
   Returns:
     Images, [N, 32, 32, 3] uint8, and labels, [N] int32, 0 for the digit zero.
 
   Raises:
-    ValueError: If MATLAB data cannot be read from the file, or the variables
-      are missing or have other shapes, types or classes.
+    ValueError: If the file is not readable MATLAB data, or a variable is
+      missing or has an unexpected shape, dtype or class.
 
   References:
     Netzer et al., `Reading Digits in Natural Images with Unsupervised Feature
@@ -210,7 +211,7 @@ def read_svhn_mat(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
   check_file(path)
   try:
     data = scipy.io.loadmat(path, variable_names=['X', 'y'])
-  except Exception as e:  # A broken file raises a type per broken part.
+  except Exception as e:  # Broken files raise exceptions of many types.
     raise ValueError(
         f'{path}: expected a whole MATLAB file, but reading it fails'
         f' ({type(e).__name__}: {" ".join(str(e).split())}).'
@@ -239,18 +240,18 @@ def read_image_folders(
   """Reads PNG images from one folder per class.
 
   Args:
-    folder: Holds exactly the folders `class_names`.
-    class_names: The label of an image is the position of its folder here.
+    folder: Contains exactly the subfolders `class_names`.
+    class_names: Subfolder of each label 0..C-1.
     image_size: (height, width) that every image must have.
 
   Returns:
-    Images, [N, H, W, 3] uint8 (grey images become RGB), and labels, [N] int32;
-    by class, then by file name.
+    Images, [N, H, W, 3] uint8 (grey images become RGB), and labels, [N] int32,
+    sorted by class, then by file name.
 
   Raises:
     ImportError: If Pillow is not installed.
-    ValueError: If the class folders are others, one is empty, or an image is
-      broken or of another size.
+    ValueError: If the subfolders differ from `class_names`, one is empty, or
+      an image is broken or has another size.
   """
   if importlib.util.find_spec('PIL') is None:
     raise ImportError(
@@ -285,7 +286,7 @@ def read_image_folders(
               f'expected {width} x {height} pixels, got {image.size}'
           )
         images[i] = np.asarray(image.convert('RGB'))
-    except Exception as e:  # A broken part raises a type of its own.
+    except Exception as e:  # Broken images raise exceptions of many types.
       raise ValueError(
           f'{path}: not a readable image ({" ".join(str(e).split())}).'
       ) from e

@@ -1,15 +1,14 @@
-"""Image data sets: what they are, where they are found, and `load`.
+"""Loads image data sets from local files.
 
-`digits` is embedded in scikit-learn. All others are looked up under a folder
-of the user's; nothing is ever downloaded, and nothing stands in for a missing
-file. For a data set `name`, the first of these that is there is read:
+`digits` is embedded in scikit-learn. All others are read from the folder
+`data_dir`. Nothing is downloaded, and no missing file is replaced. `load` reads
+the first of these that exists for a data set `name`:
 
-1. `data_dir/<name>/<version>/`, prepared by `python -m launch.prepare_data`,
-   or by tensorflow-datasets itself with `file_format='array_record'`;
-   the highest version counts. Needs tensorflow-datasets, not TensorFlow.
-2. The official raw files, in `data_dir/<folder>` for each of the folders of
-   `DATASETS[name].folders` in turn, then in `data_dir` itself. IDX files may
-   be gzipped or not.
+1. `data_dir/<name>/<version>/`, written by `python -m launch.prepare_data`, or
+   by tensorflow-datasets with `file_format='array_record'`. The highest version
+   is used. Needs tensorflow-datasets, but not TensorFlow.
+2. The official raw files, in `data_dir/<folder>` for each folder of
+   `DATASETS[name].folders`, then in `data_dir`. IDX files may be gzipped.
 """
 
 import pathlib
@@ -33,8 +32,8 @@ class Dataset(NamedTuple):
     test_images: [M, H, W, C] uint8, the official test split.
     test_labels: [M] int32.
     num_classes: Number of classes.
-    mean: Per-channel mean of the train images scaled to [0, 1].
-    std: Per-channel standard deviation of the same.
+    mean: Per-channel mean of the train images, scaled to [0, 1].
+    std: Per-channel standard deviation of the train images, same scale.
   """
 
   name: str
@@ -48,14 +47,14 @@ class Dataset(NamedTuple):
 
 
 def check_name(name: str) -> None:
-  """Raises a ValueError with the closest known name if `name` is unknown."""
+  """Raises ValueError, with the closest known name, if `name` is unknown."""
   names.check_name('data set', name, DATASETS)
 
 
 def _statistics(
     images: np.ndarray,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Per-channel mean and standard deviation in [0, 1], from exact counts."""
+  """Per-channel mean and standard deviation in [0, 1], from histograms."""
   channels = images.shape[-1]
   counts = np.zeros((channels, 256), np.int64)
   for start in range(0, len(images), 2048):
@@ -72,7 +71,7 @@ def _statistics(
 def _dataset(
     name: str, splits: raw_formats.Splits, where: str, verify: bool
 ) -> Dataset:
-  """Checks shapes, labels and (if `verify`) counts, then adds statistics."""
+  """Checks shapes, labels and (if `verify`) counts; computes mean and std."""
   source = DATASETS[name]
   for split, images, labels, num in (
       ('train', *splits[:2], source.num_train),
@@ -119,17 +118,17 @@ def _check_data_dir(name: str, data_dir) -> pathlib.Path:
 
 
 def _find_raw(name: str, data_dir) -> pathlib.Path:
-  """The folder under `data_dir` that holds the raw files of a data set.
+  """Finds the folder under `data_dir` with the raw files of a data set.
 
   Args:
     name: Key in `DATASETS`.
     data_dir: See `load`.
 
   Returns:
-    The first of `data_dir/<folder>` and `data_dir` that holds all files.
+    The first of `data_dir/<folder>` and `data_dir` that contains all files.
 
   Raises:
-    FileNotFoundError: If there is none; names the first missing file.
+    FileNotFoundError: If there is none; the message names the missing files.
   """
   source, data_dir = DATASETS[name], _check_data_dir(name, data_dir)
   candidates = [data_dir / folder for folder in source.folders] + [data_dir]
@@ -148,7 +147,7 @@ def _find_raw(name: str, data_dir) -> pathlib.Path:
 
 
 def load_raw(name: str, data_dir, *, verify: bool = True) -> Dataset:
-  """`load` from raw files only, or from the package that embeds the data."""
+  """Like `load`, but ignores prepared data."""
   check_name(name)
   source = DATASETS[name]
   if not source.files:
@@ -168,30 +167,29 @@ def load(
     *,
     verify: bool = True,
 ) -> Dataset:
-  """Loads a data set from local files; never downloads or makes up any.
+  """Loads a data set from local files; never downloads.
 
   Args:
     name: Key in `DATASETS`: digits, mnist, fashion_mnist, cifar10, cifar100
       (fine labels), svhn_cropped (without the extra images) or cinic10
       (without the validation images).
-    data_dir: Folder of prepared or raw data, as the module docstring says.
-      Not used by digits, which are embedded.
-    verify: Whether to insist on the official data: the published checksum of
-      each raw file that has one (all but CINIC-10's images), the checksum
-      stored with data of `launch.prepare_data`, and the number of examples.
-      False reads a part of a data set too, such as a few thousand records of
-      CIFAR-100; results on it must not be quoted as results on the whole.
+    data_dir: Folder of prepared or raw data; see the module docstring. Not
+      used by digits.
+    verify: Whether to require the official data: the published checksum of
+      each raw file (CINIC-10's images have none), the checksum stored by
+      `launch.prepare_data`, and the number of examples. False also accepts a
+      part of a data set, such as a few thousand records of CIFAR-100; do not
+      report results on a part as results on the data set.
 
   Returns:
-    The data set. Raw files, and what `launch.prepare_data` made of them, keep
-    the official order; stock builders of tensorflow-datasets shuffle.
+    The data set. Raw files and data of `launch.prepare_data` keep the official
+    order; data prepared by tensorflow-datasets' own builders are shuffled.
 
   Raises:
-    FileNotFoundError: If `data_dir` is missing or does not hold the data.
-    ImportError: If CINIC-10's images are to be read without Pillow.
-    ValueError: If `name` is unknown, or a file cannot be read, is truncated,
-      corrupt, not the official one (with `verify`), or not what its format
-      promises.
+    FileNotFoundError: If `data_dir` is missing or does not contain the data.
+    ImportError: If CINIC-10 is read without Pillow.
+    ValueError: If `name` is unknown, or a file is unreadable, truncated,
+      corrupt, not in its format, or (with `verify`) not the official one.
   """
   check_name(name)
   try:
@@ -211,7 +209,7 @@ def load(
 
 
 def _load(name: str, data_dir, verify: bool) -> Dataset:
-  """`load` with the errors of the file system."""
+  """`load` without the translation of OSError and MemoryError."""
   if not DATASETS[name].files:
     return load_raw(name, data_dir, verify=verify)
   folder, why_not = tfds_source.find_prepared(

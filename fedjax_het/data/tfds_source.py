@@ -1,7 +1,7 @@
 """Data sets in the format of tensorflow-datasets, without TensorFlow.
 
-`write_prepared` stores arrays as array_record files with plain tensor
-features; `read_prepared` reads those, and also what a stock builder prepared
+`write_prepared` stores arrays as array_record files with plain tensor features.
+`read_prepared` reads those, and data prepared by a tensorflow-datasets builder
 with `file_format='array_record'`. tensorflow-datasets is imported only inside
 the functions that need it.
 """
@@ -24,12 +24,12 @@ import numpy as np
 from fedjax_het.data import raw_formats
 
 VERSION = '1.0.0'  # Of the layout that `write_prepared` writes.
-_READ_BATCH = 8192  # Records fetched at once.
-_OVERHEAD = 1.25  # Bytes on disk for each byte of pixels, rounded up.
+_READ_BATCH = 8192  # Records per read.
+_OVERHEAD = 1.25  # Upper bound of bytes on disk per byte of pixels.
 
 
 def prepared_folder(data_dir: pathlib.Path, name: str) -> pathlib.Path:
-  """Where `write_prepared` puts a data set."""
+  """The folder to which `write_prepared` writes a data set."""
   return data_dir / name / VERSION
 
 
@@ -39,12 +39,12 @@ def find_prepared(
   """Looks for `data_dir/<name>/<version>/dataset_info.json`.
 
   Args:
-    data_dir: The folder given to tensorflow-datasets as its `data_dir`.
-    name: Of the data set.
+    data_dir: tensorflow-datasets' `data_dir`.
+    name: Name of the data set.
 
   Returns:
-    The folder of the highest version that can be read here, or None, and one
-    clause on why a folder that is there cannot be used ('' if none is there).
+    The folder of the highest readable version, or None; and the reason why an
+    existing folder cannot be read, or ''.
 
   Raises:
     ValueError: If a `dataset_info.json` is not JSON.
@@ -80,7 +80,7 @@ def find_prepared(
 
 
 def content_digest(splits: raw_formats.Splits) -> str:
-  """sha256 over shapes, types and bytes of the four arrays, in hex."""
+  """Hex sha256 of the shapes, dtypes and bytes of the four arrays."""
   digest = hashlib.sha256()
   for array in splits:
     digest.update(f'{array.shape} {array.dtype.str} '.encode())
@@ -98,7 +98,7 @@ def _read_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
   labels = np.empty(num, np.int32)
   for start in range(0, num, _READ_BATCH):
     stop = min(start + _READ_BATCH, num)
-    # One call for many records: 4 times faster than one call for each.
+    # One call for many records: 4 times faster than one call per record.
     records = source.__getitems__(list(range(start, stop)))
     images[start:stop] = [record['image'] for record in records]
     labels[start:stop] = [record['label'] for record in records]
@@ -111,16 +111,16 @@ def read_prepared(
   """Reads a prepared data set with the features `image` and `label`.
 
   Args:
-    folder: `.../<name>/<version>`, array_record files inside.
-    verify: Whether to compare the content with the sha256 that
-      `write_prepared` stored beside it (stock builders store none).
+    folder: `.../<name>/<version>`, with array_record files.
+    verify: Whether to check the sha256 that `write_prepared` stored;
+      tensorflow-datasets' own builders store none.
 
   Returns:
-    The train and test splits, in stored order.
+    The train and test splits, in the stored order.
 
   Raises:
     ValueError: If the files are broken or incomplete, a split or feature is
-      missing, or the content does not have the stored sha256.
+      missing, or the content does not match the stored sha256.
   """
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
@@ -132,7 +132,7 @@ def read_prepared(
         *_read_split(builder, 'train'), *_read_split(builder, 'test')
     )
     stored = dict(builder.info.metadata or {}).get('sha256')
-  except Exception as e:  # The C++ reader raises a type per broken part.
+  except Exception as e:  # The C++ reader raises exceptions of many types.
     raise ValueError(
         f'{folder}: cannot read this prepared data set ({type(e).__name__}:'
         f' {" ".join(str(e).split())}); remove it and prepare it again.'
@@ -147,16 +147,16 @@ def read_prepared(
 
 @contextlib.contextmanager
 def staging(target: pathlib.Path, num_bytes: int = 0):
-  """A folder beside `target` that becomes `target` only when all is written.
+  """A context manager that creates the folder `target` atomically.
 
-  Yields a temporary folder; the body must create `<name>/<version>` in it, the
-  last two parts of `target`. After the body it is renamed to `target`; whatever
-  happens, no half-written `target` is left. A killed process leaves a
-  `.preparing-*` folder behind, which nothing reads and anyone may remove.
+  Yields a temporary folder. The body must create `<name>/<version>` in it, the
+  last two parts of `target`, which is then renamed to `target`. On an error no
+  incomplete `target` is left. A killed process leaves a `.preparing-*` folder,
+  which is never read and can be removed.
 
   Args:
     target: `<data_dir>/<name>/<version>`, must not exist.
-    num_bytes: Bytes that will be needed; refused early if they are not free.
+    num_bytes: Bytes needed on disk; checked before the body runs.
 
   Yields:
     The temporary folder, in `<data_dir>`.
@@ -192,7 +192,7 @@ def staging(target: pathlib.Path, num_bytes: int = 0):
 
 
 def _builder(splits: raw_formats.Splits, name: str, data_dir: pathlib.Path):
-  """A builder of plain tensors, which needs no TensorFlow to prepare."""
+  """A builder with plain tensor features, which needs no TensorFlow."""
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
   by_split = {'train': splits[:2], 'test': splits[2:]}
@@ -200,7 +200,7 @@ def _builder(splits: raw_formats.Splits, name: str, data_dir: pathlib.Path):
   class ArraysBuilder(
       tfds.core.GeneratorBasedBuilder, skip_registration=True
   ):
-    """Writes four arrays, in their order."""
+    """Writes the four arrays in order."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -236,23 +236,23 @@ def _builder(splits: raw_formats.Splits, name: str, data_dir: pathlib.Path):
 def write_prepared(
     splits: raw_formats.Splits, name: str, data_dir: pathlib.Path
 ) -> pathlib.Path:
-  """Stores a data set in tensorflow-datasets' format; no TensorFlow, no net.
+  """Stores a data set in tensorflow-datasets' format, without TensorFlow.
 
-  The examples keep their order, so that a partition drawn from the prepared
-  data equals the one drawn from the raw files. What was written is read back
-  and compared before it gets its final name.
+  The examples keep their order, so a partition of the prepared data equals that
+  of the raw files. The files are read back and compared before they are renamed
+  to the final folder.
 
   Args:
     splits: The arrays.
-    name: Of the data set.
-    data_dir: Folder that holds all data sets; made if missing.
+    name: Name of the data set.
+    data_dir: Folder of all data sets; created if missing.
 
   Returns:
     `data_dir/<name>/<version>`.
 
   Raises:
     FileExistsError: If that folder exists.
-    OSError: If the disk is full; nothing is left behind.
+    OSError: If the disk is full; no file is left.
   """
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
@@ -266,7 +266,7 @@ def write_prepared(
         compute_stats=tfds.download.ComputeStatsMode.SKIP,
         try_download_gcs=False,
     )
-    # tfds announces a download whatever it does, and nests its bars.
+    # tfds prints progress bars even if nothing is downloaded.
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
       _builder(splits, name, temporary).download_and_prepare(

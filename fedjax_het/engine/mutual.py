@@ -1,4 +1,4 @@
-"""Models that train together on one client's data and teach each other.
+"""Deep mutual learning of several models on one client's data.
 
 References:
   Zhang et al., `Deep Mutual Learning <https://arxiv.org/abs/1706.00384>`_,
@@ -21,18 +21,19 @@ from fedjax_het.models.blocks import BlockModel, Variables
 def mutual_loss(
     task: Task, logits: tuple[jax.Array, ...], labels, mask=None
 ):
-  """The sum of all models' own losses: CE plus the mean KL from the others.
+  """Sums the losses of all models: task loss plus mean KL from the others.
 
   Args:
-    task: Whose loss each model has.
-    logits: [B, C] of each of M models.
+    task: Supplies the loss on the labels.
+    logits: [B, C] for each of M models.
     labels: [B] int32.
-    mask: [B] bool, examples that count; None for all.
+    mask: [B] bool, False for padding examples; None for no padding.
 
   Returns:
-    A scalar. A model's gradient is that of its own loss, for what it teaches
-    the others is detached.
+    A scalar. Teachers' logits have their gradient stopped, so the gradient of a
+    model is that of its own loss.
   """
+  # sum_m [CE(z_m, y) + 1 / (M - 1) sum_{n != m} KL(p_n || p_m)].
   loss = sum(task.loss(mine, labels, mask) for mine in logits)
   for m, mine in enumerate(logits):
     for n, other in enumerate(logits):
@@ -51,19 +52,19 @@ def train_together(
     data: Examples,
     visit: Visit,
 ) -> tuple[Variables, tuple[Variables, ...], dict[str, jax.Array], jax.Array]:
-  """Trains M models that teach each other (MKD), each by its own optimiser.
+  """Trains M models by mutual distillation (MKD), one optimizer state each.
 
   Args:
-    model: Their architecture.
+    model: Architecture of all M models.
     local: Local training.
     start: The shared model.
-    partners: The M - 1 private ones.
+    partners: The M - 1 private models.
     data: The client's examples.
-    visit: The client's turn.
+    visit: The visit; its key seeds batches and dropout.
 
   Returns:
-    The shared model, the private ones, {'train_loss': cross-entropy of the
-    shared one}, number of steps.
+    The shared model, the private models, {'train_loss': task loss of the shared
+    model}, number of steps.
   """
   models = (start, *partners)
 
@@ -97,7 +98,7 @@ def train_together(
 
 
 def _apart(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """One optimiser for each of several trees, so that no norm mixes them."""
+  """Applies `tx` to each tree separately, so no norm spans several models."""
 
   def update(grads, states, params):
     both = [tx.update(*one) for one in zip(grads, states, params, strict=True)]

@@ -1,8 +1,8 @@
-"""Gradient divergence projection of FedIN, as a function and as an optax step.
+"""FedIN's gradient divergence projection, also as an optax transformation.
 
-FedIN trains the intermediate layers with two gradients at once: G_in, of the
-loss on other clients' features, and G_local, of the client's own loss. It asks
-for the gradient nearest to G_in that does not oppose the local one,
+FedIN trains the intermediate layers with two gradients: G_in, of the loss on
+other clients' features, and G_local, of the client's own loss. It uses the
+gradient closest to G_in with a nonnegative inner product with G_local,
 
     min_Z ||G_in - Z||_F^2   subject to   <Z, G_local> >= 0.
 
@@ -31,29 +31,29 @@ def project_gradient(
 ) -> Any:
   """Combines the gradients of the IN loss and of the local loss.
 
-  The rule 'exact' solves the problem: Z = G_in when <G_in, G_local> >= 0, else
-  G_in - (b / a) G_local (v1 Eq. 15, v2 Eq. 12). The rule 'fixed' is what the
-  papers' experiments use: Z = G_in + (lam / 2) G_local with a constant lam
-  (v1 Eq. 16 with lam = 2, v2 Eq. 13 with lam = 1). The fixed Z violates the
-  constraint exactly when lam < -2 b / a, and moves away from G_in even where
-  the two gradients agree.
+  The rule 'exact' solves the problem: Z = G_in if <G_in, G_local> >= 0, else
+  G_in - (b / a) G_local (v1 Eq. 15, v2 Eq. 12). The papers'
+  experiments use the rule 'fixed': Z = G_in + (lam / 2) G_local with a constant
+  lam (v1 Eq. 16 with lam = 2, v2 Eq. 13 with lam = 1). The fixed Z violates the
+  constraint exactly if lam < -2 b / a, and differs from G_in even if the two
+  gradients agree.
 
-  Pure, and itself jitted: it may be called inside `jit`, `vmap` or `scan`.
+  A pure, jitted function; it can be called inside `jit`, `vmap` or `scan`.
 
   Args:
     g_in: Pytree of gradients of the IN loss, floating leaves of any shape.
-      A list or a tuple is a tree, not an array.
+      A list or tuple is a pytree, not an array.
     g_local: Pytree of gradients of the local loss; same tree and shapes.
     rule: 'exact' or 'fixed'.
-    lam: Scalar, finite and >= 0, possibly traced; read by 'fixed' only.
-    scope: Over what 'exact' takes its inner products: 'leaf' gives each leaf
-      its own constraint (the papers' "each gradient matrix"), 'tree' puts one
-      constraint on all leaves together. 'fixed' does not depend on it.
+    lam: Scalar, finite and >= 0, may be traced; used by 'fixed' only.
+    scope: Scope of the inner products of 'exact': 'leaf' has one constraint
+      per leaf (the papers' "each gradient matrix"), 'tree' has one constraint
+      on all leaves. Not used by 'fixed'.
 
   Returns:
     Z, with the tree, shapes and dtypes of `g_in` (integer leaves become
     float32). Sums of products are in float32, or float64 for float64 leaves.
-    G_local = 0 gives Z = G_in; a NaN in either gradient shows in Z.
+    G_local = 0 gives Z = G_in. NaNs in either gradient propagate to Z.
 
   Raises:
     ValueError: If the trees or shapes differ, or `rule`, `scope` or `lam` is
@@ -80,9 +80,9 @@ def gradient_divergence_projection(
 ) -> optax.GradientTransformationExtraArgs:
   """`project_gradient` as an optax transformation.
 
-  The updates that enter are the gradients of the IN loss; the local gradients
-  come as the extra argument `local_grads`. Put it first in a chain, so that
-  the optimiser sees Z:
+  The input updates are the gradients of the IN loss; the local gradients are
+  the extra argument `local_grads`. Put it first in a chain, so that the
+  optimizer receives Z:
 
       tx = optax.chain(
           gradient_divergence_projection(rule='fixed', lam=1.0),
@@ -90,8 +90,8 @@ def gradient_divergence_projection(
       )
       updates, state = tx.update(g_in, state, params, local_grads=g_local)
 
-  Where only some leaves are intermediate layers, let the others carry their
-  local gradient and mask them:
+  If only some leaves are intermediate layers, pass the local gradients of the
+  other leaves as updates and mask those leaves:
 
       optax.masked(
           gradient_divergence_projection(), mask,
@@ -104,8 +104,8 @@ def gradient_divergence_projection(
     scope: See `project_gradient`.
 
   Returns:
-    A stateless transformation. Its `update` raises ValueError where
-    `local_grads` is missing or has another tree or other shapes.
+    A stateless transformation. Its `update` raises ValueError if `local_grads`
+    is missing or differs from the updates in structure or shapes.
   """
   _check_options(rule, lam, scope)
 
@@ -150,6 +150,7 @@ def _exact(pairs, lam, scope):
 
 def _fixed(pairs, lam, scope):
   del scope
+  # Z = G_in + (lam / 2) G_local.
   return [x + (jnp.asarray(lam) / 2).astype(y.dtype) * y for x, y in pairs]
 
 
@@ -158,17 +159,19 @@ _SCOPES = ('leaf', 'tree')
 
 
 def _project_half_space(pairs):
-  """Projects the first of each pair under one constraint for all of them."""
-  # Z does not depend on the length of G_local. Dividing by its largest entry
-  # keeps `a` from underflowing near convergence, and from overflowing.
+  """Projects the first of each pair, with one constraint over all pairs."""
+  # Z is invariant to the scale of G_local. Dividing by its largest entry
+  # prevents underflow of `a` near convergence, and overflow.
   largest = functools.reduce(
       jnp.maximum, [jnp.max(jnp.abs(y), initial=0) for _, y in pairs]
   )
   largest = jnp.where(largest > 0, largest, 1)
   pairs = [(x, y / largest.astype(y.dtype)) for x, y in pairs]
-  # Sums of products, not `vdot`: a TPU would round its inputs to bfloat16.
+  # Not `vdot`, whose inputs a TPU rounds to bfloat16.
+  # a = <G_local, G_local>, b = <G_local, G_in>.
   a = sum(jnp.sum(y * y) for _, y in pairs)
   b = sum(jnp.sum(x * y) for x, y in pairs)
+  # Z = G_in + (lam / 2) G_local with lam = max(0, -2 b / a).
   half_lam = jnp.where(b >= 0, 0, -b / jnp.where(a > 0, a, 1))
   return [x + half_lam.astype(y.dtype) * y for x, y in pairs]
 

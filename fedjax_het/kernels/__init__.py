@@ -1,1 +1,1 @@
-"""Convolutions, pooling and matrix products, as models call them."""
+"""Convolution, pooling and matrix products for the models."""

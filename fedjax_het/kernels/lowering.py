@@ -1,4 +1,4 @@
-"""Which way each pass of a convolution is computed; `conv` says how."""
+"""Chooses how each pass of a convolution is lowered; see `conv`."""
 
 import contextlib
 import math
@@ -7,29 +7,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Whose convolutions models may call on a CPU.
-CONV_BACKENDS = ('xla', 'onednn')
-_D_WEIGHT_WAYS = ('native', 'slices', 'gemm', 'cropped', 'onednn', 'rows')
-_WAYS = ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn')
-# Slices larger than this do not fit into a CPU's cache.
-LARGE_BYTES = 8 << 20
-# 'cropped' pays from this share of padding, this many features of all slices,
-# and as many multiplications a tap: its products are smaller, which costs thin
-# layers, small batches, and several threads more than it saves.
+from fedjax_het.kernels import onednn
+from fedjax_het.kernels.products import LARGE_BYTES
+
+# Modules of other libraries' convolutions for CPUs, with `choose`, `forward`,
+# `d_input` and `d_weight`.
+LIBRARIES = {'onednn': onednn}
+CONV_BACKENDS = ('xla', *LIBRARIES)
+_COMMON_WAYS = ('native', 'slices', 'gemm', 'cropped', *LIBRARIES)
+_WAYS = ('pairs', *_COMMON_WAYS)
+_D_WEIGHT_WAYS = (*_COMMON_WAYS, 'rows')
+# 'cropped' is faster from this share of padding, this many features of the
+# concatenated slices and this many multiplications a tap. Its products are
+# smaller, which is slower for thin layers, small batches and several threads.
 _MUCH_PADDING = 0.5
 _WIDE = 512
 _LARGE_PRODUCT = 1 << 21
-# Forward passes with as many channels in and out, or less, take 'pairs': those
-# of the stem. With more, 'pairs' is faster on one thread, but not on two.
+# Forward passes with at most these input and output channels use 'pairs' (the
+# stem). With more channels, 'pairs' is faster on one thread but not on two.
 _THIN = (4, 16)
-# With strides, forward passes of fewer channels in than this are native.
+# With strides, forward passes with fewer input channels are native.
 _MANY = 64
-# oneDNN's gradient of the kernel pays from this many channels in.
-_MANY_IN = 16
 
 
 class Lowering(NamedTuple):
-  """How each pass of a convolution is computed."""
+  """How each pass of a convolution is lowered."""
 
   forward: str
   d_input: str
@@ -37,7 +39,7 @@ class Lowering(NamedTuple):
 
   @property
   def is_products(self) -> bool:
-    """Whether all passes are matrix products of patches."""
+    """Whether all passes are matrix products."""
     return all(way in ('slices', 'gemm', 'cropped') for way in self)
 
 
@@ -45,33 +47,33 @@ _forced = jax.make_user_context(default_value=None)
 
 
 def as_lowering(lowering) -> Lowering:
-  """Reads 'gemm' as ('gemm', 'gemm', 'gemm') and checks the names.
+  """Converts 'gemm' to ('gemm', 'gemm', 'gemm') and checks the names.
 
   Raises:
-    ValueError: For a name that is not known.
+    ValueError: If a name is unknown.
   """
   out = (lowering,) * 3 if isinstance(lowering, str) else tuple(lowering)
   known = (_WAYS, _WAYS, _D_WEIGHT_WAYS)
   if len(out) != 3 or any(w not in ways for w, ways in zip(out, known)):
     raise ValueError(
         f'Unknown convolution lowering {lowering!r}; it must be one of '
-        f'{_D_WEIGHT_WAYS[:5]} or three ways (forward, d_input, d_weight).'
+        f'{_COMMON_WAYS} or three ways (forward, d_input, d_weight).'
     )
   return Lowering(*out)
 
 
 def conv_lowering(lowering) -> contextlib.AbstractContextManager:
-  """A context that forces how every `conv` traced inside is lowered.
+  """A context that sets the lowering of every `conv` traced inside.
 
-  It belongs to the thread that enters it, may be entered inside or outside a
-  jitted function, and is part of the key of `jax.jit`'s cache: a function
-  that was compiled with another choice is compiled anew. An engine that maps
-  clients with `vmap` on a CPU enters it with 'gemm'.
+  It is local to the thread and part of the cache key of `jax.jit`, so a
+  function is compiled again for another lowering. It can be entered inside or
+  outside a jitted function. The engine enters it with 'gemm' to map clients
+  with `vmap` on a CPU.
 
   Args:
-    lowering: One of 'native', 'slices', 'gemm', 'cropped', 'onednn', a triple
-      of these for (forward, d_input, d_weight) with 'pairs' and 'rows' where
-      `conv` has them, or None for `choose_lowering`.
+    lowering: One of 'native', 'slices', 'gemm', 'cropped', 'onednn'; a triple
+      (forward, d_input, d_weight) of these, 'pairs' (first two) and 'rows'
+      (third); or None for `choose_lowering`.
 
   Returns:
     A context manager.
@@ -80,7 +82,7 @@ def conv_lowering(lowering) -> contextlib.AbstractContextManager:
 
 
 def forced_lowering() -> Lowering | None:
-  """What the innermost `conv_lowering` of this thread says."""
+  """The lowering of this thread's innermost `conv_lowering`, or None."""
   return _forced.value
 
 
@@ -90,13 +92,11 @@ _conv_backend = jax.make_user_context(default_value=None)
 def using_conv_backend(library: str) -> contextlib.AbstractContextManager:
   """A context in which layers may call another library's convolutions.
 
-  It belongs to the thread that enters it and is part of the key of `jax.jit`'s
-  cache.
+  It is local to the thread and part of the cache key of `jax.jit`.
 
   Args:
-    library: One of `CONV_BACKENDS`. 'onednn' takes those of oneDNN where they
-      are faster than XLA's and than matrix products; 'xla' wishes nothing: it
-      leaves the wish of an outer context.
+    library: One of `CONV_BACKENDS`. 'onednn' uses oneDNN for the passes for
+      which it is faster; 'xla' has no effect, so an outer context still holds.
 
   Returns:
     A context manager.
@@ -116,30 +116,28 @@ def choose_lowering(
     padding_share: float = 0.0,
     conv_backend: str | None = None,
 ) -> Lowering:
-  """The lowering that `conv` takes when none is forced.
+  """The lowering of `conv` unless `conv_lowering` sets one.
 
-  On CPU these are matrix products: cropped ones in wide layers that would
-  multiply padding most of the time, as on 2x2 maps, where they are 1.3 times
-  faster on two threads and 1.9 on one; but for float32 convolutions with large
-  maps and many slices, whose native forward pass and gradient of the input are
-  some 1.3 times faster (with strides: the forward pass of thin layers alone),
-  and the stem's forward pass twice in pairs of columns.
-  Native passes on maps below 8x8 can be 20 times slower. GPU and TPU take
-  native passes throughout, which is not measured.
-
-  Where oneDNN may be taken, float32 kernels of several taps take it for the
-  forward pass and, with strides of 1, the gradient of the input on maps from
-  4x4, and for the gradient of the kernel from 2x2, unless few channels come in
-  and slices are small (`python -m benchmarks.lowerings`).
+  GPU and TPU use 'native'; this is not measured. A CPU uses:
+  - 'gemm' in general. Native passes on maps below 8x8 can be 20 times slower.
+  - 'cropped' in wide layers in which most multiplications would be with
+    padding, as on 2x2 maps: 1.3 times faster on two threads, 1.9 on one.
+  - For float32, maps of at least 8x8 and large slices: 'native' for the forward
+    pass and the gradient of the input, about 1.3 times faster, and 'rows' for
+    the gradient of the kernel. With strides only the forward pass of thin
+    layers is native.
+  - 'pairs' in the forward pass of the stem, about twice as fast.
+  - Another library's passes, as its `choose` says, if `conv_backend` names one.
 
   Args:
-    patches_shape: (B, H', W', h * w * I), all slices side by side.
+    patches_shape: (B, H', W', h * w * I), all slices concatenated.
     strides: (vertical, horizontal).
-    dtype: Of the operands.
+    dtype: Dtype of the operands.
     platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
-    channels: In and out; None for many.
-    padding_share: How much of all slices is padding, 0 to 1.
-    conv_backend: Whose may be taken; None means what `using_conv_backend` says.
+    channels: Input and output channels; None for many.
+    padding_share: Fraction of all slices that is padding, 0 to 1.
+    conv_backend: One of `CONV_BACKENDS`; None means the one of
+      `using_conv_backend`.
 
   Returns:
     A `Lowering`.
@@ -149,24 +147,14 @@ def choose_lowering(
   chosen = _choose_for_xla(
       patches_shape, tuple(strides) == (1, 1), dtype, channels, padding_share
   )
-  conv_backend = conv_backend or _conv_backend.value
-  if conv_backend != 'onednn' or channels is None or dtype != jnp.float32:
+  library = LIBRARIES.get(conv_backend or _conv_backend.value)
+  if library is None:
     return chosen
-  if patches_shape[3] == channels[0]:  # A single tap.
-    return chosen
-  size, ways = min(patches_shape[1:3]), {}
-  if size >= 4:
-    ways['forward'] = 'onednn'
-    if tuple(strides) == (1, 1):
-      ways['d_input'] = 'onednn'
-  large = math.prod(patches_shape) * 4 > LARGE_BYTES
-  if size >= 2 and (channels[0] >= _MANY_IN or large):
-    ways['d_weight'] = 'onednn'
-  return chosen._replace(**ways)
+  return library.choose(chosen, patches_shape, strides, dtype, channels)
 
 
 def _choose_for_xla(patches_shape, unit, dtype, channels, padding_share):
-  """`choose_lowering` on a CPU, where oneDNN is not asked for."""
+  """`choose_lowering` on a CPU without another library."""
   itemsize = jnp.dtype(dtype).itemsize
   size = math.prod(patches_shape) * itemsize
   if size <= LARGE_BYTES or itemsize < 4 or min(patches_shape[1:3]) < 8:

@@ -1,13 +1,13 @@
-"""Matrix products whose operands may be narrower than what they are part of.
+"""Matrix products with operands rounded to bfloat16.
 
-With bfloat16 operands the hardware multiplies two to many times as fast as
-with float32 ones. Weights, optimiser, norms, losses and all that travels stay
-float32, and so do the sums of products: a product (of a layer, and of its two
-gradients) reads its operands rounded to eight bits, and nothing else changes.
-`conv` and the dense layers of all models take part; the products of attention,
-which have no weights, do not, nor do, on a CPU, those layers of large maps that
-`choose_lowering` leaves to XLA's convolutions, which know no bfloat16 there, or
-to oneDNN's.
+Hardware multiplies bfloat16 operands two or more times faster than float32.
+Only the operands of products are rounded, in a layer and in its two gradients.
+Sums, weights, optimizer state, norms, losses and uploads stay float32.
+
+`conv` and the dense layers of all models are affected. The products of
+attention, which have no weights, are not. On a CPU, neither are the layers for
+which `choose_lowering` picks convolutions of XLA, which has no bfloat16
+convolution for CPUs, or of oneDNN.
 """
 
 import contextlib
@@ -23,14 +23,12 @@ _operands = jax.make_user_context(default_value=None)
 
 
 def using_matmul_dtype(matmul_dtype: str) -> contextlib.AbstractContextManager:
-  """A context in which the products of models are traced.
+  """A context that sets the operand dtype of products traced inside.
 
-  It belongs to the thread that enters it and is part of the key of `jax.jit`'s
-  cache.
+  It is local to the thread and part of the cache key of `jax.jit`.
 
   Args:
-    matmul_dtype: 'float32' leaves operands as they are, 'bfloat16' rounds those
-      of 32 bits.
+    matmul_dtype: 'float32' does not round; 'bfloat16' rounds float32 operands.
 
   Returns:
     A context manager.
@@ -39,13 +37,13 @@ def using_matmul_dtype(matmul_dtype: str) -> contextlib.AbstractContextManager:
 
 
 def operand_dtype(dtype) -> jnp.dtype:
-  """The dtype that operands of `dtype` are rounded to.
+  """The dtype to which operands of `dtype` are rounded.
 
   Args:
-    dtype: Of the operands as they come.
+    dtype: Dtype of the operands.
 
   Returns:
-    `dtype` itself outside of `using_matmul_dtype`, and where it is not float32.
+    `dtype` outside of `using_matmul_dtype`, or if it is not float32.
   """
   dtype = jnp.dtype(dtype)
   if _operands.value is None or dtype != jnp.float32:
@@ -54,17 +52,17 @@ def operand_dtype(dtype) -> jnp.dtype:
 
 
 def dot(a, b, a_axes, b_axes, precision=None) -> jax.Array:
-  """Contracts axes of two arrays, and sums in float32 or wider.
+  """Contracts axes of two arrays, with sums in float32 or wider.
 
   Args:
-    a: Of any shape, floating.
-    b: Of the same dtype.
-    a_axes: Of `a`, to be summed over.
-    b_axes: Of `b`, of the same lengths.
+    a: Array of any shape, floating.
+    b: Array of the same dtype.
+    a_axes: Axes of `a` to contract.
+    b_axes: Axes of `b` to contract, of the same lengths.
     precision: As in `lax.dot_general`.
 
   Returns:
-    The other axes of `a`, then those of `b`; float32, or `a`'s dtype if wider.
+    The remaining axes of `a`, then of `b`; float32, or `a`'s dtype if wider.
   """
   return lax.dot_general(
       a,
@@ -76,7 +74,7 @@ def dot(a, b, a_axes, b_axes, precision=None) -> jax.Array:
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """A dense layer's product; its operands may be rounded.
+  """The product of a dense layer, with operands rounded to `operand_dtype`.
 
   Args:
     x: [..., D], floating.
@@ -97,13 +95,13 @@ def dot_general(x, kernel, dimension_numbers, precision=None, **kwargs):
     kernel: [D, F].
     dimension_numbers: (((last axis,), (0,)), ((), ())).
     precision: None.
-    **kwargs: Of `lax.dot_general`, of no meaning here.
+    **kwargs: Other arguments of `lax.dot_general`, ignored.
 
   Returns:
     [..., F].
 
   Raises:
-    ValueError: If other axes are to be summed over.
+    ValueError: For other dimension numbers.
   """
   del precision, kwargs
   if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):

@@ -1,15 +1,18 @@
-"""Convolutions of oneDNN, the library that PyTorch computes them with on CPUs.
+"""Convolutions of oneDNN, the CPU library that PyTorch uses.
 
-jaxlib for Linux on x86-64 carries oneDNN and calls it when a program asks for
-the custom call `__onednn$convolution`; XLA's own compiler asks for it in other
-builds alone. On thin layers it is 1.5 to three times as fast as what XLA has,
-on all threads, inside loops as well (`python -m benchmarks.lowerings`).
+jaxlib for Linux x86-64 includes oneDNN and the custom call
+`__onednn$convolution`, but its XLA compiler does not emit that call. This
+module emits it. On thin layers it is 1.5 to 3 times faster than XLA's
+convolutions and matrix products, also on several threads and inside loops
+(`python -m benchmarks.lowerings`).
 
-The interface is internal to XLA. A wrong message to it ends the process, and
-programs that hold such a call cannot be stored: what jax's persistent cache of
-compiled programs would make of one is undefined. So it is taken on request
-alone (`kernels.lowering.using_conv_backend`), with versions of jaxlib that it
-was tested with, and not while that cache is in use (`no_compilation_cache`).
+The custom call is internal to XLA. An invalid configuration crashes the
+process, and JAX's persistent compilation cache does not support the call. So it
+is used only on request (`kernels.lowering.using_conv_backend`), with tested
+versions of jaxlib, and not while that cache is in use (`no_compilation_cache`).
+
+`kernels.lowering.LIBRARIES` is the only place that registers this module. It
+uses `choose`, `forward`, `d_input` and `d_weight`.
 """
 
 from collections.abc import Iterator
@@ -25,15 +28,20 @@ from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import jaxlib.version
 
-from fedjax_het.kernels.taps import Geometry, crop_images
+from fedjax_het.kernels import products
+from fedjax_het.kernels.taps import Geometry, crop_images, sum_over_parts
 
-# Versions whose calls `tests/models/test_onednn.py` was run with.
+# Versions of jaxlib for which `tests/kernels/test_onednn.py` passed.
 TESTED = ('0.10.0', '0.10.1', '0.10.2')
 _TARGET = '__onednn$convolution'
+# The gradient of the kernel is computed in parts of this many bytes of images.
+_PART_BYTES = 2 << 20
+# The gradient of the kernel is faster from this many input channels.
+_MANY_IN = 16
 
 
 def why_not() -> str | None:
-  """Why oneDNN cannot be called in this process; None if it can."""
+  """The reason why oneDNN is unavailable in this process, or None."""
   if jax.default_backend() != 'cpu':
     return f'oneDNN computes on CPUs, not on {jax.default_backend()}'
   machine = platform.system(), platform.machine()
@@ -49,11 +57,7 @@ def why_not() -> str | None:
 
 
 def check() -> None:
-  """Refuses what cannot be.
-
-  Raises:
-    ValueError: Where oneDNN cannot be called.
-  """
+  """Raises ValueError if oneDNN is unavailable."""
   reason = why_not()
   if reason:
     raise ValueError(
@@ -63,12 +67,12 @@ def check() -> None:
 
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
-  """Programs compiled inside are not stored, whoever has chosen a folder."""
+  """A context in which compiled programs are not cached on disk."""
   folder = jax.config.jax_compilation_cache_dir
 
   def choose(path):
     jax.config.update('jax_compilation_cache_dir', path)
-    compilation_cache.reset_cache()  # It keeps the folder that it once used.
+    compilation_cache.reset_cache()  # It keeps its first folder otherwise.
 
   choose(None)
   try:
@@ -78,9 +82,9 @@ def no_compilation_cache() -> Iterator[None]:
 
 
 def _check_cache() -> None:
-  """Raises ValueError while compiled programs would be stored."""
-  # Switching the cache off by jax_enable_compilation_cache is not enough: one
-  # that has been in use before goes on.
+  """Raises ValueError if JAX's persistent compilation cache is in use."""
+  # jax_enable_compilation_cache=False is not enough: it does not stop a cache
+  # that was in use before.
   folder = jax.config.jax_compilation_cache_dir
   if folder:
     raise ValueError(
@@ -91,34 +95,88 @@ def _check_cache() -> None:
     )
 
 
-def forward(x: jax.Array, w: jax.Array, geometry: Geometry) -> jax.Array:
-  """A convolution.
+def choose(
+    lowering,
+    patches_shape: tuple[int, int, int, int],
+    strides: tuple[int, int],
+    dtype,
+    channels: tuple[int, int] | None,
+):
+  """Replaces the passes of a lowering for which oneDNN is faster.
+
+  The thresholds are measured (`python -m benchmarks.lowerings`). oneDNN is used
+  for float32 kernels of more than one tap: for the forward pass and, with
+  strides of 1, the gradient of the input on maps of at least 4x4; for the
+  gradient of the kernel on maps of at least 2x2, except for few input channels
+  with small slices.
 
   Args:
-    x: [B, H, W, I], float32.
-    w: [h, w, I, O], float32.
-    geometry: Of the kernel.
+    lowering: The `Lowering` chosen without oneDNN.
+    patches_shape: (B, H', W', h * w * I), all slices concatenated.
+    strides: (vertical, horizontal).
+    dtype: Dtype of the operands.
+    channels: Input and output channels; None if unknown.
+
+  Returns:
+    The `Lowering`.
+  """
+  if channels is None or dtype != jnp.float32:
+    return lowering
+  if patches_shape[3] == channels[0]:  # A single tap.
+    return lowering
+  size, ways = min(patches_shape[1:3]), {}
+  if size >= 4:
+    ways['forward'] = 'onednn'
+    if tuple(strides) == (1, 1):
+      ways['d_input'] = 'onednn'
+  large = math.prod(patches_shape) * 4 > products.LARGE_BYTES
+  if size >= 2 and (channels[0] >= _MANY_IN or large):
+    ways['d_weight'] = 'onednn'
+  return lowering._replace(**ways)
+
+
+def forward(
+    x: jax.Array, w: jax.Array, geometry: Geometry, precision=None
+) -> jax.Array:
+  """The convolution; 'gemm' for dtypes other than float32.
+
+  Args:
+    x: [B, H, W, I].
+    w: [h, w, I, O].
+    geometry: Geometry of the convolution.
+    precision: Of 'gemm'.
 
   Returns:
     [B, H', W', O].
   """
+  if x.dtype != jnp.float32:
+    return products.gemm_forward(x, w, geometry, precision)
   return _convolve(x, w, geometry.strides, geometry.padding, (1, 1))
 
 
 def d_input(
-    dy: jax.Array, w: jax.Array, sizes: tuple[int, int], geometry: Geometry
+    dy: jax.Array,
+    w: jax.Array,
+    sizes: tuple[int, int],
+    geometry: Geometry,
+    precision=None,
 ) -> jax.Array:
-  """The gradient of the input: a convolution with the kernel turned around.
+  """The gradient of the input: a convolution with the flipped kernel.
+
+  It is that of 'gemm' with strides and for dtypes other than float32.
 
   Args:
-    dy: [B, H', W', O], float32.
-    w: [h, w, I, O], float32.
+    dy: [B, H', W', O].
+    w: [h, w, I, O].
     sizes: (H, W) of the input.
-    geometry: Of the kernel, with strides of 1.
+    geometry: Geometry of the convolution.
+    precision: Of 'gemm'.
 
   Returns:
     [B, H, W, I].
   """
+  if dy.dtype != jnp.float32 or geometry.strides != (1, 1):
+    return products.gemm_d_input(dy, w, sizes, geometry, precision)
   padding = tuple(
       (k - 1 - low, n - out + low)
       for n, out, k, (low, _) in zip(
@@ -129,21 +187,36 @@ def d_input(
   return _convolve(dy, w, (1, 1), padding, (1, 1))
 
 
-def d_weight(x: jax.Array, dy: jax.Array, geometry: Geometry) -> jax.Array:
-  """The gradient of the kernel, as a convolution in three dimensions.
+def d_weight(
+    x: jax.Array, dy: jax.Array, geometry: Geometry, precision=None
+) -> jax.Array:
+  """The gradient of the kernel, as a three-dimensional convolution.
 
-  Its sum over images, rows and columns becomes one over the channels and the
-  taps of another convolution: images are channels, the output's gradient is the
-  kernel, and the input's channels stand side by side as a third dimension of
-  the map. Steps of the kernel over the image become steps between taps.
+  It is that of 'gemm' for dtypes other than float32.
 
   Args:
-    x: [B, H, W, I], float32.
-    dy: [B, H', W', O], float32.
-    geometry: Of the kernel.
+    x: [B, H, W, I].
+    dy: [B, H', W', O].
+    geometry: Geometry of the convolution.
+    precision: Of 'gemm'.
 
   Returns:
     [h, w, I, O].
+  """
+  if x.dtype != jnp.float32:
+    return products.gemm_d_weight(x, dy, geometry, precision)
+  return sum_over_parts(
+      lambda x, dy: _d_weight(x, dy, geometry), x, dy, _PART_BYTES
+  )
+
+
+def _d_weight(x, dy, geometry):
+  """`d_weight` of one part of the batch.
+
+  dw[a, b, i, o] = sum_{n, r, c} x[n, s r + a, s c + b, i] dy[n, r, c, o] is a
+  convolution with output position (a, b, i): the images n are its channels, dy
+  is its kernel with taps (r, c), the strides s are its dilation, and the input
+  channels i are a third spatial axis.
   """
   padding = tuple(
       (low, stride * (out - 1) + k - n - low)
@@ -151,7 +224,7 @@ def d_weight(x: jax.Array, dy: jax.Array, geometry: Geometry) -> jax.Array:
           x.shape[1:3], dy.shape[1:3], *geometry, strict=True
       )
   )
-  # Turned over as a matrix, which XLA does fast.
+  # Transposed as a matrix, which is fast in XLA.
   images = x.reshape((len(x), -1)).T.reshape((1, *x.shape[1:], len(x)))
   kernel = dy.transpose((1, 2, 0, 3))[:, :, None]
   ones = (1, 1, 1)
@@ -161,7 +234,7 @@ def d_weight(x: jax.Array, dy: jax.Array, geometry: Geometry) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _convolve(x, w, strides, padding, dilation):
-  """[B, *sizes, I], [*taps, I, O] -> [B, *sizes', O], in any dimensions."""
+  """[B, *sizes, I], [*kernel, I, O] -> [B, *sizes', O], any rank."""
   check()
   _check_cache()
   x, padding = crop_images(x, padding)
@@ -190,11 +263,11 @@ def _convolve_fwd(x, w, strides, padding, dilation):
 
 
 def _convolve_bwd(strides, padding, dilation, residuals, dy):
-  """For gradients of gradients alone: `conv` has backward passes of its own."""
+  """For second derivatives only; `conv` defines the first ones."""
   spatial = 'XYZ'[: len(strides)]
   dims = (f'N{spatial}C', f'{spatial}IO', f'N{spatial}C')
 
-  # Padded or cropped first: see `crop_images`.
+  # Pads or crops first; see `crop_images`.
   sides = [(0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)]
 
   def native(x, w):
@@ -214,7 +287,7 @@ _convolve.defvjp(_convolve_fwd, _convolve_bwd)
 
 
 def _message(kernel, strides, padding, dilation) -> str:
-  """XLA's OneDnnConvolutionConfig, as JSON; 64-bit integers are strings."""
+  """XLA's OneDnnConvolutionConfig as JSON, with 64-bit integers as strings."""
 
   def texts(numbers):
     return [str(n) for n in numbers]

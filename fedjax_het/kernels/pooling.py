@@ -1,4 +1,4 @@
-"""Max pooling whose backward pass is fast on a CPU."""
+"""Max pooling with a fast backward pass on CPUs."""
 
 import functools
 
@@ -12,16 +12,16 @@ from fedjax_het.kernels.taps import Geometry
 def max_pool(
     x: jax.Array, window=(2, 2), strides=(1, 1), padding='VALID'
 ) -> jax.Array:
-  """Max pooling of NHWC images whose gradient is no select-and-scatter.
+  """Max pooling of NHWC images without select-and-scatter in its gradient.
 
-  The gradient goes to the first maximum of a window in row order, as in XLA;
-  on a CPU it is some 10 to 40 times faster than XLA's.
+  The gradient goes to the first maximum of a window in row-major order, as in
+  XLA. On a CPU it is about 10 to 40 times faster than XLA's.
 
   Args:
     x: [B, H, W, C], floating.
     window: (height, width), at most 255 positions.
     strides: (vertical, horizontal).
-    padding: 'SAME', 'VALID' or ((low, high), (low, high)), of -infinity.
+    padding: 'SAME', 'VALID' or ((low, high), (low, high)); pads -infinity.
 
   Returns:
     [B, H', W', C].

@@ -1,4 +1,7 @@
-"""Shifted slices of images, one for each tap of a kernel, and their adjoint."""
+"""Shifted slices of images, one per tap of a kernel, and their adjoint.
+
+A tap is one position of the kernel; a 3x3 kernel has nine.
+"""
 
 from collections.abc import Callable, Sequence
 import itertools
@@ -11,12 +14,12 @@ import jax.numpy as jnp
 
 
 class Geometry(NamedTuple):
-  """How a kernel moves over an image; (vertical, horizontal) each.
+  """Kernel size, strides and padding; (vertical, horizontal) each.
 
   Attributes:
-    kernel: Taps.
-    strides: Steps between outputs.
-    padding: ((low, high), (low, high)); negative numbers crop.
+    kernel: Kernel size.
+    strides: Strides.
+    padding: ((low, high), (low, high)); negative values crop.
   """
 
   kernel: tuple[int, int]
@@ -24,7 +27,7 @@ class Geometry(NamedTuple):
   padding: tuple[tuple[int, int], tuple[int, int]]
 
   def out_sizes(self, sizes: tuple[int, int]) -> tuple[int, int]:
-    """Size of the output for an image of `sizes`."""
+    """Output size for an image of `sizes`."""
     return tuple(
         (size + sum(padding) - kernel) // stride + 1
         for size, kernel, stride, padding in zip(sizes, *self, strict=True)
@@ -32,7 +35,7 @@ class Geometry(NamedTuple):
 
 
 def resolve_padding(padding, sizes, kernel, strides) -> Geometry:
-  """The geometry of a convolution whose padding may be 'SAME' or 'VALID'."""
+  """The `Geometry` of a convolution; padding may be 'SAME' or 'VALID'."""
   strides = tuple(strides)
   if isinstance(padding, str):
     padding = lax.padtype_to_pads(sizes, kernel, strides, padding)
@@ -43,17 +46,18 @@ def resolve_padding(padding, sizes, kernel, strides) -> Geometry:
 def busy_taps(
     geometry: Geometry, sizes: tuple[int, int]
 ) -> tuple[tuple[slice, slice], Geometry]:
-  """Finds the outer taps that meet nothing but padding, to leave them out.
+  """Drops the outer taps that read only padding.
 
-  A 3x3 'SAME' kernel on a 1x1 map, the last stage of an ImageNet ResNet on
-  32x32 images, uses its centre alone.
+  A 3x3 'SAME' kernel on a 1x1 map uses its centre only, for example in the last
+  stage of an ImageNet ResNet on 32x32 images.
 
   Args:
-    geometry: Of the whole kernel.
+    geometry: Geometry of the whole kernel.
     sizes: (height, width) of the image.
 
   Returns:
-    The taps to keep, and the geometry of the kernel cut down to them.
+    Slices of the kernel that keep the used taps, and the geometry of the
+    sliced kernel.
   """
   kept, padding = [], []
   outs = geometry.out_sizes(sizes)
@@ -72,15 +76,15 @@ Window = tuple[slice, slice]  # Rows and columns.
 def tap_windows(
     geometry: Geometry, sizes: tuple[int, int]
 ) -> list[tuple[Window, Window]]:
-  """Where each tap meets the image and not its padding.
+  """The windows of input and output in which each tap does not read padding.
 
   Args:
-    geometry: Of the kernel.
+    geometry: Geometry of the convolution.
     sizes: (height, width) of the image.
 
   Returns:
-    (outputs, the inputs that the tap takes to them) for each tap, in row
-    order; empty windows for a tap that meets padding alone.
+    (window of outputs, window of the inputs read for them) for each tap, in
+    row-major order; empty windows for a tap that reads only padding.
   """
   axes = []
   outs = geometry.out_sizes(sizes)
@@ -101,7 +105,7 @@ def tap_windows(
 
 
 def padding_share(geometry: Geometry, sizes: tuple[int, int]) -> float:
-  """How much of what all taps see is padding, 0 to 1."""
+  """The fraction of values read by all taps that is padding."""
   seen = sum(
       math.prod(part.stop - part.start for part in outs)
       for outs, _ in tap_windows(geometry, sizes)
@@ -113,14 +117,14 @@ def padding_share(geometry: Geometry, sizes: tuple[int, int]) -> float:
 def add_windows(
     parts: Sequence[tuple[Window, jax.Array]], sizes: tuple[int, int]
 ) -> jax.Array:
-  """Adds arrays up, each in a window of the whole.
+  """Sums arrays, each placed in a window of the result.
 
   Args:
     parts: (window without strides, [B, rows, columns, C]).
-    sizes: (height, width) of the whole.
+    sizes: (height, width) of the result.
 
   Returns:
-    [B, H, W, C]; zero where no window is.
+    [B, H, W, C]; zero outside all windows.
   """
   whole = (slice(0, sizes[0]), slice(0, sizes[1]))
   parts = sorted(parts, key=lambda part: part[0] != whole)
@@ -139,15 +143,15 @@ def add_windows(
 def slice_taps(
     x: jax.Array, geometry: Geometry, pad_value=0
 ) -> list[jax.Array]:
-  """What each tap sees.
+  """The inputs that each tap reads.
 
   Args:
     x: [B, H, W, C].
-    geometry: Of the kernel.
-    pad_value: Stands outside the image.
+    geometry: Geometry of the convolution.
+    pad_value: Padding value.
 
   Returns:
-    An array [B, H', W', C] for each tap, in row order.
+    An array [B, H', W', C] for each tap, in row-major order.
   """
   rows = _shifts(pad_images(x, geometry.padding, pad_value), geometry, 0)
   return [tap for row in rows for tap in _shifts(row, geometry, 1)]
@@ -156,19 +160,19 @@ def slice_taps(
 def row_taps(
     x: jax.Array, dy: jax.Array, geometry: Geometry
 ) -> tuple[list[jax.Array], jax.Array]:
-  """What each tap sees, as runs of pixels in the order of memory.
+  """The inputs that each tap reads, as contiguous slices of pixels.
 
-  The padded images are one long list of pixels. A tap sees a run of it, which
-  is copied at once, if the outputs are padded to the width and height of the
-  images; where they are, `dy` is zero. Strides must be 1.
+  Flattens the padded images to one array of pixels. If the outputs are padded
+  with zeros to the size of the padded images, the inputs of a tap are one
+  contiguous slice of that array. Strides must be 1.
 
   Args:
     x: [B, H, W, C].
     dy: [B, H', W', O].
-    geometry: Of the kernel.
+    geometry: Geometry of the convolution.
 
   Returns:
-    An array [P, C] for each tap, in row order, and `dy` as [P, O], with
+    An array [P, C] for each tap, in row-major order, and `dy` as [P, O], with
     P = B (H' + h - 1) (W' + w - 1).
   """
   height, width = geometry.kernel
@@ -187,25 +191,24 @@ def row_taps(
 def join_taps(
     x: jax.Array, geometry: Geometry, after: jax.Array | None = None
 ) -> jax.Array:
-  """What all taps see, side by side.
+  """The inputs that all taps read, concatenated (im2col).
 
-  The shifts along one axis are joined before those along the other are
-  taken: the pieces that are copied are longer, and a 7x7 kernel needs 14 of
-  them instead of 49.
+  Slices and concatenates along one axis, then along the other. The copies are
+  longer, and a 7x7 kernel needs 14 of them instead of 49.
 
   Args:
     x: [B, H, W, C].
-    geometry: Of the kernel.
-    after: A number on which the result shall wait. XLA then neither computes
-      it earlier nor takes it for an equal one and holds that in memory (on a
-      CPU it ignores `optimization_barrier`). The value does not matter, but a
-      NaN may show.
+    geometry: Geometry of the convolution.
+    after: Dummy scalar dependency, or None. It prevents XLA from reusing an
+      equal result computed earlier, which would stay in memory (on a CPU XLA
+      ignores `optimization_barrier`). The result does not depend on its value,
+      but NaN may propagate.
 
   Returns:
     [B, H', W', h * w * C].
   """
   (top, bottom), sides = geometry.padding
-  spare = 0 if after is None else 1  # A row of padding that no tap reaches.
+  spare = 0 if after is None else 1  # A row of padding that no tap reads.
   zero = 0 if after is None else jnp.minimum(jnp.abs(after), 0)
   x = pad_images(x, ((top, bottom + spare), sides), zero)
   for axis in (1, 0):
@@ -215,7 +218,7 @@ def join_taps(
 
 
 def pad_images(x, padding, value):
-  """[B, H, W, C] with ((low, high), (low, high)) rows and columns of it."""
+  """Pads [B, H, W, C] by ((low, high), (low, high)) rows and columns."""
   if not any(itertools.chain(*padding)):
     return x
   config = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
@@ -225,17 +228,17 @@ def pad_images(x, padding, value):
 def crop_images(
     x: jax.Array, padding: Sequence[tuple[int, int]]
 ) -> tuple[jax.Array, tuple[tuple[int, int], ...]]:
-  """Takes negative padding off the images.
+  """Applies negative padding by cropping the images.
 
-  XLA's convolution on a CPU reads what is not there where one side of an axis
-  is cropped and the other one padded.
+  XLA's CPU convolution reads out of bounds if one side of an axis is cropped
+  and the other side is padded.
 
   Args:
     x: [B, *sizes, C].
-    padding: (low, high) for each of the sizes.
+    padding: (low, high) for each spatial axis.
 
   Returns:
-    The images, and the padding without its negative numbers.
+    The cropped images, and the padding with negative values set to 0.
   """
   crops = [(min(low, 0), min(high, 0), 0) for low, high in padding]
   if any(map(any, crops)):
@@ -244,7 +247,7 @@ def crop_images(
 
 
 def _shifts(x, geometry, axis, spare=0):
-  """The taps of one row (axis 1) or column (axis 0) of the kernel."""
+  """The shifted slices along one spatial axis, one per tap of that axis."""
   kernel, stride = geometry.kernel[axis], geometry.strides[axis]
   size = x.shape[1 + axis] - (0 if axis else spare)
   span = size - kernel - (size - kernel) % stride + 1
@@ -260,20 +263,20 @@ def add_taps(
     geometry: Geometry,
     sizes: tuple[int, int],
 ) -> jax.Array:
-  """The adjoint of `slice_taps` with zeros outside: adds every tap in place.
+  """The adjoint of `slice_taps` with zero padding: sums over taps.
 
-  Position q = stride * m + r of the padded image meets the taps
-  i = r + stride * t only, at the outputs m - t. The positions of one r, a
-  phase, are a sum over taps of what was shifted by whole outputs; the phases
-  are woven together at the end. No zeros are put between outputs and nothing
-  is scattered. Shifts are slices of arrays that were padded once: on a CPU
-  padding each tap inside the sum is up to 19 times slower.
+  Only the taps i = r + stride * t read position q = stride * m + r of the
+  padded image, for the outputs m - t. So the positions of one r (a phase) are a
+  sum over taps of arrays shifted by whole outputs. The phases are interleaved
+  at the end. This needs no dilation and no scatter. Shifts are slices of arrays
+  that are padded once: on a CPU, padding each tap inside the sum is up to 19
+  times slower.
 
   Args:
-    pick: `(number of the tap in row order, *shifted arrays) -> [B, M, M', C]`,
-      zero where the arrays are.
-    arrays: [B, H', W', ...], one number or more for each output.
-    geometry: Of the kernel.
+    pick: `(tap, *shifted arrays) -> [B, M, M', C]`, the contribution of a tap
+      (its index in row-major order); zero for arrays of zeros.
+    arrays: [B, H', W', ...].
+    geometry: Geometry of the convolution.
     sizes: (height, width) of the image.
 
   Returns:
@@ -281,8 +284,8 @@ def add_taps(
   """
   kernel, strides, padding = geometry
   outs = geometry.out_sizes(sizes)
-  # Along each axis: the outputs m whose phases cover the image, [first, stop),
-  # and the padding that brings them within reach of all taps.
+  # Along each axis: the first m and the number of m whose phases cover the
+  # image, and the padding needed to slice the arrays for every tap.
   firsts, lengths, pads = [], [], []
   for n, out, k, s, (low, _) in zip(sizes, outs, *geometry, strict=True):
     firsts.append(low // s)
@@ -315,7 +318,7 @@ def add_taps(
   shape = (padded[0].shape[0], *lengths, phases[0].shape[3])
   x = phases[0]
   if len(phases) > 1:
-    # A phase that no tap meets is the number 0, the empty sum.
+    # A phase that no tap reads is the integer 0, the empty sum.
     phases = [jnp.broadcast_to(phase, shape) for phase in phases]
     x = jnp.stack([phase.astype(x.dtype) for phase in phases])
     x = x.reshape((*strides, *shape)).transpose((2, 3, 0, 4, 1, 5))
@@ -325,3 +328,36 @@ def add_taps(
       for (low, _), s, first in zip(padding, strides, firsts, strict=True)
   )
   return x[:, top : top + sizes[0], left : left + sizes[1]]
+
+
+def sum_over_parts(
+    fn: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    dy: jax.Array,
+    num_bytes: int,
+) -> jax.Array:
+  """Computes `fn(x, dy)`, a sum over examples, in parts of the batch.
+
+  Args:
+    fn: `(x, dy) -> array`, additive over examples.
+    x: [B, H, W, C].
+    dy: [B, H', W', O].
+    num_bytes: Size limit of a part. A part has the largest divisor of B
+      examples within it, but at least one.
+
+  Returns:
+    The sum over all parts.
+  """
+  batch = len(x)
+  one = 4 * math.prod(x.shape[1:3]) * max(x.shape[3], dy.shape[3])
+  size = max(
+      n for n in range(1, batch + 1)
+      if batch % n == 0 and (n == 1 or n * one <= num_bytes)
+  )  # fmt: skip
+  if size == batch:
+    return fn(x, dy)
+
+  def part(i):
+    return fn(*(lax.dynamic_slice_in_dim(a, i * size, size) for a in (x, dy)))
+
+  return lax.fori_loop(1, batch // size, lambda i, t: t + part(i), part(0))

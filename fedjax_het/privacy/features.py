@@ -1,4 +1,4 @@
-"""What may be done to features before they leave a client."""
+"""Noise on features and clipping, before a client uploads them."""
 
 import numbers
 
@@ -7,23 +7,23 @@ import jax.numpy as jnp
 
 
 def add_feature_noise(key, x, scale, mask=None):
-  """Adds x's own spread as noise: x + z, z ~ N(0, (scale std(x))^2).
+  """Adds noise in units of x's spread: x + z, z ~ N(0, (scale std(x))^2).
 
-  FedIN's "+Noise" with scale 0.8 on s_in and s_out, drawn afresh for every
-  element. std(x) is one scalar for the whole tensor and carries no gradient;
-  the gradient with respect to x is the identity.
+  This is FedIN's "+Noise", with scale 0.8 on s_in and s_out. Noise is
+  independent for each element. std(x) is one scalar for the whole tensor, and
+  its gradient is stopped, so the gradient with respect to x is the identity.
 
-  This makes reconstruction harder; by itself it is no differential privacy,
-  at any scale: features are not bounded (see `clip_features`), and the size
-  of the noise depends on the private data.
+  The noise makes reconstruction harder. It does not give differential privacy
+  at any scale: features are not bounded (see `clip_features`), and the scale of
+  the noise depends on the private data.
 
   Args:
     key: Random key.
     x: [B, ...], floating.
     scale: Scalar >= 0, standard deviation of the noise in units of std(x);
       may be traced.
-    mask: [B] bool, False for padding examples, which std(x) ignores; None
-      means that every example counts.
+    mask: [B] bool, False for padding examples, which std(x) ignores; None for
+      no padding.
 
   Returns:
     [B, ...] of the dtype of `x`; std(x) is computed in float32.
@@ -43,7 +43,7 @@ def add_feature_noise(key, x, scale, mask=None):
     spread = jnp.std(wide)
   else:
     spread = jnp.std(wide, where=_per_example(mask, x))
-    # A batch of padding alone has no spread; NaN would be read as divergence.
+    # Avoids NaN for a batch of padding only.
     spread = jnp.where(jnp.any(mask), spread, 0.0)
   noise = jax.random.normal(key, x.shape, wide.dtype)
   return x + (scale * spread * noise).astype(x.dtype)
@@ -53,13 +53,13 @@ def clip_features(x, max_norm):
   """Scales each example down to an L2 norm of at most `max_norm`.
 
   Args:
-    x: [B, ...], floating; the norm of an example runs over all its elements.
+    x: [B, ...], floating; the norm is over all elements of an example.
     max_norm: Scalar > 0 (the clipping constant C); may be traced.
 
   Returns:
-    [B, ...] of the dtype of `x`: x_i min(1, max_norm / ||x_i||), norms within
-    the rounding of that dtype; computed in float32. Differentiable, also at
-    x_i = 0, where it is the identity.
+    [B, ...] of the dtype of `x`: x_i min(1, max_norm / ||x_i||), computed in
+    float32 and rounded to that dtype. Differentiable, also at x_i = 0, where
+    the derivative is the identity.
 
   Raises:
     ValueError: If `x` is not floating or has no batch axis, or `max_norm` is
@@ -72,6 +72,7 @@ def clip_features(x, max_norm):
     raise ValueError(f'max_norm must be a number > 0, but is {max_norm}.')
   wide = x.astype(_wide_dtype(x))
   squared = jnp.sum(jnp.square(wide), axis=range(1, x.ndim), keepdims=True)
+  # x_i <- x_i min(1, C / ||x_i||).
   too_long = squared > max_norm**2
   # The inner `where` keeps the square root's gradient finite at zero.
   norm = jnp.sqrt(jnp.where(too_long, squared, 1.0))

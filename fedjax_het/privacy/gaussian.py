@@ -1,9 +1,9 @@
-"""How much Gaussian noise differential privacy asks for.
+"""Noise of the Gaussian mechanism for (epsilon, delta) differential privacy.
 
-All of it is about ONE release of one clipped quantity. A federated run
-releases features in every round to every recipient, and neither function
-accounts for that composition: the guarantee of the whole run is weaker, and
-must be computed by an accountant before anything is claimed.
+All functions are for ONE release of one clipped quantity. A federated run
+releases features in every round to every recipient. No function here accounts
+for that composition: the guarantee of the whole run is weaker. Compute it with
+a privacy accountant before you claim a guarantee.
 """
 
 import math
@@ -12,19 +12,19 @@ from scipy import special
 
 
 def gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
-  """Standard deviation by the classical Gaussian mechanism.
+  """Standard deviation of the classical Gaussian mechanism.
 
   sigma = sensitivity_factor C sqrt(2 ln(1.25 / delta)) / epsilon, as in the
-  appendix of FedIN's journal version. Its honest limits:
+  appendix of FedIN's journal version. Limits:
 
-  - The theorem holds for epsilon < 1 only. FedIN's C = 0.1, epsilon = 10,
-    delta = 1e-6 is outside: the formula gives 0.106, with which delta is in
-    truth 1.9e-6. Use `analytic_gaussian_sigma` there.
-  - The 0.127 printed for that example is what a logarithm of base 2 gives.
-  - Every released vector must have an L2 norm of at most C. Nothing in FedIN
-    enforces it: apply `clip_features` before adding the noise. FedIN's noise
-    of 0.8 standard deviations, without clipping, has no such guarantee.
-  - One release only; see the module's docstring on composition.
+  - The theorem holds for epsilon < 1 only. FedIN's example, C = 0.1,
+    epsilon = 10, delta = 1e-6, is outside: the formula gives sigma = 0.106,
+    whose exact delta is 1.9e-6. Use `analytic_gaussian_sigma` there.
+  - The paper prints 0.127 for that example, the value with a base-2 logarithm.
+  - Every released vector must have an L2 norm of at most C. FedIN does not
+    enforce it: call `clip_features` before adding the noise. FedIN's noise of
+    0.8 standard deviations, without clipping, has no such guarantee.
+  - One release only; see the module docstring on composition.
 
   Args:
     clip: C > 0, bound on the L2 norm of what is released.
@@ -49,11 +49,11 @@ def gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
 
 
 def analytic_gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
-  """Least standard deviation that is (epsilon, delta) private, any epsilon.
+  """Smallest standard deviation for (epsilon, delta) privacy, any epsilon.
 
-  Solves `gaussian_delta(sigma) = delta` by bisection: exact, where
-  `gaussian_sigma` is a bound (epsilon < 1) or void. The same limits on
-  clipping and composition hold.
+  Solves `gaussian_delta(sigma) = delta` by bisection. The result is exact;
+  `gaussian_sigma` is an upper bound for epsilon < 1 and not valid otherwise.
+  The same limits on clipping and composition apply.
 
   Args:
     clip: C > 0, bound on the L2 norm of what is released.
@@ -62,7 +62,8 @@ def analytic_gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
     sensitivity_factor: Sensitivity in units of C.
 
   Returns:
-    sigma, a float in the unit of `clip`, rounded up by less than 1e-12 of it.
+    sigma, a float in the unit of `clip`, rounded up by less than 1e-12
+    relative.
 
   Raises:
     ValueError: If an argument is outside its range.
@@ -87,7 +88,7 @@ def analytic_gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
 
 
 def gaussian_delta(sigma, clip, epsilon, sensitivity_factor=2.0):
-  """The exact delta of Gaussian noise at a privacy loss of epsilon.
+  """The exact delta of the Gaussian mechanism for a given epsilon.
 
   With D the sensitivity, delta = Phi(D / (2 sigma) - epsilon sigma / D)
   - e^epsilon Phi(-D / (2 sigma) - epsilon sigma / D).
@@ -114,7 +115,7 @@ def gaussian_delta(sigma, clip, epsilon, sensitivity_factor=2.0):
 
 
 def _delta_of_ratio(ratio, epsilon):
-  """Delta for `ratio` = sigma / sensitivity, in logarithms for the tails."""
+  """Delta for `ratio` = sigma / sensitivity; in log space for the tails."""
   log_first = special.log_ndtr(0.5 / ratio - epsilon * ratio)
   log_second = epsilon + special.log_ndtr(-0.5 / ratio - epsilon * ratio)
   return math.exp(log_first) * -math.expm1(min(log_second - log_first, 0.0))

@@ -127,7 +127,7 @@ def test_curves_differ_in_more_than_colour(tmp_path, figures):
   )
 
 
-def test_many_curves_are_dealt_to_panels(tmp_path, figures):
+def test_many_curves_are_split_over_panels(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(24)}
   pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy', 'Title')
   panels = figures[0].axes

@@ -108,3 +108,28 @@ def test_summary_weighs_layers_by_their_number():
       'local step': 20.0,
       'local step, oneDNN': 9.0,
   }
+
+
+@pytest.mark.usefixtures('not_stored')
+def test_equal_programs_have_one_time(monkeypatch):
+  monkeypatch.setattr(lowerings, 'CALL_SECONDS', 0.0)
+  found, _ = lowerings.measure(STRIDED, 2, 1)
+  assert found['forward']['pairs'] == found['forward']['native']
+  assert found['d_input']['cropped'] == found['d_input']['slices']
+  assert found['d_weight']['rows'] == found['d_weight']['slices']
+  assert found['d_weight']['gemm'] != found['d_weight']['slices']
+
+
+@pytest.mark.usefixtures('not_stored')
+def test_slow_ways_are_not_repeated(monkeypatch):
+  repeated = []
+
+  def interleave(calls, pause):
+    repeated.append(sorted(calls))
+    return {way: 1.0 + 9.0 * (way == 'gemm') for way in calls}
+
+  monkeypatch.setattr(lowerings.common, 'interleave', interleave)
+  found, _ = lowerings.measure(SMALL, 2, 1, slowest=5.0)
+  turns = [ways for ways in repeated if len(ways) > 1]
+  assert turns and not any('gemm' in ways for ways in turns)
+  assert found['forward']['gemm'] == 1e4

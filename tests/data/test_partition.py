@@ -1,9 +1,9 @@
-"""Checks every partition form: who owns what, how many, how mixed."""
+"""Checks every partition: owners, client sizes and class distributions."""
 
 import numpy as np
 import pytest
 
-from fedjax_het.data import dealing
+from fedjax_het.data import assignment
 from fedjax_het.data import partition as forms
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
@@ -132,7 +132,7 @@ def test_balanced_dirichlet_mixes_a_hundred_classes(
 )
 def test_priors_have_the_largest_share_of_a_dirichlet_draw(alpha, largest):
   rng = np.random.default_rng(0)
-  priors = dealing.softmax(dealing.log_dirichlet(rng, alpha, (20000, 10)))
+  priors = assignment.softmax(assignment.log_dirichlet(rng, alpha, (20000, 10)))
   np.testing.assert_allclose(priors.sum(axis=1), 1.0)
   np.testing.assert_allclose(priors.max(axis=1).mean(), largest, atol=0.004)
   # Var p = (1/C)(1 - 1/C) / (C alpha + 1).
@@ -169,7 +169,8 @@ def test_lognormal_sizes():
   assert sizes(parts).sum() == 50000
   assert 0.2 < np.log(sizes(parts)).std() < 0.4
   for seed in range(20):
-    drawn = dealing.lognormal_sizes(np.random.default_rng(seed), 120, 100, 3.0)
+    rng = np.random.default_rng(seed)
+    drawn = assignment.lognormal_sizes(rng, 120, 100, 3.0)
     assert drawn.sum() == 120 and drawn.min() >= 1
 
 
@@ -177,7 +178,7 @@ def test_exhausted_priors_still_fill_every_client():
   labels = np.repeat([0, 1], 4)
   log_priors = np.array([[0.0, -np.inf], [0.0, -np.inf]])
   rng = np.random.default_rng(0)
-  parts = dealing.deal_by_prior(rng, labels, [4, 4], log_priors)
+  parts = assignment.assign_by_prior(rng, labels, [4, 4], log_priors)
   assert sizes(parts).tolist() == [4, 4]
   assert sorted(np.concatenate(parts).tolist()) == list(range(8))
 
@@ -185,7 +186,8 @@ def test_exhausted_priors_still_fill_every_client():
 def test_priors_are_obeyed_where_they_can_be():
   log_priors = np.log(np.eye(2) + 1e-300)
   rng = np.random.default_rng(0)
-  parts = dealing.deal_by_prior(rng, np.repeat([0, 1], 4), [4, 4], log_priors)
+  labels = np.repeat([0, 1], 4)
+  parts = assignment.assign_by_prior(rng, labels, [4, 4], log_priors)
   assert sorted(parts[0].tolist()) == [0, 1, 2, 3]
   assert sorted(parts[1].tolist()) == [4, 5, 6, 7]
 
@@ -229,7 +231,7 @@ def test_dirichlet_evens_out():
   np.testing.assert_allclose(histograms(CIFAR10, parts), 50, atol=2)
 
 
-def test_beta_deals_two_classes_to_each():
+def test_beta_assigns_two_classes_to_each():
   parts = forms.beta(CIFAR10, 100, seed=0, labels_per_client=2)
   counts = histograms(CIFAR10, parts)
   assert set(counts.ravel()) == {0, 250}
@@ -238,7 +240,7 @@ def test_beta_deals_two_classes_to_each():
   assert set(sizes(parts)) == {500}
 
 
-def test_beta_deals_ten_of_a_hundred_classes():
+def test_beta_assigns_ten_of_a_hundred_classes():
   parts = forms.beta(CIFAR100, 100, seed=0, labels_per_client=10)
   assert ((histograms(CIFAR100, parts) > 0).sum(axis=1) == 10).all()
   assert set(sizes(parts)) == {500}

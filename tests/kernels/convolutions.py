@@ -1,4 +1,4 @@
-"""What tests of convolutions share."""
+"""Helpers for tests of convolutions."""
 
 import jax
 import jax.numpy as jnp

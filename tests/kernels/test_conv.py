@@ -1,4 +1,4 @@
-"""Convolution and max pooling against the ones of XLA."""
+"""Compares convolution and max pooling with XLA's."""
 
 import threading
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.kernels import conv as conv_lib
-from fedjax_het.kernels import taps
+from fedjax_het.kernels import lowering, products, taps
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.lowering import (
   choose_lowering,
@@ -81,7 +81,7 @@ def test_rows_give_the_gradient_of_lax(
   """However many of the six images are taken at once: 1, 1, 2 and all."""
   x, w = draw((6, *size, 3), 0), draw((*kernel, 3, 4), 1)
   image = 4 * size[0] * size[1] * 4
-  monkeypatch.setattr(conv_lib, '_CACHED_BYTES', int(cached_images * image))
+  monkeypatch.setattr(products, '_CACHED_BYTES', int(cached_images * image))
   got = value_and_gradients(
     lambda x, w: conv(x, w, strides, padding, lowering=ROWS), x, w
   )
@@ -193,7 +193,7 @@ def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
     return program.memory_analysis().temp_size_in_bytes / (9 * x.nbytes)
 
   assert temporary() < 5
-  monkeypatch.setattr(conv_lib, 'LARGE_BYTES', 1 << 40)
+  monkeypatch.setattr(products, 'LARGE_BYTES', 1 << 40)
   assert temporary() > 6  # What XLA does if it is let.
 
 
@@ -396,3 +396,9 @@ def test_pairs_are_one_convolution_of_half_as_wide_a_map(kernel, width):
     line for line in str(jaxpr).split('\n') if 'conv_general_dilated[' in line
   )
   assert (f'5,{width // 2},8]' in line) == (width == 6), line
+
+
+def test_every_known_way_has_an_entry_in_the_tables_of_passes():
+  assert set(conv_lib.FORWARD) == set(lowering._WAYS)
+  assert set(conv_lib.D_INPUT) == set(lowering._WAYS)
+  assert set(conv_lib.D_WEIGHT) == set(lowering._D_WEIGHT_WAYS)

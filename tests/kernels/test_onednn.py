@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.kernels import conv as conv_lib
+from fedjax_het.kernels import onednn
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.lowering import choose_lowering, using_conv_backend
 from fedjax_het.kernels.onednn import no_compilation_cache
-from fedjax_het.models import create, onednn
+from fedjax_het.models import create
 from tests.kernels.convolutions import assert_same, draw, value_and_gradients
 
 # Programs with these calls cannot be stored in the tests' cache.
@@ -49,7 +49,7 @@ def test_value_and_gradients_are_those_of_products(
     size, kernel, strides, padding, part_bytes, monkeypatch
 ):
   """With the kernel's gradient image by image, and of all images at once."""
-  monkeypatch.setattr(conv_lib, '_PART_BYTES', part_bytes)
+  monkeypatch.setattr(onednn, '_PART_BYTES', part_bytes)
   x, w = draw((4, *size, 3), 0), draw((*kernel, 3, 5), 1)
 
   def run(lowering):

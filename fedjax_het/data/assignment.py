@@ -1,4 +1,4 @@
-"""The draws, cuts and checks that the partition forms share."""
+"""Sampling, splitting and argument checks shared by the partitions."""
 
 import bisect
 import itertools
@@ -7,11 +7,11 @@ import numbers
 
 import numpy as np
 
-NOBODY = -1  # Owner of examples that a form leaves out.
+NO_OWNER = -1  # Owner of examples that a partition leaves out.
 
 
 def prepare(labels, num_clients, seed):
-  """Checks what every form takes.
+  """Checks the arguments that every partition takes.
 
   Args:
     labels: [n] integers.
@@ -19,11 +19,11 @@ def prepare(labels, num_clients, seed):
     seed: Integer >= 0.
 
   Returns:
-    The labels renumbered to 0..C-1 over the classes that occur, the number C
-    of these, and a generator.
+    The labels renumbered to 0..C-1 over the classes that occur, their number
+    C, and a generator.
 
   Raises:
-    ValueError: If one of them is not what it should be.
+    ValueError: If an argument is invalid.
   """
   labels = np.asarray(labels)
   if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
@@ -42,9 +42,9 @@ def prepare(labels, num_clients, seed):
 
 
 def generator(seed, *stream):
-  """A numpy generator of a seed (an integer >= 0) and a stream's number."""
+  """A numpy generator for a seed (an integer >= 0) and stream numbers."""
   check_count('seed', seed, at_least=0)
-  # A spawn key, for [seed, 0] and plain `seed` would be one stream.
+  # A spawn key: [seed, 0] and plain `seed` would give the same stream.
   return np.random.default_rng(
       np.random.SeedSequence(int(seed), spawn_key=stream)
   )
@@ -74,7 +74,7 @@ def check_real(name, value, *, above_zero):
 
 
 def check_labels_per_client(labels_per_client, num_classes):
-  """Raises ValueError unless it is an integer from 1 to the classes' number."""
+  """Raises ValueError unless it is an integer in 1..num_classes."""
   check_count('labels_per_client', labels_per_client)
   if labels_per_client > num_classes:
     raise ValueError(
@@ -83,25 +83,25 @@ def check_labels_per_client(labels_per_client, num_classes):
     )
 
 
-def check_cards(num_clients, labels_per_client, num_classes):
-  """Checks that every class finds an owner; returns the number of cards."""
+def check_num_assigned(num_clients, labels_per_client, num_classes):
+  """Checks that every class gets an owner; returns N labels_per_client."""
   check_labels_per_client(labels_per_client, num_classes)
-  num_cards = num_clients * labels_per_client
-  if num_cards < num_classes:
+  num_assigned = num_clients * labels_per_client
+  if num_assigned < num_classes:
     raise ValueError(
         f'{num_clients} clients of labels_per_client={labels_per_client} own '
-        f'at most {num_cards} of the {num_classes} classes; raise one of the '
-        'two so that every class has an owner.'
+        f'at most {num_assigned} of the {num_classes} classes; raise one of '
+        'the two so that every class has an owner.'
     )
-  return num_cards
+  return num_assigned
 
 
 def log_dirichlet(rng, alpha, shape):
   """Logarithms of Dirichlet(alpha) draws, up to a constant per row.
 
-  Through log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, which does
-  not underflow for small alpha. Dropping entries of a row and normalising the
-  rest is the Dirichlet distribution over the rest.
+  Uses log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, which does not
+  underflow for small alpha. A row with entries dropped, normalised again, is
+  Dirichlet over the remaining entries.
 
   Args:
     rng: Generator.
@@ -111,7 +111,7 @@ def log_dirichlet(rng, alpha, shape):
   Returns:
     float64 array of `shape`, finite.
   """
-  # 1 - U is in (0, 1], so that the logarithm is finite.
+  # 1 - U is in (0, 1], so the logarithm is finite.
   boost = np.log1p(-rng.random(shape)) / max(alpha, 1e-200)
   return np.log(rng.standard_gamma(alpha + 1, shape)) + boost
 
@@ -123,28 +123,28 @@ def softmax(logits):
 
 
 def apportion(shares, total):
-  """Cuts 0..total at floor(cumsum(shares) total); returns the [N] counts."""
+  """Splits total at floor(cumsum(shares) total); returns the [N] counts."""
   edges = np.cumsum(shares)
   edges = np.floor(edges / edges[-1] * total).astype(np.int64)
   return np.diff(edges, prepend=0)
 
 
 def draw_until(draw, min_size, max_tries, num_examples, num_clients, what):
-  """Repeats a draw until the smallest client is large enough.
+  """Repeats a draw until every client holds `min_size` examples.
 
   Args:
     draw: () -> [N, C] counts.
     min_size: Examples that every client must hold.
-    max_tries: Draws allowed.
+    max_tries: Maximum number of draws.
     num_examples: n.
     num_clients: N.
-    what: Name of the draw, for messages.
+    what: Name of the draw, for error messages.
 
   Returns:
-    The first counts that suffice.
+    The first counts that satisfy `min_size`.
 
   Raises:
-    ValueError: If `min_size` cannot be, or was not, reached.
+    ValueError: If `min_size` is impossible or was not reached.
   """
   check_count('min_size', min_size)
   check_count('max_tries', max_tries)
@@ -168,8 +168,8 @@ def draw_until(draw, min_size, max_tries, num_examples, num_clients, what):
   )
 
 
-def take(rng, y, counts):
-  """Hands out counts[k, c] random examples of class c to client k."""
+def assign_counts(rng, y, counts):
+  """Assigns counts[k, c] random examples of class c to client k."""
   clients = np.arange(len(counts))
   pieces = [
       rng.permutation(np.flatnonzero(y == c)) for c in range(counts.shape[1])
@@ -180,24 +180,28 @@ def take(rng, y, counts):
   )
 
 
-def deal_cards(rng, y, cards, owner, num_clients, share_alpha=None):
-  """Divides each class among the cards that name it.
+def assign_classes(rng, y, classes, owner, num_clients, share_alpha=None):
+  """Divides the examples of each class among its owners.
+
+  Entry i assigns class `classes[i]` to client `owner[i]`. A client that owns a
+  class twice gets two shares of it.
 
   Args:
     rng: Generator.
     y: [n] classes 0..C-1.
-    cards: [M] the class of each card.
-    owner: [M] client of each card, or NOBODY to leave its share out.
+    classes: [M] classes 0..C-1.
+    owner: [M] clients, or NO_OWNER to leave a share out.
     num_clients: Number of clients.
-    share_alpha: None for shares equal up to one example, else Dirichlet.
+    share_alpha: None for shares equal up to one example, else the Dirichlet
+      concentration of the shares.
 
   Returns:
     One int32 array per client.
   """
   pieces, owners = [], []
   for c in range(y.max() + 1):
-    # In random order, so that no client always gets the larger share.
-    holders = rng.permutation(np.asarray(owner)[cards == c])
+    # In random order, so no client always gets the larger share.
+    holders = rng.permutation(np.asarray(owner)[classes == c])
     if not len(holders):
       continue
     members = rng.permutation(np.flatnonzero(y == c))
@@ -218,14 +222,14 @@ def collect(rng, examples, owners, num_clients):
   Args:
     rng: Generator.
     examples: [M] distinct example indices.
-    owners: [M] client of each, or NOBODY.
+    owners: [M] client of each, or NO_OWNER.
     num_clients: Number of clients.
 
   Returns:
     One int32 array per client.
 
   Raises:
-    ValueError: If a client holds nothing.
+    ValueError: If a client has no example.
   """
   order = rng.permutation(len(examples))
   order = order[np.argsort(owners[order], kind='stable')]
@@ -250,8 +254,9 @@ def even_sizes(total, num_clients):
 def lognormal_sizes(rng, total, num_clients, sigma):
   """[N] sizes >= 1 that sum to total, lognormal around total / N.
 
-  Every client gets one example, the rest is in proportion to exp(sigma Z),
-  rounded down; the remainder goes to the first client at least as large.
+  Every client gets one example. The rest is split in proportion to
+  exp(sigma Z), rounded down; the first client of at least the size of the
+  remainder gets the remainder.
   """
   weights = softmax(sigma * rng.standard_normal(num_clients))
   sizes = 1 + np.floor(weights * (total - num_clients)).astype(np.int64)
@@ -260,58 +265,58 @@ def lognormal_sizes(rng, total, num_clients, sigma):
   return sizes
 
 
-def deal_by_prior(rng, y, sizes, log_priors):
-  """Fills clients of given sizes by draws from their class priors.
+def assign_by_prior(rng, y, sizes, log_priors):
+  """Fills clients of given sizes by sampling from their class priors.
 
-  Repeats: a random client with open demand draws a class from its prior,
-  restricted to the classes with examples left (uniform over these if it has
-  no mass there), and takes an unused example of the class.
+  Repeats: a random client that is not full draws a class from its prior and
+  takes an unused example of it. The prior is restricted to the classes with
+  examples left, or uniform over these if its mass there is zero.
 
   Args:
     rng: Generator.
     y: [n] classes 0..C-1.
-    sizes: [N] demands; their sum must not exceed n.
-    log_priors: [N, C] logarithms of class weights, of any common factor a row;
-      -inf for a class that the client does not want.
+    sizes: [N] examples per client; their sum must not exceed n.
+    log_priors: [N, C] log class probabilities up to a constant per row; -inf
+      for probability zero.
 
   Returns:
-    One int32 array of the demanded size per client.
+    One int32 array per client, of the given sizes.
   """
   left = np.bincount(y, minlength=log_priors.shape[1]).tolist()
-  demand = [int(size) for size in sizes]
-  waiting = [client for client, size in enumerate(demand) if size]
+  needed = [int(size) for size in sizes]
+  not_full = [client for client, size in enumerate(needed) if size]
   clients, classes = [], []
   edges = _restricted_edges(log_priors, left)
-  # Plain lists and bisection: n sequential draws, about a microsecond each.
-  for pick, point in rng.random((sum(demand), 2)).tolist():
-    place = int(pick * len(waiting))
-    client = waiting[place]
+  # Plain lists and bisection: each of the n draws takes about 1 us.
+  for pick, point in rng.random((sum(needed), 2)).tolist():
+    place = int(pick * len(not_full))
+    client = not_full[place]
     c = bisect.bisect_right(edges[client], point)
     clients.append(client)
     classes.append(c)
     left[c] -= 1
-    demand[client] -= 1
+    needed[client] -= 1
     if not left[c] and any(left):
       edges = _restricted_edges(log_priors, left)
-    if not demand[client]:
-      waiting[place] = waiting[-1]
-      waiting.pop()
+    if not needed[client]:
+      not_full[place] = not_full[-1]
+      not_full.pop()
   examples, classes = np.empty(len(clients), np.int64), np.array(classes)
   for c in range(len(left)):
     draws = np.flatnonzero(classes == c)
     members = rng.permutation(np.flatnonzero(y == c))
     examples[draws] = members[: len(draws)]
-  return collect(rng, examples, np.array(clients), len(demand))
+  return collect(rng, examples, np.array(clients), len(needed))
 
 
 def _restricted_edges(log_priors, left):
-  """Cumulative priors over the classes with examples left, one list a client.
+  """Cumulative priors over the classes with examples left, per client.
 
-  The edge of the last such class is made exactly 1, above any draw.
+  The edge of the last such class is exactly 1, above any draw in [0, 1).
   """
-  alive = np.asarray(left) > 0
-  logits = np.where(alive, log_priors, -np.inf)
-  hopeless = np.isneginf(logits).all(axis=1, keepdims=True)
-  logits = np.where(hopeless & alive, 0.0, logits)
+  available = np.asarray(left) > 0
+  logits = np.where(available, log_priors, -np.inf)
+  no_mass = np.isneginf(logits).all(axis=1, keepdims=True)
+  logits = np.where(no_mass & available, 0.0, logits)
   edges = np.cumsum(softmax(logits), axis=1)
   return (edges / edges[:, -1:]).tolist()
