@@ -82,21 +82,26 @@ def test_rooms_import_what_lies_below_them(level):
       assert used <= below, f'{path} imports {sorted(used - below)}.'
 
 
+def owner_of(name):
+  """The method that a file or folder of `algorithms` belongs to."""
+  methods = [m for m in algorithms.ALGORITHMS if f'{name}_'.startswith(f'{m}_')]
+  return max(methods, key=len, default=name)
+
+
 def test_algorithms_import_no_algorithm():
-  """What serves one method lies beside it: 'fedin_passes' is FedIN's."""
-  methods = set(algorithms.ALGORITHMS)
-  owner = {}
-  for path in files('algorithms'):
-    names = [m for m in methods if f'{path.stem}_'.startswith(f'{m}_')]
-    owner[path.stem] = max(names, key=len, default=path.stem)
-  assert methods <= set(owner)
-  for path in files('algorithms'):
-    if path.stem == '__init__':
+  """What serves one method lies with it, in its folder or as METHOD_*.py."""
+  room = ROOT / 'algorithms'
+  parts = [path.relative_to(room).parts for path in files('algorithms')]
+  owners = {owner_of(part[0].removesuffix('.py')) for part in parts}
+  assert set(algorithms.ALGORITHMS) <= owners
+  for path, part in zip(files('algorithms'), parts, strict=True):
+    mine = owner_of(part[0].removesuffix('.py'))
+    if mine == '__init__':
       continue
     for name in imports(path):
-      if name == 'algorithms' or name.startswith('algorithms.'):
-        used = name.removeprefix('algorithms').removeprefix('.')
-        assert owner.get(used) == owner[path.stem], f'{path} imports {name}.'
+      if name.split('.')[0] == 'algorithms':
+        used = (*name.split('.'), '')[1]
+        assert owner_of(used) == mine, f'{path} imports {name}.'
 
 
 def test_width_slicing_and_the_engine_know_no_model_family():
