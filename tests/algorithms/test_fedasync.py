@@ -115,6 +115,15 @@ def test_only_what_the_client_owns_moves():
           np.testing.assert_allclose(a, (b + 2.0) / 2, rtol=1e-6)
 
 
+def test_blocks_are_shared_as_the_option_says():
+  federation = tiny_federation((1, 2), norm=False)
+  for aggregation, moved in (('layerwise', 3), ('ends', 2), ('none', 0)):
+    algorithm = fedasync(federation, aggregation=aggregation)
+    _, received = upload(algorithm, federation, {0: 1.0})
+    assert len(received['tiny1'].kept.change.params) == moved
+    assert algorithm.personal == (aggregation != 'layerwise')
+
+
 def test_too_stale_and_untrained_uploads_are_dropped():
   federation = tiny_federation((1,), norm=False)
   algorithm = fedasync(
