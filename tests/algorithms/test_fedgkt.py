@@ -14,10 +14,12 @@ from fedjax_het.algorithms import fedgkt as make
 from fedjax_het.algorithms import private
 from fedjax_het.algorithms.fedgkt import feature_shape
 from fedjax_het.algorithms.fedgkt.server import choose_server
+from fedjax_het.data.federated import InMemory
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.evaluate import make_evaluate
-from fedjax_het.engine.task import CLASSIFICATION
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.task import CLASSIFICATION, masked_mean
 from fedjax_het.engine.types import (
   Federation,
   Group,
@@ -101,6 +103,10 @@ def test_without_server_epochs_clients_train_alone():
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
   assert not np.any(got.server.logits.present)
   assert traffic.num_bytes(reports['tiny1'].down).tolist() == [0, 0]
+
+
+# (client, group, slot) of what `planted` has received.
+PLANTED = ((0, 'tiny1', 0), (1, 'tiny2', 0), (3, 'tiny2', 1))
 
 
 def planted(federation, algorithm):
@@ -271,25 +277,53 @@ def test_the_servers_learning_rate_is_that_of_the_round():
     assert any(jax.tree.leaves(moved)) == moves
 
 
-def test_the_servers_loss_is_a_mean_over_the_steps_of_all_clients():
-  """At a rate of 0, with one batch a client, a mean over the clients."""
-  federation = federate_tiny(local=tiny_local(optax.sgd, 0.0))
+def test_the_server_trains_on_one_client_after_another_by_id():
+  """Batches of a client follow the turn's key, the epoch and its id."""
+  local = tiny_local(optax.sgd, 1e-3)
+  federation = federate_tiny(local=local)
   algorithm = make(
-      federation, server_epochs=2, server_batch_size=8, temperature=2.0
+      federation, server_epochs=2, server_batch_size=2, server_alpha=0.3
   )
   server, received = planted(federation, algorithm)
-  _, metrics = algorithm.server_update(
-      server, received, Turn(jnp.int32(0), jax.random.key(0))
-  )
-  net, losses = server_net(federation), []
-  places = ((0, 'tiny1', 0), (1, 'tiny2', 0), (3, 'tiny2', 1))
-  for client, group, slot in places:
-    h, z, y = (a[slot, : SIZES[client]] for a in received[group].kept.value)
-    logits, _ = net.apply(server.net, h)
-    gap = jnp.mean(distillation(logits, z, 2.0))
-    losses.append(CLASSIFICATION.loss(logits, y) + gap)
-  np.testing.assert_allclose(
-      metrics['server_loss'], np.mean(losses), rtol=1e-5
+  key, net = jax.random.key(5), server_net(federation)
+  turn = Turn(jnp.int32(0), key)
+  after, metrics = algorithm.server_update(server, received, turn)
+  one_pass = dataclasses.replace(local, epochs=1, batch_size=2)
+
+  @jax.jit
+  def train(variables, opt_state, h, z, y, size, key):
+    def loss_fn(variables, batch, key):
+      logits, stats = net.apply(variables, batch.x, train=True)
+      gap = distillation(logits, z[batch.position], 3.0)
+      loss = 0.3 * CLASSIFICATION.loss(logits, batch.y, batch.mask)
+      return loss + masked_mean(gap, batch.mask), (stats, {})
+
+    return fit(
+        loss_fn,
+        one_pass,
+        variables,
+        InMemory(h, y, size),
+        turn._replace(key=key),
+        opt_state=opt_state,
+    )
+
+  variables, opt_state = server.net, server.opt_state
+  loss = steps = 0
+  for e in range(2):
+    for client, group, slot in PLANTED:
+      h, z, y = (a[slot] for a in received[group].kept.value)
+      visit_key = jax.random.fold_in(jax.random.fold_in(key, e), client)
+      size = jnp.int32(SIZES[client])
+      variables, opt_state, means, num_steps = train(
+          variables, opt_state, h, z, y, size, visit_key
+      )
+      loss += means['train_loss'] * num_steps
+      steps += num_steps
+  np.testing.assert_allclose(metrics['server_loss'], loss / steps, rtol=1e-5)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      after.net,
+      variables,
   )
 
 

@@ -14,8 +14,8 @@ from fedjax_het.aggregation.class_means import (
   ClassVectors,
   class_means,
   class_sums,
-  keep_latest,
 )
+from fedjax_het.aggregation.uploads import keep_latest
 from fedjax_het.algorithms import fedhe, private
 from fedjax_het.algorithms.fedhe import Folded, add_and_fold, class_upload
 from fedjax_het.engine import rounds, traffic
