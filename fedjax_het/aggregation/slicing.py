@@ -142,12 +142,21 @@ def without_running_stats(model: BlockModel) -> BlockModel:
 
   Returns:
     One with the same parameters that never keeps running statistics.
+
+  Raises:
+    ValueError: If a module keeps some and has no field `norm` to say so.
   """
+  stats = model.abstract_variables.stats
 
   def plain(name, module):
-    del name
     if getattr(module, 'norm', None) == 'batch':
       return module.clone(norm='batch_only')
+    if name in stats:
+      raise ValueError(
+          f'Block {name!r} of {model.name!r} keeps running statistics, which '
+          f"width methods train without; give {type(module).__name__} a field "
+          "norm, 'batch' there and 'batch_only' without them."
+      )
     return module
 
   return model.with_modules(plain)

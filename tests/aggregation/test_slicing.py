@@ -320,6 +320,8 @@ def test_running_statistics_are_cut_as_their_norm():
   plain = without_running_stats(model).abstract_variables
   assert not plain.stats
   assert plain.params == model.abstract_variables.params
+  with pytest.raises(ValueError, match="'one' of 'gated' keeps running statis"):
+    without_running_stats(gated())
 
 
 def test_a_number_that_nobody_held_keeps_its_value():

@@ -130,7 +130,7 @@ def test_a_base_is_the_weighted_mean_over_its_trainers(algorithm, federation):
   assert new.queue == server.queue
 
 
-def test_the_queue_deals_every_base_before_any_again():
+def test_the_queue_names_every_base_before_any_again():
   first = jax.jit(first_choice, static_argnums=2)
   turns = np.array([first(7, i, 4) for i in range(36)]).reshape(9, 4)
   assert np.all(np.sort(turns) == np.arange(4)[None])
