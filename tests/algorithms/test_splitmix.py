@@ -323,7 +323,7 @@ def test_bad_options_are_refused_in_one_line(federation):
       (dict(num_bases=16), "Block 'stem' of 'mlp2' would keep 0 of its 8 ch"),
       (dict(num_bases=2), 'A budget of 1/4 affords no base of width 1/2'),
       (dict(budgets='tiny1:1'), 'budgets must name each of tiny1, tiny2, tiny'),
-      (dict(mask='labels'), 'Unknown mask '),
+      (dict(mask='labels'), "^Unknown mask 'labels'"),
   ):
     with pytest.raises(ValueError, match=message):
       splitmix(federation, **options)
