@@ -219,9 +219,9 @@ def test_ten_classes_take_400_bytes_and_what_is_not_there_none():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(space='logits'), 'Unknown space '),
-        (dict(regulariser='mse'), 'Unknown regulariser '),
-        (dict(mean='some'), 'Unknown mean '),
+        (dict(space='logits'), "^Unknown space 'logits'"),
+        (dict(regulariser='mse'), "^Unknown regulariser 'mse'"),
+        (dict(mean='some'), "^Unknown mean 'some'"),
         (dict(gamma=-1.0), 'gamma must be at least 0, got -1'),
     ],
 )

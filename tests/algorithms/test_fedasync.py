@@ -242,7 +242,7 @@ def test_alpha_one_is_training_of_one_model_in_turn():
     [
         (dict(alpha=0.0), 'alpha must be above 0 and at most 1, got 0.0.'),
         (dict(alpha=1.5), 'alpha must be above 0 and at most 1, got 1.5.'),
-        (dict(staleness='poly'), 'Unknown staleness '),
+        (dict(staleness='poly'), "Unknown staleness 'poly'"),
         (dict(rho=-1.0), 'rho must be at least 0, got -1.0.'),
         (dict(max_staleness=-1), 'max_staleness must be at least 0, got'),
     ],

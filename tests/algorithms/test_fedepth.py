@@ -463,16 +463,16 @@ def test_the_rich_train_two_models_and_send_one():
             'mkd_models=2 needs a group whose budget holds 2 whole models; '
             "the budgets are poor '', rich '1.9'",
         ),
-        (dict(plan='best'), "Unknown plan 'best'"),
-        (dict(heads='mine'), "Unknown heads 'mine'"),
-        (dict(partial='skip'), "Unknown partial "),
-        (dict(epochs_mode='all'), 'Unknown epochs_mode '),
+        (dict(plan='best'), "^Unknown plan 'best'"),
+        (dict(heads='mine'), "^Unknown heads 'mine'"),
+        (dict(partial='skip'), "^Unknown partial 'skip'"),
+        (dict(epochs_mode='all'), "^Unknown epochs_mode 'all'"),
         (dict(slack=-0.1), 'slack must be at least 0, got -0.1'),
         (
             dict(calibrate=True),
             'calibrate=True: the norms of small keep no running statistics; u',
         ),
-        (dict(weights='size'), "Unknown weights 's"),
+        (dict(weights='size'), "^Unknown weights 'size'"),
         (
             dict(plan='measured', partial='bypass'),
             "plan='measured' compiles stages behind frozen blocks; partial=",

@@ -435,8 +435,8 @@ def test_features_of_different_shapes_are_refused():
     [
         (dict(temperature=0.0), 'temperature must be at least 0.001'),
         (dict(alpha=-1.0), 'alpha must be at least 0'),
-        (dict(server_logits='both'), 'Unknown server_logits '),
-        (dict(server_group='tiny9'), 'Unknown server_group '),
+        (dict(server_logits='both'), "^Unknown server_logits 'both'"),
+        (dict(server_group='tiny9'), "^Unknown server_group 'tiny9'"),
         (dict(server_batch_size=0), 'server_batch_size must be at least 1'),
     ],
 )

@@ -390,7 +390,7 @@ def test_private_keeps_its_optimiser_or_begins_anew():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(store='last'), "Unknown store 'la"),
+        (dict(store='last'), "^Unknown store 'last'"),
         (dict(alpha=-1.0), 'alpha must be at least 0, got -1'),
         (dict(fold_every=0), 'fold_every must be at least 1, got 0'),
     ],

@@ -450,7 +450,7 @@ def test_bad_options_are_refused_in_one_line():
       (dict(odds=(1.0,), levels=('1', '1/2')), 'levels must be 1 different sh'),
       (dict(odds=(1, 1), levels=('1', 'b')), r"levels\[1\] must be a share su"),
       (dict(odds=(1, 1), left_out='a'), "Unknown left_out 'a'; .* 1, 1/2"),
-      (dict(left_out='tiny'), "Unknown left_out 'tiny' .* are tiny1, tiny2,"),
+      (dict(left_out='tiny'), "Unknown left_out 'tiny'.* are tiny1, tiny2,"),
   ):
     with pytest.raises(ValueError, match=message):
       heterofl(federation, **options)
