@@ -468,5 +468,5 @@ def test_bad_options_are_refused_in_one_line():
 
 def test_it_declares_what_it_needs():
   needs = needs_of(heterofl)
-  assert needs.one_model and needs.group_options == dict(rate='')
+  assert needs.one_model and needs.group_options == dict(rate=None)
   assert needs.keep_optimizer is None
