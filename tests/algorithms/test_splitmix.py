@@ -395,5 +395,5 @@ def test_bad_options_are_refused_in_one_line(federation):
 
 def test_it_declares_what_it_needs():
   needs = needs_of(splitmix)
-  assert needs.one_model and needs.group_options == dict(budget='')
+  assert needs.one_model and needs.group_options == dict(budget=None)
   assert needs.keep_optimizer is None
