@@ -139,6 +139,38 @@ def test_sequential_rule_takes_two_steps():
     assert_tree_close(change[name], want)
 
 
+def test_steps_take_the_received_pairs_in_turn():
+  """At a rate of 0, two steps see two batches of pairs, each once."""
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=4)
+  federation = tiny_federation(
+      depths=(2,), per_group=1, local=local, norm=False
+  )
+  group, algorithm = federation.groups[0], fedin(federation, num_pairs=8)
+  keys = jax.random.split(jax.random.key(9))
+  pairs = Pairs(*(jax.random.normal(key, (8, 4)) for key in keys))
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  _, _, metrics = algorithm.client_update(
+      group,
+      client,
+      Downlink(server.weights, Maybe(pairs, jnp.ones(8, bool))),
+      tiny_data([8]).client(0),
+      visit(),
+  )
+  model = algorithm.client_model(server, client, group)
+  first, second = (
+      in_loss(
+          group.model, model, jax.tree.map(lambda a, i=i: a[i : i + 4], pairs),
+          jnp.ones(4, bool), None,
+      )
+      for i in (0, 4)
+  )  # fmt: skip
+  assert abs(first - second) > 1e-3
+  np.testing.assert_allclose(
+      metrics['in_loss'], (first + second) / 2, rtol=1e-5
+  )
+
+
 def test_in_loss_touches_the_intermediate_layers_only():
   model, _, _, g_in, _, _ = one_step()
   for name in model.extractor + model.classifier:

@@ -11,11 +11,12 @@ import pytest
 
 from fedjax_het.algorithms import fedmd as make
 from fedjax_het.algorithms import private
-from fedjax_het.algorithms.fedmd import digest_loss
+from fedjax_het.algorithms.fedmd import Client, digest_loss
 from fedjax_het.algorithms.fedmd.early_stopping import fit_until
 from fedjax_het.algorithms.fedmd.subsets import public_subset
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
+from fedjax_het.engine.local import fit, model_loss
 from fedjax_het.engine.types import (
   Federation,
   Group,
@@ -115,6 +116,36 @@ def test_nobody_sends_nothing_is_known():
   after = server_step(algorithm, server, received(jnp.ones((1, 3))), None)
   again = server_step(algorithm, after, nobody, None)
   jax.tree.map(np.testing.assert_array_equal, again, after)
+
+
+def test_without_a_consensus_a_visit_revisits_with_the_private_optimiser():
+  """The digest takes no step, and leaves its own optimiser as it was."""
+  local = tiny_local(lambda rate: optax.sgd(rate, momentum=0.9), 0.1)
+  federation = federate_tiny(local=local)
+  algorithm, group = make(federation, **SHORT), federation.groups[0]
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  ones = jax.tree.map(jnp.ones_like, client.private_state)
+  client = client._replace(private_state=ones)
+  sent = sent_by(algorithm, algorithm.init(jax.random.key(0)))
+  assert not bool(sent.consensus.present)
+  data = tiny_data(SIZES, public=11).client(0)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(4))
+  after, _, metrics = algorithm.client_update(group, client, sent, data, visit)
+  variables, private_state, _, _ = fit(
+      model_loss(group.model, local.task),
+      local,
+      client.variables,
+      data,
+      visit,
+      opt_state=ones,
+  )
+  assert metrics['digest_loss'] == 0
+  want = Client(variables, client.digest_state, private_state)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+      after,
+      want,
+  )
 
 
 def test_a_client_alone_digests_nothing_and_trains_as_if_private():
