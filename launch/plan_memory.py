@@ -47,8 +47,8 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   """
   from fedjax_het import depthwise
   from fedjax_het.data.catalog import DATASETS
-  from fedjax_het.experiment.build import local_training
   from fedjax_het.experiment.config import group_spec
+  from fedjax_het.experiment.local import local_training
   from fedjax_het.models import create
   from fedjax_het.reporting.tables import as_text
 

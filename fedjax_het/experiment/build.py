@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import (
@@ -35,7 +34,6 @@ from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
   Group,
-  LocalTraining,
 )
 from fedjax_het.experiment import footprint
 from fedjax_het.experiment.checks import check
@@ -47,6 +45,7 @@ from fedjax_het.experiment.config import (
   model_spec,
   needs_in,
 )
+from fedjax_het.experiment.local import local_training
 from fedjax_het.experiment.tensorboard import check_installed
 from fedjax_het.models import MODELS, BlockModel, create
 from fedjax_het.options import INT32_MAX, keyword_options
@@ -363,59 +362,3 @@ def _augmentation(local):
   if local.cutout == 'before':
     return _crop_flip_cutout, None
   return crop_flip, _cut_out
-
-
-def local_training(config) -> LocalTraining:
-  """The clients' local training as the config's `local` describes it."""
-  local = config.local
-
-  def optimizer(learning_rate: Any) -> optax.GradientTransformation:
-    steps = []
-    if local.clip_norm is not None:
-      steps.append(optax.clip_by_global_norm(local.clip_norm))
-    if local.weight_decay and local.optimizer != 'adamw':
-      steps.append(optax.add_decayed_weights(local.weight_decay))
-    steps.append(_OPTIMIZERS[local.optimizer](local, learning_rate))
-    return optax.chain(*steps) if len(steps) > 1 else steps[0]
-
-  return LocalTraining(
-      optimizer,
-      _SCHEDULES[local.schedule](local, config.num_rounds),
-      local.epochs,
-      local.batch_size,
-      local.drop_last,
-      local.steps,
-      drop_unused_weights=not local.weight_decay,
-      keep_optimizer=local.keep_optimizer,
-  )
-
-
-_OPTIMIZERS = {
-    'adam': lambda local, rate: optax.adam(rate),
-    'adamw': lambda local, rate: optax.adamw(
-        rate, weight_decay=local.weight_decay
-    ),
-    'sgd': lambda local, rate: optax.sgd(
-        rate, local.momentum or None, local.nesterov
-    ),
-}
-
-
-def _constant(local, num_rounds):
-  del num_rounds
-  return lambda round_num: local.learning_rate
-
-
-def _step(local, num_rounds):
-  del num_rounds
-  drops = jnp.asarray(sorted(local.lr_rounds), jnp.int32)
-  return lambda round_num: local.learning_rate * local.lr_factor ** jnp.sum(
-      round_num + 1 >= drops
-  ).astype(jnp.float32)
-
-
-def _cosine(local, num_rounds):
-  return optax.cosine_decay_schedule(local.learning_rate, num_rounds)
-
-
-_SCHEDULES = {'constant': _constant, 'step': _step, 'cosine': _cosine}

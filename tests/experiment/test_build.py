@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_het import experiment
-from fedjax_het.experiment.build import local_training
+from fedjax_het.experiment.local import local_training
 from tests.experiment.tiny_runs import tiny_config
 
 

@@ -68,6 +68,14 @@ def refused(capsys, *args):
             "Unknown config key local.epoch; did you mean 'epochs'? Known",
         ),
         (
+            ['--config.products=bfloat16'],
+            '--config.products: this entry is now called matmul_dtype.',
+        ),
+        (
+            ['--config.algorithm.budgets=x1:1'],
+            '--config.algorithm.budgets: this entry is now called groups',
+        ),
+        (
             ['--config.seed.deep=3'],
             'Unknown config key seed.deep.',
         ),
@@ -136,6 +144,21 @@ def test_refuses_a_config_file_that_fails(tmp_path, capsys, text, expected):
   path = tmp_path / 'mine.py'
   path.write_text(text)
   assert expected in refused(capsys, f'--config={path}')
+
+
+def test_a_config_file_with_an_old_name_is_told_the_new_one(tmp_path, capsys):
+  path = tmp_path / 'mine.py'
+  for line, message in (
+      ("config.products = 'bfloat16'", 'products: this entry is now called m'),
+      ("config.algorithm.rates = 'a:1'", 'algorithm.rates: this entry is now '),
+  ):
+    path.write_text(
+        'from configs import common\n\n\ndef get_config():\n'
+        f"  config = common.get_config('heterofl', '')\n  {line}\n"
+        '  return config\n'
+    )
+    text = refused(capsys, f'--config={path}')
+    assert text.startswith(f'{path}: {message}')
 
 
 def test_a_flagfile_counts_as_what_it_holds(tmp_path, capsys):
