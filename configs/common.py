@@ -1,4 +1,4 @@
-"""What the experiments share: settings of the papers, data sets, splits.
+"""Variants shared by all configs: paper settings, data sets, partitions.
 
 `get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`.
 Whatever their order on the command line they are applied in the order data
@@ -167,7 +167,7 @@ def _iid(config):
 
 
 def _dirichlet(config):
-  """Each client its share of every class by Dirichlet, sizes unequal."""
+  """Splits each class over clients by Dirichlet; sizes vary."""
   config.partition = ml_collections.ConfigDict(
       dict(
           name='dirichlet',
@@ -179,7 +179,7 @@ def _dirichlet(config):
 
 
 def _balanced(config):
-  """Each client its mix of classes by Dirichlet, all of one size."""
+  """Draws the classes of each client by Dirichlet; sizes are equal."""
   config.partition = ml_collections.ConfigDict(
       dict(
           name='dirichlet_balanced', seed=config.partition.seed, alpha=0.5
@@ -188,14 +188,14 @@ def _balanced(config):
 
 
 def _shards(config):
-  """Two shards of sorted labels a client."""
+  """Two shards of sorted labels per client."""
   config.partition = ml_collections.ConfigDict(
       dict(name='shards', seed=config.partition.seed, shards_per_client=2)
   )
 
 
 def _beta(config):
-  """Two classes a client, all of one size."""
+  """Two classes per client; sizes are equal."""
   config.partition = ml_collections.ConfigDict(
       dict(name='beta', seed=config.partition.seed, labels_per_client=2)
   )
@@ -242,7 +242,7 @@ def _cpu_thin(config):
 
 
 def _quick(config):
-  """Two rounds of three small dense nets: seconds, to see that all works."""
+  """Two rounds of three small dense models, in seconds, to test the setup."""
   config.groups = ml_collections.ConfigDict({
       f'mlp{depth}': dict(model='mlp', clients=2, depth=depth)
       for depth in (2, 3, 4)
@@ -278,7 +278,7 @@ FLEET = dict(
 def _clock(mode: str) -> Variant:
   def apply(config):
     config.clock.mode = mode
-    # In order, the largest models would all fall to the slowest devices.
+    # Without a seed, the largest models would all get the slowest devices.
     config.clock.device_seed = 0
     number = sum(group_spec(config, name).clients for name in config.groups)
     ends = np.cumsum([share for share, _ in FLEET.values()]) * number // 100

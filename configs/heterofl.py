@@ -8,7 +8,7 @@ from configs import common
 from fedjax_het.algorithms.heterofl_modes import parse_mode
 from fedjax_het.experiment.config import group_spec
 
-# Widths dealt to four equal blocks of clients: SplitMix's and FeDepth's case
+# Widths of four equal blocks of clients: SplitMix's and FeDepth's case
 # studies', and those of FeDepth's tables.
 EIGHTHS = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
 FAIR = dict(sixth='1/6', third='1/3', half='1/2', full='1')
@@ -46,7 +46,7 @@ def one_model(config, sizes, method=None, **options):
 
 
 def quarters(names):
-  """Equal blocks of clients; the first ones take what is over."""
+  """Equal blocks of clients; the first blocks take the remainder."""
 
   def sizes(total):
     share, rest = divmod(total, len(names))

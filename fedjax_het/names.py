@@ -1,4 +1,4 @@
-"""Names that were mistyped: one clear line with the nearest that is known."""
+"""One-line errors for unknown names, with the closest known name."""
 
 from collections.abc import Iterable
 import difflib
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def shown(value: Any) -> str:
-  """A value in one short line, for a message."""
+  """A value as one short line, for error messages."""
   if isinstance(value, int) and abs(value) > 10**40:
     return f'an integer of {value.bit_length()} bits'
   text = ' '.join(repr(value).split())
@@ -41,7 +41,7 @@ def suggest(
 
 
 def check_name(what: str, name: Any, known: Iterable[Any]) -> None:
-  """Refuses a name that is not known.
+  """Raises ValueError for an unknown name.
 
   Args:
     what: What is named, such as 'algorithm'.

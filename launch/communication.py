@@ -3,9 +3,9 @@
   python -m launch.communication
   python -m launch.communication --num_public=5000
 
-Counted from the trees that the methods really exchange, in both directions and
-with all classes present; nothing is trained. The paper counts the upload alone,
-FedAvg on model 9 with 20 outputs, and FedMD's public images with its logits.
+Counted from the methods' messages, in both directions and with all classes
+present, without training. The paper counts the upload alone, FedAvg on model 9
+with 20 outputs, and FedMD's public images with its logits.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ TABLES = (
 )
 NUM_CLASSES = 10
 _NUM_CLIENTS = 10
-_MOST_PUBLIC = 10**6  # Far more than any data set here has.
-_NUM_BYTES = 4  # All that travels is float32.
+_MOST_PUBLIC = 10**6  # Larger than any data set here.
+_NUM_BYTES = 4  # All messages are float32.
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Several processes for one run: how they find each other, and how they end."""
+"""Start and shutdown of several processes of one run."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from launch.terminal import line
 
-# Seconds after which a process that gives no sign of life counts as lost.
+# Seconds without a heartbeat after which a process counts as lost.
 LOST_AFTER = 30
-# Seconds for all processes to find each other, and to end together.
+# Timeout in seconds for start and shutdown of all processes.
 START_WITHIN = 120
 END_WITHIN = 20
 
@@ -20,7 +20,7 @@ _LOST = (
     'what the others wrote; then start all of them again with the same '
     'commands, and the run goes on after its last checkpoint.'
 )
-# How JAX and its collectives say that the other side is gone.
+# Error messages of JAX and its collectives for a lost peer.
 _SIGNS = re.compile(
     r'gloo|nccl|coordination service|distributed service|socket closed|'
     r'connection (reset|closed|refused)|heartbeat|barrier',
@@ -34,7 +34,7 @@ _state = dict(on=False)
 def start(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> None:
-  """Joins the processes of a run, before anything has touched a device.
+  """Joins the processes of a run; call it before JAX initialises devices.
 
   Args:
     coordinator: HOST:PORT of process 0; None where JAX knows the cluster.
@@ -78,7 +78,7 @@ def start(
 
 
 def _catch_abort() -> None:
-  """Ends with one last line where JAX's service would abort the process.
+  """Prints one line and exits where JAX's service would abort the process.
 
   Its C++ threads do so when they miss another process, and offer no way to be
   told of it in Python.
@@ -102,7 +102,7 @@ def is_on() -> bool:
 
 
 def _is_lost(error: BaseException) -> bool:
-  """Whether an error says that another process is gone."""
+  """Whether an error means that another process is lost."""
   return (
       isinstance(error, (ValueError, RuntimeError, OSError))
       and not getattr(error, 'on_all', False)
@@ -111,7 +111,7 @@ def _is_lost(error: BaseException) -> bool:
 
 
 def end(error: BaseException, code: int, text: str) -> NoReturn:
-  """Ends this process with one line, and keeps nobody waiting.
+  """Ends this process with one line, without blocking others.
 
   Args:
     error: What happened.
@@ -128,14 +128,14 @@ def end(error: BaseException, code: int, text: str) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-  """Ends at once, since the others cannot be waited for."""
+  """Exits at once, without waiting for the others."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)
 
 
 def finish(code: int) -> None:
-  """Takes leave of the others, all of which have come to the same end."""
+  """Shuts down together with the other processes."""
   if not _state['on']:
     return
   import jax

@@ -1,4 +1,4 @@
-r"""Prints what training takes in memory, and which schedules fit a budget.
+r"""Prints training memory and the schedules that fit a budget.
 
   python -m launch.plan_memory --config=configs/fedepth.py --budget_mb=1,2
   python -m launch.plan_memory --config=configs/fedavg.py:v2 --nomeasure

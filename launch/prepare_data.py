@@ -91,7 +91,7 @@ def summarize(data: sources.Dataset) -> str:
 def download(
     name: str, data_dir: pathlib.Path, raw_dir: pathlib.Path
 ) -> pathlib.Path:
-  """Lets the stock builder of tensorflow-datasets fetch and prepare.
+  """Downloads and prepares with tensorflow-datasets' own builder.
 
   The only function that uses the network. Its examples are in the order of
   that builder, not of the raw files.

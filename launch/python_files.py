@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def load(path: str | pathlib.Path, function: str) -> ModuleType:
-  """The module of a file; whatever it raises is said in one line.
+  """Imports a file as a module; converts errors to one line.
 
   Args:
     path: The file, in which `import configs` finds those of the library.
@@ -43,7 +43,7 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
 
 
 def call(module: ModuleType, function: str, *args: str) -> Any:
-  """What a function of such a module returns.
+  """Calls a function of such a module.
 
   Args:
     module: See `load`.

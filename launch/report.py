@@ -4,7 +4,7 @@
   python -m launch.report DIR DIR ... --out=DIR
   python -m launch.report --table=fedin_v2_table1 [--scale=quick]
 
-One workdir: its report.md and pictures are written anew. Several: a table is
+One workdir: writes its report.md and pictures again. Several: a table is
 printed, and written to `out` as comparison.md with a picture of the curves. A
 table of configs/tables: what `launch.sweep` has found so far, beside the
 paper's numbers, as table.md with curves; cells that are missing leave gaps.
@@ -52,7 +52,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _report_table(name: str, scale: str | None, out: str | None) -> None:
-  """Renders what there is of a results table."""
+  """Renders the available cells of a results table."""
   from fedjax_het.experiment import sweep_table
   from fedjax_het.reporting import sweep_report
 

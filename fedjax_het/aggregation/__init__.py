@@ -1,1 +1,1 @@
-"""What the server does with what clients send."""
+"""Aggregation of uploads by the server."""

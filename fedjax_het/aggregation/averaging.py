@@ -10,7 +10,7 @@ from fedjax_het.models.blocks import Variables
 
 
 class Client(NamedTuple):
-  """What stays on a client that keeps its optimiser.
+  """State of a client that keeps its optimizer state.
 
   Attributes:
     own: The blocks that do not travel.
@@ -22,7 +22,7 @@ class Client(NamedTuple):
 
 
 def own_blocks(client: Client | Variables) -> Variables:
-  """The blocks that do not travel, with a kept optimiser or without."""
+  """The blocks that are not shared, with or without an optimizer state."""
   return client.own if isinstance(client, Client) else client
 
 
@@ -89,7 +89,7 @@ def trained_clients(
 def average_weights(
     exchange: WeightExchange, train: Callable[..., Any], keep: bool = False
 ) -> FederatedAlgorithm:
-  """Clients train what they are sent; the server averages the changes.
+  """Clients train the received weights; the server averages the changes.
 
   Args:
     exchange: Which blocks travel and how they are averaged.

@@ -1,4 +1,4 @@
-"""Output vectors added up by class, which FedHe and FD exchange."""
+"""Sums of output vectors by class, which FedHe and FD exchange."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class ClassVectors(NamedTuple):
-  """One vector for each class, a sum or a mean, and what stands behind it.
+  """One vector per class, a sum or a mean, and its count.
 
   Attributes:
     vectors: [..., C, D] float32.
@@ -26,7 +26,7 @@ class ClassVectors(NamedTuple):
 
 
 class Client(NamedTuple):
-  """What stays on a client: its model and its optimiser's state.
+  """The client state: model and optimizer state.
 
   The state is None if `local.keep_optimizer` is False; else it is kept.
   """
@@ -36,7 +36,7 @@ class Client(NamedTuple):
 
 
 def init_class_client(model: BlockModel, local: LocalTraining, key) -> Client:
-  """A client's first model, and its optimiser's first state if that stays."""
+  """A client's initial model, and its initial optimizer state if it is kept."""
   variables = model.init(key)
   keep = local.keeps_optimizer(True)
   state = init_optimizer(local, variables.params) if keep else None
@@ -82,8 +82,8 @@ def fit_and_sum(
 ) -> tuple[Client, dict[str, jax.Array], ClassVectors]:
   """Trains on cross-entropy plus a penalty, and adds up outputs by class.
 
-  What is added up comes from the training passes themselves (dropout on,
-  batch statistics, before the step), so it costs no pass of its own.
+  The sums are over the outputs of the training passes (with dropout and batch
+  statistics, before the step), so they need no additional pass.
 
   Args:
     model: The architecture.

@@ -101,7 +101,7 @@ class WeightExchange(NamedTuple):
     return _server(Variables(params, stats), opt_state)
 
   def init_client(self, group: Group, key) -> Variables:
-    """What a client holds for itself: the blocks that do not travel."""
+    """The initial client state: the blocks that are not shared."""
     _, own = self.sharing.split(group, group.model.abstract_variables)
     drawn = group.model.init(key, {*own.params, *own.stats})
     return Variables(
@@ -116,7 +116,7 @@ class WeightExchange(NamedTuple):
   def assemble(
       self, group: Group, client: Variables, sent: Variables
   ) -> Variables:
-    """A client's whole model: what it was sent and what it holds itself."""
+    """A client's whole model, from its downlink and its own blocks."""
     return self.sharing.join(group, client, sent)
 
   def upload(
@@ -127,7 +127,7 @@ class WeightExchange(NamedTuple):
       size: jax.Array,
       num_steps: jax.Array,
   ) -> tuple[Variables, Delta]:
-    """Splits a trained model into what stays and what is sent.
+    """Splits a trained model into client state and uplink.
 
     Args:
       group: The client's group.

@@ -14,8 +14,8 @@ is False, its optimiser. One round:
   3. It sends F_k[y], their mean, for the classes that it has seen.
   4. The server keeps the last upload of every client.
 
-C * C numbers in both directions, 400 bytes for ten classes; what is not known
-is not sent. The C bits that say which classes are there are not counted.
+C * C numbers in each direction, 400 bytes for ten classes; missing classes are
+not sent. The C mask bits are not counted.
 
 The papers' outputs are softmax outputs (`space='prob'`, the default);
 re-implementations exchange logits, and the receiver takes the softmax of their
@@ -53,14 +53,14 @@ from fedjax_het.options import not_negative, one_of
 
 
 def targets(store: Maybe, client_id=None) -> Maybe:
-  """F^: the means of the clients' vectors by class.
+  """F^: means of the clients' vectors per class.
 
   Args:
     store: `Maybe` of vectors [N, C, D]; its mask is [N, C].
-    client_id: [] int32, the client to leave out; None to leave out nobody.
+    client_id: [] int32, the client to exclude, or None.
 
   Returns:
-    `Maybe` of means [C, D]; its mask [C] is False where nobody is left.
+    `Maybe` of means [C, D]; its mask [C] is False for classes without a vector.
   """
   present = store.present
   if client_id is not None:
@@ -75,7 +75,7 @@ def targets(store: Maybe, client_id=None) -> Maybe:
 
 
 def divergence(logits, target, regulariser: str):
-  """psi: how far the softmax of some logits is from target distributions.
+  """psi: loss between the softmax of logits and target distributions.
 
   Args:
     logits: [B, C].

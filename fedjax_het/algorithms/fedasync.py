@@ -1,4 +1,4 @@
-"""FedAsync: every upload is mixed into the server's model as it arrives.
+"""FedAsync: the server mixes every upload into its model on arrival.
 
 A client that downloaded x_tau minimises L_k(w) + (rho/2) ||w - x_tau||^2 and
 returns w. With k the number of server updates since its download, of which an
@@ -12,9 +12,9 @@ where s is
   polynomial   (k + 1)^-a
   hinge        1 if k <= b, else 1 / (a (k - b) + 1)
 
-Running norm statistics are mixed alike. With several architectures k counts
-all updates, also those by clients that own other leaves. Numbers of examples
-play no part, so fast clients count for more.
+Running norm statistics are mixed in the same way. With several architectures k
+counts all updates, also those by clients that own other leaves. Weights do not
+depend on numbers of examples, so fast clients have more influence.
 
 In synchronous rounds, uploads are mixed one by one in ascending client id with
 k = 0: the last one counts most. The paper's simulated staleness and its
@@ -48,7 +48,7 @@ STALENESS = ('constant', 'polynomial', 'hinge')
 
 
 def staleness_factor(k, kind: str, a: float, b: float):
-  """s(k), by which a stale upload counts less.
+  """s(k), the factor on the weight of a stale upload.
 
   Args:
     k: Server updates since the download, any shape, integer.
@@ -152,9 +152,9 @@ def fedasync(
     alpha_t = jnp.where(trained > 0, alpha_t, 0.0)
     if max_staleness is not None:
       alpha_t = jnp.where(k <= max_staleness, alpha_t, 0.0)
-    # Slots of all groups stand one behind the other.
+    # Concatenates the slots of all groups.
     ends = jnp.cumsum(jnp.array([len(r.client_id) for r in groups]))
-    order = jnp.argsort(ids)  # Padding is last.
+    order = jnp.argsort(ids)  # Padding slots are last.
 
     def taker(number):
       whole = groups[number].kept.change

@@ -1,4 +1,4 @@
-"""FeDepth: everybody trains the full model, part after part in its own memory.
+"""FeDepth: clients train the full model in parts that fit their memory.
 
 Clients of one memory budget are a group; a budget gives a schedule of parts
 g_1 .. g_J of the one model. A round:
@@ -24,10 +24,10 @@ together with M - 1 private ones that stay with it, each by
 teachers detached. The paper prints the mean of the CEs; every model's own
 loss is that of the authors' code.
 
-Read differently from the paper or its code: frozen leaves do not move (in the
-code weight decay and momentum move them); only those who trained a leaf are
-averaged (`dilute` for the code's way); each stage is a problem of its own
-(Eq. 1), for which the optimiser begins anew (the code has one optimiser a
+Differences from the paper or its code: frozen leaves do not move (in the code
+weight decay and momentum move them); only those who trained a leaf are averaged
+(`dilute` for the code's way); each stage is a problem of its own (Eq. 1), for
+which the optimiser begins anew (the code has one optimiser a
 visit: the head's momentum goes on from stage to stage); embeddings of a ViT,
 its stem, train in the first stage only.
 
@@ -71,7 +71,7 @@ from fedjax_het.options import one_of
 
 
 class Client(NamedTuple):
-  """What stays on a device.
+  """The client state.
 
   Attributes:
     own: Blocks and statistics that do not travel; none but with

@@ -69,7 +69,7 @@ class Folded(NamedTuple):
 def add_and_fold(
     server: Folded, client_id, uploads: ClassVectors, every: int, num: int
 ) -> Folded:
-  """Adds uploads one after another, in the order of their clients' ids.
+  """Adds uploads sequentially, in the order of client ids.
 
   After every `every`-th one each sum becomes its mean and each count 1.
 
@@ -100,7 +100,7 @@ def add_and_fold(
 
 
 def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
-  """p_k: what a client sends after its minibatches (Eq. 8).
+  """p_k: a client's upload (Eq. 8).
 
   Args:
     total: P [C, C] and V [C], sums of logits and their numbers.
@@ -112,7 +112,7 @@ def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
   """
   divisor = total.counts + 1.0 if plus_one else jnp.maximum(total.counts, 1.0)
   seen = total.counts > 0
-  # A client that took no step has nothing to say in either case.
+  # A client without steps sends nothing in either case.
   sent = jnp.broadcast_to(jnp.any(seen), seen.shape) if strict else seen
   # p_k[y] = P[y] / (V[y] + 1).
   p_k = total.vectors / divisor[:, None]

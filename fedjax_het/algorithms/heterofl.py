@@ -16,7 +16,7 @@ A client's width is its group's (`fixed_widths`), or it draws one at every visit
 (`drawn_widths`): then it is sent its level besides, and its change travels in
 leaves of full size, of which only its slice is counted.
 
-Evaluated is the full-width model. With the norm policy 'batch' its statistics
+The full-width model is evaluated. With the norm policy 'batch' its statistics
 are collected before every evaluation by a pass over all training data; with
 'batch_only' each test batch is normalised by its own.
 
@@ -85,7 +85,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-  """The uplink: changes, and who holds what.
+  """The uplink: changes and their weights.
 
   Attributes:
     change: Tree of `Maybe`: weight * (after - before).

@@ -1,4 +1,4 @@
-"""Private: every client trains its own model alone, and nothing travels.
+"""Private: every client trains its own model, without communication.
 
 The lower bound that a federated method must beat (the baseline of that name
 in FedMD and FedHe). All clients of an architecture start from equal weights.

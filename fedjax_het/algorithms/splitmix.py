@@ -218,7 +218,7 @@ def splitmix(
   factor = num_bases if rescale else 1
 
   def init(key):
-    # The first base is what FedAvg would begin with.
+    # The first base has the initial values of FedAvg.
     keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
     drawn = [draw_base(base, key, factor) for key in keys]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)

@@ -1,7 +1,7 @@
-"""The data set on the device, split over clients by index tables.
+"""The data set on the device, with one index table per client.
 
-All images lie once on the device as uint8; a client is a row of indices into
-them. Batches are gathered, normalised and augmented inside the compiled step.
+The device stores all images once as uint8; a client is a row of indices.
+Batches are gathered, normalised and augmented inside the compiled step.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class ClientData:
     size: [] int32, how many entries of `index` count.
     preprocess: `(uint8 images, key or None) -> float32 images`; augments only
       when a key is given.
-    public: [P] int32, examples that everybody has; None where there are none.
+    public: [P] int32, examples of the public set, or None.
   """
 
   images: jax.Array
@@ -103,7 +103,7 @@ class ClientData:
     return self.index.shape[0]
 
   def of_public(self) -> 'ClientData':
-    """The public examples as if they were this client's own."""
+    """The public set in the form of a client's data."""
     size = jnp.int32(len(self.public))
     return self.replace(index=self.public, size=size)
 
@@ -269,7 +269,7 @@ def federate(
     labels: [N, ...] integers, or real numbers for a task that takes them.
     parts: One array of example indices per client.
     preprocess: See `ClientData`.
-    public: [P] indices of the examples that everybody has; None for none.
+    public: [P] indices of the public set, or None.
 
   Returns:
     The federated data, index rows padded beyond the largest client.

@@ -1,4 +1,4 @@
-"""Working on one part of a model at a time: stages, memory, inference.
+"""Depth-wise training and inference: stages, memory, schedules.
 
 Parts of a model: block 0 is the stem; from the first block whose output is a
 vector on it is the head (in dense nets, the last block alone); what lies in

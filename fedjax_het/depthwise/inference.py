@@ -1,7 +1,7 @@
-"""Inference block by block, for a device that cannot hold a whole model.
+"""Block-by-block inference for devices with less memory than the model.
 
-Block after block is applied to all examples, batch by batch; what it makes of
-them lies on disk until the next block has read it.
+Applies each block to all examples in batches and stores its outputs on disk for
+the next block.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning

@@ -1,4 +1,4 @@
-"""What the compiler plans for the training step of a stage.
+"""XLA's planned memory of the training step of a stage.
 
 Arguments, outputs and temporary buffers of the compiled step on the present
 backend: stem, head, frozen blocks and optimiser included. It is more than the
@@ -41,7 +41,7 @@ class StepMemory(NamedTuple):
     arguments: Variables, optimiser state and one batch.
     outputs: What the step returns.
     reused: Outputs that take the place of arguments.
-    temporary: All that lives within the step.
+    temporary: Temporary buffers of the step.
   """
 
   arguments: int
@@ -57,7 +57,7 @@ class StepMemory(NamedTuple):
 
 
 def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
-  """Compiles the training step of a stage and asks what it takes.
+  """Compiles the training step of a stage and returns its planned memory.
 
   The figure of a step that was compiled before is read from the cache.
 
@@ -150,7 +150,7 @@ def _write(path: pathlib.Path | None, found: StepMemory) -> None:
     ) as file:
       json.dump(found, file)
     os.replace(file.name, path)
-  except OSError:  # It is measured again next time.
+  except OSError:  # It is computed again next time.
     pass
 
 

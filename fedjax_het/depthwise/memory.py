@@ -40,7 +40,7 @@ MB = 2**20
 
 
 class BlockCost(NamedTuple):
-  """What the paper's estimate needs of one block.
+  """The inputs of the paper's estimate for one block.
 
   Attributes:
     name: The block.
@@ -105,7 +105,7 @@ def paper_mb(cost: BlockCost, batch_size: int = 32) -> float:
 
 
 class Costs(NamedTuple):
-  """What a planner knows of a model.
+  """The memory costs of a model.
 
   Attributes:
     full: MB of training the whole model.
@@ -135,9 +135,9 @@ def pack(
 ) -> tuple[tuple[int, int], ...]:
   """Packs units greedily, from the left, into stages that fit a budget.
 
-  A stage grows as long as it costs at most (1 + slack) * budget. Units that
-  fit nowhere alone are left out: they are not trained. With a slack of 5 %
-  the paper's budgets give the paper's schedules, with none they do not.
+  A stage grows as long as it costs at most (1 + slack) * budget. Units that do
+  not fit alone are not trained. With a slack of 5 % the paper's budgets give
+  the paper's schedules, with none they do not.
 
   Args:
     costs: Of the units, or `Costs`.

@@ -1,4 +1,4 @@
-"""Which stages the clients of each memory budget train."""
+"""Schedules of stages for memory budgets."""
 
 import functools
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PLANS = ('paper', 'measured')
 
 
 class Schedule(NamedTuple):
-  """What a group's clients train.
+  """The schedule of a group's clients.
 
   Attributes:
     spans: Half-open ranges of units, one a stage.
@@ -37,7 +37,7 @@ def make_schedules(
     partial: str = 'frozen',
     mkd_models: int | None = None,
 ) -> dict[str, Schedule]:
-  """Packs the units of each group's model into what its clients can hold.
+  """Packs the units of each group's model into stages within its budget.
 
   Args:
     federation: Groups with their budgets (`Group.options['budget']`), and
@@ -46,7 +46,7 @@ def make_schedules(
     slack: Of the paper's plan.
     heads: Of the stages.
     partial: Of the stages.
-    mkd_models: M for those whose budget holds M models; None for nobody.
+    mkd_models: M for groups whose budget holds M models, or None.
 
   Returns:
     {group: schedule}.

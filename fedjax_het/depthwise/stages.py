@@ -1,4 +1,4 @@
-"""A model trained part by part: z_{j-1} | g_j | adapt | head.
+"""Stages of depth-wise training: z_{j-1} | g_j | adapt | head.
 
 Stage j of a schedule minimises the loss over the units g_j and a head,
 
@@ -167,10 +167,9 @@ def make_stages(
       none of them are not trained.
     heads: 'shared', the model's head behind the skip, or 'own', see
       `own_heads`.
-    partial: What becomes of units in front that are not trained. 'frozen':
-      they are applied as they are, and the stem is frozen with them.
-      'bypass': they are left out of the forward pass, and the stem is trained
-      in the first stage.
+    partial: Treatment of first units that are not trained. 'frozen': they are
+      applied as they are, and the stem is frozen with them. 'bypass': they are
+      left out of the forward pass, and the stem is trained in the first stage.
 
   Returns:
     One stage a span. The stem is trained in the first stage only, and there
@@ -241,7 +240,7 @@ def apply_blocks(model, variables, x, positions, mask, key):
 
 
 class Cached(NamedTuple):
-  """What frozen blocks make of all of a client's examples.
+  """Outputs of the frozen blocks for all of a client's examples.
 
   Attributes:
     rows: [R, ...] in the order in which they were computed; a multiple of the

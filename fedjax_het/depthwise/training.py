@@ -1,10 +1,10 @@
-"""A client's stages one after another; equal ones by one scanned program.
+"""Sequential training of a client's stages; equal stages are scanned.
 
-Stages that follow each other and are alike (equal modules on equal shapes, such
-as the encoder blocks of a transformer) form a run. Their units are stacked on a
-leading axis [n, ...], and `jax.lax.scan` trains stage i of the run: it reads
-row i, applies rows 0 .. i - 1 to the input of the run, frozen, in a loop of i
-steps, and writes what it has trained. The head goes from stage to stage.
+Consecutive stages with equal modules and shapes, such as the encoder blocks of
+a transformer, form a run. Their units are stacked on a leading axis [n, ...],
+and `jax.lax.scan` trains stage i of the run: it reads row i, applies rows 0 ..
+i - 1 to the input of the run, frozen, in a loop of i steps, and writes what it
+has trained. The head goes from stage to stage.
 """
 
 from collections.abc import Container, Sequence
@@ -69,7 +69,7 @@ def share_out(
 
 
 def _follows(a: Stage, b: Stage) -> bool:
-  """Whether b is the stage behind a, and alike."""
+  """Whether b follows a and has equal modules and shapes."""
 
   def units(stage):
     inputs = (stage.model.input_shape, *stage.model.shapes)
@@ -86,7 +86,7 @@ def _follows(a: Stage, b: Stage) -> bool:
 def runs(
     stages: Sequence[Stage], shares: Sequence[LocalTraining]
 ) -> tuple[tuple[int, int], ...]:
-  """Half-open ranges of stages that are alike, as long as possible.
+  """Longest half-open ranges of equal stages.
 
   Args:
     stages: The stages of a schedule.

@@ -41,7 +41,7 @@ class Flight(NamedTuple):
   Every leaf is [K, ...].
 
   Attributes:
-    sent: What each client was sent last.
+    sent: The last downlink of each client.
     result: What it returned, as `make_training` gives it; its upload may be
       still to come.
   """

@@ -46,8 +46,8 @@ def assign(loads, num_valid, num_devices: int, total=None) -> Assignment:
   a client runs, and changes no result.
 
   Args:
-    loads: [slots] work of each client in any unit, at least 0.
-    num_valid: How many of the slots are clients; the rest is padding.
+    loads: [slots] work of each client, nonnegative, in any unit.
+    num_valid: Number of clients; the other slots are padding.
     num_devices: D.
     total: [D] float32, work already assigned to each device; None for none.
 

@@ -37,7 +37,7 @@ _MOST_JITTER = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """How fast and how reliable a client is.
+  """A client's speed and reliability.
 
   The defaults are those of a phone on a mobile network.
 
@@ -348,7 +348,7 @@ def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
 
 
 def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
-  """Raises ValueError if a client of a cohort can never return."""
+  """Raises ValueError if a client of a cohort never uploads."""
   for client in map(int, np.unique(cohorts)):
     if fleet.devices[client].drop_out == 1:
       raise ValueError(

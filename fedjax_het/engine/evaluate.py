@@ -119,7 +119,7 @@ def make_evaluate(
     spec = jax.P('client') if by_batch else jax.P()
     batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
   num = len(labels)
-  # On a mesh all devices get the results, so that each process has them.
+  # Results are replicated on a mesh, so every process has them.
   everywhere = None if mesh is None else placement.everywhere(mesh)
   program = functools.partial(jax.jit, out_shardings=everywhere)
 
@@ -239,7 +239,7 @@ def _streamed(run, server, table, rows, batches):
   size = min(_CHUNK, len(rows))
   parts = []
   for begin in range(0, len(rows), size):
-    # The last chunk is filled up, so that nothing is compiled for it.
+    # The last chunk is padded to avoid another compilation.
     mine = np.resize(rows[begin : begin + size], size)
     part = run(server, take(table, mine), jnp.arange(size), batches)
     parts.append(jax.tree.map(lambda a: np.asarray(a), part))

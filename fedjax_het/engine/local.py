@@ -17,20 +17,20 @@ from fedjax_het.engine.types import LocalTraining, Turn, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.options import INT32_MAX
 
-# Numbers in the orders of all epochs that are drawn at once, 64 MB.
+# Size limit of the permutations of all epochs, 64 MB as int32.
 _ORDERS = 1 << 24
 
 
 def steps_per_epoch(size, batch_size: int, drop_last: bool):
   """Number of minibatches in one pass over `size` examples ([] int32).
 
-  With `drop_last` the last partial batch is left out, unless it is the only
-  one: fewer examples than a batch make one partial batch. 0 for no example.
+  With `drop_last` the last partial batch is dropped, unless it is the only
+  batch. 0 for no example.
   """
   batches = -(-size // batch_size)
   if not drop_last:
     return batches
-  if isinstance(size, int):  # Which `jnp` would trace.
+  if isinstance(size, int):  # NumPy: `jnp` would trace it.
     return max(size // batch_size, min(batches, 1))
   return jnp.maximum(size // batch_size, jnp.minimum(batches, 1))
 
@@ -67,15 +67,15 @@ def train_epochs(
     step_fn: `(carry, batch, step, key) -> (carry, metrics)`; `step` is []
       int32, `metrics` maps names to float arrays. `batch.mask` is False for
       the padding of a partial batch.
-    carry: Whatever the steps change.
+    carry: The loop carry, a pytree.
     data: The examples.
     key: A random key.
     epochs: Passes over the data.
     batch_size: Examples a step, B.
     drop_last: Whether to leave out the last partial batch. Less than a batch
       makes one partial batch a pass all the same.
-    steps: Number of minibatches, over as many passes as that takes; None for
-      `epochs` passes.
+    steps: Number of minibatches, over as many epochs as needed; None for
+      `epochs` epochs.
 
   Returns:
     The carry, the mean of the metrics over the steps (0 without any) and the
@@ -93,7 +93,7 @@ def train_epochs(
         f'{epochs} epochs of {most} steps are more than {INT32_MAX} steps.'
     )
   if steps is None and epochs * data.length > _ORDERS:
-    # So many orders would fill the memory: they are drawn epoch by epoch.
+    # Too large to draw at once: draw one permutation per epoch.
     orders, num_steps = None, epochs * per_epoch
   elif steps is None:
     orders = jax.vmap(shuffle)(jnp.arange(epochs))
@@ -109,7 +109,7 @@ def train_epochs(
     begins = step % per_epoch == 0
     return jax.lax.cond(begins, shuffle, lambda epoch: order, epoch)
 
-  step_fn = jax.jit(step_fn)  # Traced once, for its shapes and for the loop.
+  step_fn = jax.jit(step_fn)  # Jitted, so that it is traced only once.
 
   def batch_of(order, step, key):
     place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
@@ -168,12 +168,12 @@ def map_examples(
 def proximal_gradient(grads, params, anchor, mu: float):
   """Adds the gradient of FedProx's proximal term (mu/2) ||params - anchor||^2.
 
-  It is exactly zero at the anchor, and compiled out when `mu` is 0.
+  It is exactly zero at the anchor, and omitted from the program if `mu` is 0.
 
   Args:
     grads: Gradient tree of the task loss.
     params: The trainable leaves, same tree.
-    anchor: The leaves that the client received, same tree.
+    anchor: The received leaves, same tree.
     mu: Strength, the factor in the gradient (the papers print mu/2).
 
   Returns:
@@ -206,7 +206,7 @@ def visit_steps(local: LocalTraining, sizes):
 
 
 def init_optimizer(local: LocalTraining, params):
-  """The optimiser's first state, for methods that keep it between visits."""
+  """The initial optimizer state, for methods that keep it between visits."""
   return local.optimizer(local.learning_rate(jnp.int32(0))).init(params)
 
 
@@ -224,14 +224,14 @@ def fit(
 
   Args:
     loss_fn: `(variables, batch, key) -> (loss, (stats, metrics))`, where
-      `stats` are the running statistics to go on with and `metrics` maps names
-      to float arrays.
+      `stats` are the new running statistics and `metrics` maps names to float
+      arrays.
     local: How to train: epochs or steps, batch size, optimiser, learning rate.
       `dataclasses.replace(local, epochs=...)` gives a phase its own.
     start: Variables at the beginning.
     data: The examples.
     visit: The client's turn, or the server's.
-    opt_state: The optimiser's state to go on with; None begins anew.
+    opt_state: The optimizer state; None initialises a new one.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
 
   Returns:
@@ -340,7 +340,7 @@ def train_model(
     mu: float = 0.0,
     grad_hook: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Variables, dict[str, jax.Array], jax.Array]:
-  """Trains a model on a client's data, with a fresh optimiser.
+  """Trains a model on a client's data, with a new optimizer state.
 
   Args:
     model: The architecture.
@@ -350,7 +350,7 @@ def train_model(
     visit: The client's turn, or the server's.
     mu: Strength of a proximal term around `start`, see `proximal_gradient`.
     grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
-      With one, `local.drop_unused_weights` is not heeded: it sees whole leaves.
+      It disables `local.drop_unused_weights`, because it reads whole leaves.
 
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
@@ -372,10 +372,10 @@ def fit_model(
     mu: float = 0.0,
     grad_hook: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
-  """`train_model` with an optimiser that may stay between visits.
+  """`train_model` with an optimizer state that is kept between visits.
 
   Args:
-    model: As for `train_model`, and so all that is not said here.
+    model: As for `train_model`, like all arguments without description.
     local: As there.
     start: As there.
     data: As there.

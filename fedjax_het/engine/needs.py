@@ -1,4 +1,4 @@
-"""What an algorithm needs of a federation, declared beside its constructor.
+"""Requirements of an algorithm, declared with its constructor.
 
 The check of a config, the builder and the shared test suite read it, so that a
 new method edits none of them:
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What an algorithm needs of a federation.
+  """Requirements of an algorithm on the federation.
 
   Attributes:
     public: 'labelled' or 'unlabelled' for a public set, with labels that the
@@ -24,12 +24,11 @@ class Needs:
     server_model: Whether `Federation.server_model` must be given; None if it
       may be.
     partner: Whether each `Group.partner` must be given; None if it may be.
-    keep_optimizer: What the method does by itself about its clients'
-      optimisers if it obeys `LocalTraining.keep_optimizer`; None if clients
-      always begin their optimisers anew.
+    keep_optimizer: The method's default for `LocalTraining.keep_optimizer`;
+      None if it always resets optimizer states.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
-    task: Name of the only task that the method is made for; None for any.
+    task: Name of the only supported task; None for any.
   """
 
   public: str | None = None
@@ -71,5 +70,5 @@ def requires(**needs) -> Callable[[Callable], Callable]:
 
 
 def needs_of(constructor: Callable) -> Needs:
-  """The declared needs of a constructor; nothing where it declares none."""
+  """The declared needs of a constructor; an empty `Needs` by default."""
   return getattr(constructor, 'needs', NOTHING)

@@ -230,7 +230,7 @@ def make_warm_up(
     *,
     backend: str | Backend = 'auto',
 ) -> Callable[..., tuple[State, RoundReport]]:
-  """Builds what all clients do before the first round.
+  """Builds the warm-up of all clients before the first round.
 
   Args:
     algorithm: An algorithm with a `warm_up`.
@@ -257,7 +257,7 @@ def make_warm_up(
 
 
 def round_bytes(report: GroupReport, num_clients: int) -> tuple[int, int]:
-  """Total bytes (down, up) that one group exchanged in a round.
+  """Total bytes (down, up) of one group's messages in a round.
 
   Args:
     report: The group's report.

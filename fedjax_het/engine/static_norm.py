@@ -1,4 +1,4 @@
-"""Static batch norm: statistics collected over all clients' data at once."""
+"""Static batch norm: statistics over all clients' data."""
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,13 @@ def static_statistics(
     batch_size: int,
     num_batches: int | None = None,
 ):
-  """Statistics for evaluation of a model that is trained without any.
+  """Running statistics for a model that is trained without them.
 
   One pass in batch-statistics mode over all training examples: for every norm
   the mean over batches of the batch mean, and of the UNBIASED variance within
-  the batch. Every batch has the same weight; between batches the means' spread
-  is left out, as in the paper's code. Images are those of evaluation, never
-  augmented; in the paper's code the pass sees crops and flips.
+  the batch. Every batch has the same weight. The variance of the means between
+  batches is ignored, as in the paper's code. Images are not augmented; the
+  paper's code augments them.
 
   Args:
     model: A model with 'batch' norms.

@@ -1,4 +1,4 @@
-"""What models are trained for: the loss of an example and its metrics.
+"""Tasks: the loss of an example and its metrics.
 
 Algorithms know a task only by these functions. Another task, such as
 regression, is another `Task`, given as `LocalTraining(task=...)`; methods that
@@ -14,15 +14,14 @@ import optax
 
 
 class Task(NamedTuple):
-  """A task, told by functions of a batch of outputs and labels.
+  """A task, defined by functions of a batch of outputs and labels.
 
   Attributes:
     name: Its name.
     losses: `(outputs [B, ...], labels [B, ...]) -> [B]` float32, the loss of
       each example.
     metrics: {name: `(outputs, labels) -> [B]` float32}, reported as means over
-      the test set besides the loss. The first is the one that rounds and
-      methods are compared by.
+      the test set. The first one is used to compare rounds and methods.
   """
 
   name: str
@@ -44,7 +43,7 @@ class Task(NamedTuple):
 
 
 def masked_mean(values, mask=None):
-  """Mean of [B] `values` where [B] `mask` is True; 0 if it nowhere is."""
+  """Mean of [B] `values` where [B] `mask` is True; 0 if it is all False."""
   if mask is None:
     return jnp.mean(values)
   total = jnp.sum(jnp.where(mask, values, 0.0))

@@ -1,7 +1,7 @@
 """The contract between an algorithm and the engine that runs it.
 
-An algorithm is a few pure functions written for ONE client and one server;
-the engine batches them over a cohort, in whatever way suits the hardware.
+An algorithm is a few pure functions for ONE client and one server; the engine
+maps them over a cohort.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from fedjax_het.models.blocks import BlockModel
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Clients of one architecture; everything in a group has one shape.
+  """Clients of one architecture, so all shapes in a group are equal.
 
   Attributes:
     name: Name of the group, unique in the federation.
@@ -27,8 +27,8 @@ class Group:
     client_ids: [K] int32, global and ascending.
     partner: The architecture of a second model that each client holds, for
       methods with one; None for none.
-    options: {name: value} of what the method is told of this group alone, such
-      as its memory budget; see `Needs.group_options`.
+    options: {name: value}, the method's options of this group, such as a memory
+      budget; see `Needs.group_options`.
   """
 
   name: str
@@ -45,23 +45,23 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
-  """How a client trains on its own data.
+  """Settings of local training.
 
   Attributes:
     optimizer: Maps a learning rate (maybe traced) to an optax transformation.
     learning_rate: Maps the round (int32, traced) to the learning rate.
     epochs: Passes over the client's data in one visit.
     batch_size: Examples a step.
-    drop_last: Whether the last partial batch of an epoch is left out instead
-      of being padded and masked. A client with less than a batch takes one
-      partial batch, padded and masked, so that every client takes a step.
-    steps: Minibatches in one visit, whatever the client's size, instead of
-      `epochs` passes; None for whole passes.
-    drop_unused_weights: Whether weights that no example reaches, such as the
-      outer taps of kernels on 1x1 maps, are left out of the steps of methods
-      that can, see `BlockModel.trim`. It changes nothing but time, if the
-      optimiser neither moves a weight without a gradient nor looks at it: true
-      of SGD and Adam, not with weight decay or trust ratios.
+    drop_last: Whether the last partial batch of an epoch is dropped instead of
+      padded and masked. A client with fewer examples than a batch takes one
+      padded batch, so every client takes a step.
+    steps: Minibatches per visit, for clients of any size, instead of `epochs`;
+      None for `epochs`.
+    drop_unused_weights: Whether to drop weights without gradient, such as the
+      outer taps of kernels on 1x1 maps, from local steps; see
+      `BlockModel.trim`. Results are the same if the optimizer neither updates
+      nor reads weights with zero gradient: true for SGD and Adam, false with
+      weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
       visits, which is never sent; None for what the method does by itself.
       Only methods that declare it (`Needs.keep_optimizer`) ask for it.
@@ -79,26 +79,24 @@ class LocalTraining:
   task: Task = CLASSIFICATION
 
   def keeps_optimizer(self, default: bool) -> bool:
-    """Whether it is kept, by a method that does `default` by itself."""
+    """Whether the optimizer state is kept; `default` is that of the method."""
     return default if self.keep_optimizer is None else self.keep_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-  """What is fixed for a run and known to every algorithm.
+  """The static description of a run, given to every algorithm.
 
   Attributes:
     groups: The groups, whose client ids partition 0 .. num_clients - 1.
     local: The clients' local training.
     local_stats: Whether running norm statistics stay on the client instead of
       being averaged (FedBN-like).
-    sizes: [num_clients] int32, number of examples of each client, for methods
-      whose state depends on it; None where it is not known.
-    num_public: Examples that all clients and the server share; see
-      `FederatedData.public`.
+    sizes: [num_clients] int32, examples of each client, for methods whose state
+      depends on it; None if unknown.
+    num_public: Size of the public set; see `FederatedData.public`.
     num_rounds: Rounds of the whole run; None where it is not known.
-    server_model: The architecture of a model of the server's own, for methods
-      with one; None for none.
+    server_model: The architecture of the server's own model, or None.
   """
 
   groups: tuple[Group, ...]
@@ -134,7 +132,7 @@ class Federation:
     return sum(group.num_clients for group in self.groups)
 
   def places(self) -> tuple[np.ndarray, np.ndarray]:
-    """[num_clients] int32 twice: each client's group, and its row there."""
+    """Each client's group and row in it, both [num_clients] int32."""
     group_of = np.zeros(self.num_clients, np.int32)
     row_of = np.zeros(self.num_clients, np.int32)
     for i, group in enumerate(self.groups):
@@ -162,15 +160,15 @@ class Federation:
 
 
 class Visit(NamedTuple):
-  """One client's turn.
+  """One visit of a client.
 
   Attributes:
     client_id: [] int32, global.
     round_num: [] int32, from 0.
-    key: A random key that follows from (seed, round, client id) alone.
-    turn: [] int32, how many visits of the run came before this one. The visits
-      of a round count by client id; asynchronous visits count as if every
-      client took part in every round.
+    key: A random key that depends only on (seed, round, client id).
+    turn: [] int32, number of earlier visits in the run. Visits of a round are
+      ordered by client id; asynchronous visits are numbered as if every client
+      took part in every round.
   """
 
   client_id: jax.Array
@@ -180,7 +178,7 @@ class Visit(NamedTuple):
 
 
 class Turn(NamedTuple):
-  """The server's turn: what it knows when it updates its state.
+  """The inputs of a server update besides uploads.
 
   It has the fields of a `Visit` that training asks for, so that
   `fit(loss_fn, local, start, turn.public, turn)` trains a model of the server.
@@ -188,8 +186,8 @@ class Turn(NamedTuple):
   Attributes:
     round_num: [] int32, from 0; without rounds that all share, the round that
       the upload is counted to.
-    key: A random key that follows from the seed and the update alone.
-    public: The public set, all of its examples; None where there is none.
+    key: A random key that depends only on the seed and the update.
+    public: All examples of the public set, or None.
   """
 
   round_num: jax.Array
@@ -198,12 +196,12 @@ class Turn(NamedTuple):
 
 
 class Maybe(NamedTuple):
-  """A part of a downlink or uplink of which only some may really travel.
+  """An optional part of a downlink or uplink.
 
   Attributes:
     value: A pytree whose leaves begin with the axes of `present`.
-    present: Boolean array; entries that are False are not sent, and are not
-      counted as bytes.
+    present: Boolean array; entries that are False are not sent and not counted
+      as bytes.
   """
 
   value: Any
@@ -211,14 +209,14 @@ class Maybe(NamedTuple):
 
 
 class Uplink(NamedTuple):
-  """What one client returns.
+  """One client's upload.
 
   Attributes:
     summed: A pytree of which the server only needs the sum over clients, such
       as weighted deltas and their weights. It is accumulated while clients
       run, so memory does not grow with the cohort.
-    kept: A pytree that the server needs from each client apart, such as
-      features; None for nothing.
+    kept: A pytree that the server needs per client, such as features; None for
+      nothing.
   """
 
   summed: Any
@@ -226,7 +224,7 @@ class Uplink(NamedTuple):
 
 
 class Received(NamedTuple):
-  """What the server has from one group after a round.
+  """One group's uploads of a round.
 
   Attributes:
     summed: Sum of `Uplink.summed` over the group's clients of the cohort.
@@ -235,8 +233,8 @@ class Received(NamedTuple):
       a scatter with `mode='drop'` ignores.
     staleness: [slots] int32, server updates since the client's download; 0 in
       synchronous rounds.
-    round_ends: [] bool, whether this update is the round's last: always in
-      synchronous rounds, else of the last of a round's uploads.
+    round_ends: [] bool, whether this is the last server update of the round;
+      always true in synchronous rounds.
   """
 
   summed: Any
@@ -255,8 +253,8 @@ class FederatedAlgorithm(NamedTuple):
 
   Attributes:
     init: `(key) -> server`, the server's first state.
-    init_client: `(group, client_id, key) -> client`, what one client keeps
-      between its visits; () when nothing.
+    init_client: `(group, client_id, key) -> client`, the client state between
+      visits; () for none.
     downlink: `(server, group, visit) -> downlink`, the pytree sent to one
       client. Parts that do not depend on the client are never copied per
       client: batching leaves them shared.
@@ -272,16 +270,15 @@ class FederatedAlgorithm(NamedTuple):
     one_model: Whether `client_model` and the predictions are the same for all
       groups, so that one evaluation serves them all.
     predict: `(group, variables, x) -> logits [B, C]`.
-    views: Further predictions to evaluate besides, by name, for methods with
-      several models worth testing; same signature as `predict`.
-    warm_up: As `client_update`: what every client does once before the first
-      round, such as pre-training. What it sends reaches `server_update`. None
-      for nothing.
-    calibrate: `(server, data) -> server`: what is put in place of the server's
-      state for evaluation only, such as norm statistics that are collected
-      over all clients' data. None for nothing.
-    max_staleness: `server_update` drops uploads that are staler, and the clock
-      does not count them as updates; None where it drops none.
+    views: {name: predict}, additional predictions to evaluate.
+    warm_up: Like `client_update`, run once by every client before the first
+      round, such as pre-training. `server_update` receives its uplinks. None
+      for no warm-up.
+    calibrate: `(server, data) -> server`: the server state used in evaluation,
+      such as norm statistics over all clients' data. None for the server state
+      itself.
+    max_staleness: `server_update` drops uploads with a larger staleness, and
+      the clock does not count them as updates; None for no limit.
   """
 
   init: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""From a config to all that a run needs; every refusal happens here."""
+"""Builds an experiment from a config, with all checks."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -56,13 +56,13 @@ _FEW = 4
 
 
 class Experiment(NamedTuple):
-  """All that a run needs.
+  """The parts of a run.
 
   Attributes:
     config: The config, frozen.
     dataset: The data set on the host, resized if the config says so.
     parts: The training examples of each client.
-    validation: What all clients have held out together; None for nothing.
+    validation: Held-out examples of all clients together, or None.
     federation: Groups and local training.
     algorithm: The method.
     data: The federated data on the device.
@@ -187,7 +187,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def _spoil(config, dataset: Dataset) -> Dataset:
-  """Leaves out training examples and makes labels wrong, as the config says."""
+  """Applies `train_size` and `label_noise`."""
   images, labels = dataset.train_images, dataset.train_labels
   if config.train_size is not None and config.train_size != len(labels):
     if config.train_size > len(labels):

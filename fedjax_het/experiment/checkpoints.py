@@ -57,7 +57,7 @@ def notes_sum(notes: dict[str, Any]) -> int:
 
 
 class Checkpoints:
-  """The last few states of a run, each written all or nothing.
+  """The last few states of a run, each written atomically.
 
   `save` takes a copy of the state, which the next round may overwrite, and
   returns; a thread writes it. One that could not be written is raised by the
@@ -166,9 +166,9 @@ class Checkpoints:
   def restore(
       self, like: Any, on_host: str | None = None
   ) -> Restored | None:
-    """Reads the latest checkpoint that is whole.
+    """Reads the latest valid checkpoint.
 
-    Later ones that are not are warned of and set aside, as damaged-<step>.
+    Later, damaged ones are renamed to damaged-<step>, with a warning.
 
     Args:
       like: A pytree of the shapes and dtypes to expect.

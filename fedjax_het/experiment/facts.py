@@ -1,4 +1,4 @@
-"""What is known of a run before its first round: sizes, bytes, versions."""
+"""Facts of a run before its first round: sizes, bytes, versions."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def _bytes(tree) -> int:
 
 
 def fingerprint(experiment: Experiment) -> int:
-  """A CRC-32 of the data and of who holds what, to recognise them by."""
+  """A CRC-32 of the data and the partition, to identify them."""
   crc = 0
   data = experiment.dataset
   arrays = (
@@ -41,7 +41,7 @@ def fingerprint(experiment: Experiment) -> int:
 
 
 def versions() -> dict[str, str]:
-  """What the last bits of a result may hang on."""
+  """Versions and hardware that may change the last bits of a result."""
   device = jax.devices()[0]
   return dict(
       jax=jax.__version__, platform=device.platform, device=device.device_kind

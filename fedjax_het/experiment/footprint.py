@@ -1,9 +1,9 @@
-"""How much memory a run needs at least, found out before anything is made.
+"""A lower bound of the memory of a run, computed before it starts.
 
-A process that asks for more than there is gets killed without a word, after
-minutes. What is counted here is a lower bound: data, what clients and server
-keep, one client's training and one batch of the evaluation, as if nothing else
-took any memory. A run that passes may still be too large.
+A process that exceeds memory is killed without a message, after minutes. What
+is counted here is a lower bound: data, what clients and server keep, one
+client's training and one batch of the evaluation, as if nothing else took any
+memory. A run that passes may still be too large.
 """
 
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ def check(experiment) -> None:
   training = size * max(_training(group.model) for group in groups)
   tests = min(config.eval_batch_size, len(dataset.test_labels))
   testing = tests * max(_testing(group.model) for group in groups)
-  # They do not happen at one time.
+  # They do not happen at the same time.
   if training > testing:
     needs[f'local.batch_size={size}'] = training
   else:

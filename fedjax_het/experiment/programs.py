@@ -26,7 +26,7 @@ from fedjax_het.experiment.processes import several
 
 _log = logging.getLogger(__name__)
 
-# The most rounds in one dispatch: enough that none waits for the host.
+# Maximum rounds per dispatch; enough to hide the host.
 _MOST_ROUNDS = 1000
 # A warning is given of clients' states that lie on every device of a mesh and
 # are larger than this, in bytes.
@@ -64,7 +64,7 @@ def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
     The keys of initial values, of training, and of sampling.
   """
   init_key, train_key = jax.random.split(jax.random.key(config.seed))
-  # Folded, so that equal seeds do not give sampling the keys of the others.
+  # Folded, so that equal seeds give sampling a different key.
   sampling_key = jax.random.fold_in(jax.random.key(config.sampling_seed), 2)
   return init_key, train_key, sampling_key
 

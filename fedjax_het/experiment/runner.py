@@ -324,7 +324,7 @@ def _train(
     return lap - begin
 
   def settle(begun):
-    """Waits for rounds and writes their lines."""
+    """Blocks on rounds and writes their lines."""
     begin, first, num, collect = begun
     reports = collect()
     seconds = seconds_since(begin) / num
@@ -345,7 +345,7 @@ def _train(
     }
 
   def test(round_num, scores):
-    """Waits for scores and writes their lines."""
+    """Blocks on scores and writes their lines."""
     when = programs.timeline(round_num).get('virtual_time')
     for split, score in scores.items():
       score = jax.device_get(score)

@@ -1,4 +1,4 @@
-"""Configs of older versions, as this one reads them."""
+"""Conversion of configs stored by older versions."""
 
 from collections.abc import Mapping
 import json
@@ -10,7 +10,7 @@ from fedjax_het.renamed import with_moved_entries
 
 
 def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """What a stored config did where it lacks an entry with another default.
+  """Values of missing entries whose default has changed since.
 
   Args:
     stored: A config as plain JSON values, maybe of an older version.
@@ -40,14 +40,13 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """A stored config with the entries that did not exist when it was stored.
+  """The config with missing entries set to their defaults.
 
   Args:
     stored: A config as plain JSON values, maybe of an older version.
 
   Returns:
-    The same with the entries that it lacks: their defaults, which are what
-    that version did, or `older_entries`.
+    The config with missing entries set to their defaults or to `older_entries`.
   """
   stored = with_moved_entries(stored)
   name = stored.get('algorithm', {}).get('name')

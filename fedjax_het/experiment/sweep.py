@@ -140,7 +140,7 @@ def _read(job: _Job) -> dict[str, Any]:
 
 
 def _check(jobs: list[_Job]) -> None:
-  """Refuses what is wrong and would else come up hours later."""
+  """Checks all cells before the first one runs."""
   columns: dict[tuple[str, str | None], dict[str, None]] = {}
   for job in jobs:
     if job.path.exists():
@@ -160,7 +160,7 @@ def _check(jobs: list[_Job]) -> None:
 
 
 class _Sweep:
-  """What a process has done of a table's cells.
+  """A process's progress on a table's cells.
 
   Attributes:
     runs: How many cells it ran.

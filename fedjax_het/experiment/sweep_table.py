@@ -12,7 +12,7 @@ from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.files import read_json
 from fedjax_het.reporting.results_table import Table, cell_name
 
-# Entries of a config that do not change a cell's numbers, but for rounding.
+# Entries of a config that change only the rounding of a cell's numbers.
 _IRRELEVANT = (
     'data_dir', 'compilation_cache', 'tensorboard', 'conv_backend'
 )  # fmt: skip
@@ -136,5 +136,5 @@ def _check_numbers(name: str, values: Sequence[Any]) -> None:
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-  """A config's top level without what does not change a result."""
+  """The top level of a config without entries that do not change results."""
   return {k: v for k, v in config.items() if k not in _IRRELEVANT}

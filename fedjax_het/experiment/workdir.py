@@ -61,7 +61,7 @@ _FOLDERS = ('checkpoints', 'tensorboard')
 
 
 def _check_places(folder: pathlib.Path) -> None:
-  """Raises ValueError if something else lies where a run writes.
+  """Raises ValueError if a path that a run writes has the wrong type.
 
   metrics.jsonl is not asked for: what lies there can be restored.
   """
@@ -173,7 +173,7 @@ def store_config(folder: pathlib.Path, config) -> None:
 
 
 def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-  """Sentences on the entries that differ and must not."""
+  """Messages on entries that differ but must be equal."""
   free = FREE
   if mine['local']['schedule'] != 'cosine':
     free += ('num_rounds',)

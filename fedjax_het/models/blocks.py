@@ -25,7 +25,7 @@ from fedjax_het.names import check_name
 
 
 class Variables(NamedTuple):
-  """What a model holds.
+  """Parameters and running statistics of a model.
 
   Attributes:
     params: {block name: tree}, the trainable leaves, float32.

@@ -1,4 +1,4 @@
-"""Small pieces that several model families share."""
+"""Layers and initialisers shared by model families."""
 
 from collections.abc import Callable
 import math
@@ -80,7 +80,7 @@ def _zeros(fan_in: int) -> Callable[..., jax.Array]:
 
 
 class Init(NamedTuple):
-  """How a net's numbers are drawn; norms start at 1 and 0.
+  """Initialisers of a model's layers; norm scales start at 1, biases at 0.
 
   Attributes:
     kernel: Initialiser of the kernels of hidden layers, shape [..., I, O].
