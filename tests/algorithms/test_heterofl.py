@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
-from fedjax_het.algorithms.heterofl import Sent
+from fedjax_het.algorithms.heterofl_widths import Sent
 from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.evaluate import make_evaluate
@@ -325,7 +325,12 @@ def test_weights_are_one_or_the_number_of_examples_and_0_without_a_step():
 
 def test_slices_that_return_unchanged_leave_the_server_unchanged():
   federation = one_group(local=tiny_local(optax.sgd, lr=0.0))
-  before, after, _ = run(heterofl(rates(federation, '2/3')), federation)
+  algorithm = heterofl(rates(federation, '2/3'))
+  before, after, reports = run(algorithm, federation)
+  # ceil(2/3 8) = 6 channels: kernels, biases and norms.
+  narrow = 6 * (4 + 6 + NUM_CLASSES) + 3 * (6 + 6) + NUM_CLASSES
+  down = traffic.num_bytes(reports['tiny1'].down)
+  assert down.tolist() == [4 * narrow] * 6
   assert_trees(after, before, rtol=0, atol=0)
 
 

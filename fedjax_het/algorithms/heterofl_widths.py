@@ -1,0 +1,281 @@
+"""HeteroFL's clients: their widths, fixed or drawn, and their training.
+
+What `heterofl` does with a client in a round. `fixed_widths` and `drawn_widths`
+have one face, `Widths`; both train by `train_level`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.aggregation.label_masks import masked_logits, owned_labels
+from fedjax_het.aggregation.slicing import (
+  Level,
+  extract,
+  scatter_add,
+  without_running_stats,
+)
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.types import LocalTraining, Maybe, Uplink
+from fedjax_het.models.blocks import Variables
+from fedjax_het.models.intercept import scaled_norm_inputs
+
+
+class Sent(NamedTuple):
+  """The uplink: changes, and who holds what.
+
+  Attributes:
+    change: Tree of `Maybe`: weight * (after - before).
+    number: [levels] float32, the client's weight at its level.
+    owned: [levels, C] float32, the same for the rows of labels that it owns.
+  """
+
+  change: Any
+  number: jax.Array
+  owned: jax.Array
+
+
+class Plan(NamedTuple):
+  """What is fixed for a run.
+
+  Attributes:
+    levels: The widths that clients train.
+    left_out: For each level whether it is left out of the mean.
+    head: Name of the classifier's block.
+    num_classes: C.
+    local: Local training.
+    scaler: As for `heterofl`, like the others.
+    mask: See there.
+    weights: See there.
+  """
+
+  levels: Sequence[Level]
+  left_out: Sequence[bool]
+  head: str
+  num_classes: int
+  local: LocalTraining
+  scaler: bool
+  mask: str
+  weights: str
+
+
+class Widths(NamedTuple):
+  """Who trains at which width.
+
+  Attributes:
+    downlink: As in `FederatedAlgorithm`.
+    client_update: As there.
+    add: `(total, count, group, sent) -> (total, count)` of full-width trees:
+      adds a group's changes, and their weights, to those of other groups.
+  """
+
+  downlink: Callable[..., Any]
+  client_update: Callable[..., Any]
+  add: Callable[..., Any]
+
+
+def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
+  """Every client has the width of its group.
+
+  Args:
+    plan: The plan; a group has a level of its own.
+    level_of: {group name: position of its level}.
+
+  Returns:
+    The functions.
+  """
+
+  def downlink(server, group, visit):
+    del visit
+    return extract(server.params, plan.levels[level_of[group.name]].index)
+
+  def client_update(group, client, params, data, visit):
+    up, metrics = train_level(plan, level_of[group.name], params, data, visit)
+    present = jax.tree.map(lambda leaf: jnp.bool_(True), up.change)
+    return client, Uplink(_marked(plan, up, present)), metrics
+
+  def add(total, count, group, sent):
+    change, number, owned = sent
+    i = level_of[group.name]
+    index = plan.levels[i].index
+    held = holders(plan, i, number[i], owned[i])
+    return (
+        scatter_add(total, index, _values(change)),
+        scatter_add(count, index, held),
+    )
+
+  return Widths(downlink, client_update, add)
+
+
+def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
+  """Every client draws its width at every visit.
+
+  Args:
+    plan: The plan.
+    odds: One number for each level, at least 0.
+
+  Returns:
+    The functions.
+  """
+
+  def downlink(server, group, visit):
+    del group
+    # P(level i) = odds_i / sum_j odds_j
+    logits = jnp.log(jnp.asarray(odds, jnp.float32))
+    level = jax.random.categorical(visit.key, logits)
+    held = held_numbers(plan.levels, server.params, level)
+    return level, jax.tree.map(Maybe, server.params, held)
+
+  def client_update(group, client, sent, data, visit):
+    del group
+    level, params = sent[0], _values(sent[1])
+
+    def at_level(i, params):
+      index = plan.levels[i].index
+      up, metrics = train_level(plan, i, extract(params, index), data, visit)
+      whole = scatter_add(_zeros(params), index, up.change)
+      return up._replace(change=whole), metrics
+
+    branches = [
+        functools.partial(at_level, i) for i in range(len(plan.levels))
+    ]
+    up, metrics = jax.lax.switch(level, branches, params)
+    rates = jnp.array([level.rate for level in plan.levels])
+    metrics['rate'] = rates[level]
+    present = held_numbers(plan.levels, params, level)
+    return client, Uplink(_marked(plan, up, present)), metrics
+
+  def add(total, count, group, sent):
+    del group
+    change, number, owned = sent
+    total = jax.tree.map(jnp.add, total, _values(change))
+    for i, level in enumerate(plan.levels):
+      held = holders(plan, i, number[i], owned[i])
+      count = scatter_add(count, level.index, held)
+    return total, count
+
+  return Widths(downlink, client_update, add)
+
+
+def train_level(plan: Plan, i: int, start, data, visit):
+  """Local training at one width.
+
+  Args:
+    plan: The plan.
+    i: Position of the level.
+    start: The narrow parameters, {block name: tree}.
+    data: The client's examples.
+    visit: The visit.
+
+  Returns:
+    `Sent` with a narrow tree of plain changes, and metrics.
+  """
+  level, local = plan.levels[i], plan.local
+  model = without_running_stats(level.model)
+  owned = owned_labels(data, plan.num_classes)
+
+  def loss_fn(variables, batch, key):
+    # Scaler: x <- x / rho in front of every norm.
+    with scaled_norm_inputs(1 / level.rate if plan.scaler else 1):
+      logits, stats = model.apply(
+          variables, batch.x, train=True, mask=batch.mask, key=key
+      )
+    # z_c <- 0 for c not in Y_k.
+    logits = masked_logits(logits, batch, owned, plan.mask)
+    return local.task.loss(logits, batch.y, batch.mask), (stats, {})
+
+  end, _, metrics, num_steps = fit(
+      loss_fn, local, Variables(start, {}), data, visit
+  )
+  if plan.left_out[i]:
+    end, num_steps = Variables(start, {}), 0
+  amount = data.size if plan.weights == 'data' else 1
+  weight = jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
+  rows = owned if plan.mask == 'client' else jnp.ones_like(owned)
+
+  def of_owned(leaf):  # Classes are the last axis of the head's leaves.
+    return jnp.where(jnp.broadcast_to(rows, leaf.shape), leaf, 0.0)
+
+  # Delta_k = w_k (theta_k - theta); of the head only the rows in Y_k.
+  change = jax.tree.map(lambda a, b: weight * (a - b), end.params, start)
+  change[plan.head] = jax.tree.map(of_owned, change[plan.head])
+  here = (jnp.arange(len(plan.levels)) == i) * weight
+  return Sent(change, here, here[:, None] * rows[None]), metrics
+
+
+def holders(plan: Plan, i: int, number, owned):
+  """sum_{k in H_j} w_k for every number j of one level's narrow model.
+
+  Args:
+    plan: The plan.
+    i: Position of the level.
+    number: [] float32, the sum of its clients' weights.
+    owned: [C] float32, the same over the owners of each label.
+
+  Returns:
+    A tree like the level's parameters.
+  """
+  params = plan.levels[i].model.abstract_variables.params
+  return {
+      name: jax.tree.map(
+          lambda s, n=owned if name == plan.head else number: jnp.broadcast_to(
+              n, s.shape
+          ),
+          tree,
+      )
+      for name, tree in params.items()
+  }
+
+
+def held_numbers(levels: Sequence[Level], params, level):
+  """Whether the slice of a level holds a number.
+
+  Args:
+    levels: All levels.
+    params: The full parameters.
+    level: [] int32, position of one level, maybe traced.
+
+  Returns:
+    A tree of bool arrays like the parameters.
+  """
+
+  def held(leaf, *choices):
+    inside = jnp.ones(leaf.shape, bool)
+    for axis, size in enumerate(leaf.shape):
+      members = np.ones((len(levels), size), bool)
+      for row, axes in zip(members, choices, strict=True):
+        if axes[axis] is not None:
+          row[:] = False
+          row[axes[axis]] = True
+      shape = [1] * leaf.ndim
+      shape[axis] = size
+      inside &= jnp.asarray(members)[level].reshape(shape)
+    return inside
+
+  return jax.tree.map(held, params, *(level.index for level in levels))
+
+
+def _marked(plan, up, present):
+  """The uplink with what is sent marked: of the head the owned rows alone."""
+  owned = jnp.sum(up.owned, axis=0) > 0
+  present[plan.head] = jax.tree.map(
+      lambda leaf, here: here & jnp.broadcast_to(owned, leaf.shape),
+      up.change[plan.head],
+      present[plan.head],
+  )
+  return up._replace(change=jax.tree.map(Maybe, up.change, present))
+
+
+def _zeros(tree):
+  return jax.tree.map(jnp.zeros_like, tree)
+
+
+def _values(tree):
+  """A tree of `Maybe` without what is sent."""
+  return jax.tree.map(
+      lambda m: m.value, tree, is_leaf=lambda x: isinstance(x, Maybe)
+  )
