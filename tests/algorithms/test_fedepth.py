@@ -330,6 +330,13 @@ def test_own_heads_travel_to_those_who_train_them():
   assert not jax.tree.leaves(client)
   moved = uplink.summed.change.params['unit1/head']['kernel']
   assert np.any(moved)
+  # Weighted as all blocks are: nine examples, or one vote.
+  uniform = fedepth(federation, heads='own', weights='uniform')
+  _, _, vote, _ = one_visit(uniform, federation, data)
+  np.testing.assert_allclose(
+      9 * vote.summed.change.params['unit1/head']['kernel'], moved, rtol=1e-4,
+      atol=1e-6,
+  )  # fmt: skip
   poor, rich = federation.groups
   assert set(algorithm.downlink(server, poor, None).params) == blocks | heads
   assert set(algorithm.downlink(server, rich, None).params) == blocks
