@@ -245,3 +245,27 @@ def test_the_proximal_term_acts_from_the_second_step(tx):
 def test_negative_mu_is_refused():
   with pytest.raises(ValueError, match='mu must be at least 0'):
     fedprox(tiny_federation(), mu=-1.0)
+
+
+def test_rounds_keep_the_structure_of_a_server_with_an_optimiser():
+  """Resumed through the host it goes on bit for bit, and it is evaluated."""
+  federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
+  algorithm = fedavg(federation, server_optimizer='adam', server_lr=0.1)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=1, backend='map'
+  )
+  keys = jax.random.key(1), jax.random.key(2)
+  results = []
+  for through_host in (False, True):
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    structure = jax.tree.structure(state)
+    for _ in range(3):
+      if through_host:
+        state = jax.tree.map(jnp.asarray, jax.device_get(state))
+      state, _ = run_round(state, data, *keys)
+      assert jax.tree.structure(state) == structure
+    results.append(jax.device_get(state))
+  jax.tree.map(np.testing.assert_array_equal, *results)
+  model = algorithm.client_model(state.server, (), federation.groups[0])
+  assert set(model.params) == set(federation.groups[0].model.block_names)
+  assert np.any(model.params['l1']['w'])
