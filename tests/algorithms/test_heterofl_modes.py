@@ -13,24 +13,15 @@ def test_the_mode_of_the_papers():
   assert mode.fix(10) == dict(a=4, b=2, c=2, d=1, e=1)
   # Whole blocks of N // 10; the last level takes the rest.
   assert mode.fix(25) == dict(a=8, b=4, c=4, d=2, e=7)
-<<<<<<< HEAD:tests/algorithms/test_heterofl_modes.py
   assert {k: str(rate) for k, rate in mode.rates.items()} == dict(
       a='1', b='1/2', c='1/4', d='1/8', e='1/16'
   )
-=======
-  rates = {letter: str(rate) for letter, rate in mode.rates.items()}
-  assert rates == dict(a='1', b='1/2', c='1/4', d='1/8', e='1/16')
->>>>>>> w-options:tests/experiment/test_modes.py
 
 
 def test_the_first_letter_is_the_global_width():
   mode = parse_mode('b1-d3')
   assert mode.width == Fraction(1, 2)
-<<<<<<< HEAD:tests/algorithms/test_heterofl_modes.py
   assert mode.rates == dict(b=1, d=Fraction(1, 4))
-=======
-  assert {k: str(v) for k, v in mode.rates.items()} == dict(b='1', d='1/4')
->>>>>>> w-options:tests/experiment/test_modes.py
   assert mode.fix(100) == dict(b=25, d=75)
 
 

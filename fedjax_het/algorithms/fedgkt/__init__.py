@@ -136,7 +136,9 @@ def publish(model: BlockModel, variables: Variables, data, length: int):
   return Maybe(rows, jnp.arange(length) < data.size)
 
 
-@requires(sizes=True, keep_optimizer=True, task='classification')
+@requires(
+    sizes=True, keep_optimizer=True, server_model=None, task='classification'
+)
 def fedgkt(
     federation: Federation,
     *,
