@@ -119,10 +119,12 @@ def test_weights_far_from_the_diagonal_are_never_trained():
 
 
 @pytest.mark.parametrize('weights', ['uniform', 'data'])
-@pytest.mark.parametrize('norm', ['none', 'batch_only'])
-def test_all_rates_1_is_fedavg(norm, weights):
+@pytest.mark.parametrize(
+    'norm,local', [('none', tiny_local()), ('batch_only', SGD)]
+)
+def test_all_rates_1_is_fedavg(norm, local, weights):
   """In every round; bit for bit where XLA fuses both programs alike."""
-  federation = small('1', 1, norm=norm, local=tiny_local())
+  federation = small('1', 1, norm=norm, local=local)
   algorithm = fedrolex(federation, mask='none', weights=weights)
   got, _ = run(algorithm, federation, 3)
   want, _ = run(fedavg(federation, weights=weights), federation, 3)
