@@ -22,8 +22,9 @@ are collected before every evaluation by a pass over all training data. With
 'batch_only' each test batch is normalised by its own, as in the authors' code.
 
 The paper floors rho K; here, as in its code, it is rounded up. That code rolls
-downwards. Clients that draw their rates anew in every round, and the "local"
-evaluation on the clients' own test data, are left out.
+downwards, and rolls the heads of an attention layer together; here each head
+rolls in itself. Clients that draw their rates anew in every round, and the
+"local" evaluation on the clients' own test data, are left out.
 
 References:
   Alam, Liu, Yan, Zhang, `FedRolex: Model-Heterogeneous Federated Learning with

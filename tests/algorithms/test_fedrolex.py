@@ -14,6 +14,8 @@ from fedjax_het.algorithms.fedrolex import Sent, Server, window
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group, Received, Visit
+from fedjax_het.experiment.config import default_config
+from fedjax_het.experiment.local import local_training
 from fedjax_het.models import create
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.models.norm import BatchNorm
@@ -83,6 +85,15 @@ def assert_equal(got, want):
 def test_windows_move_by_one_and_wrap(direction, want):
   got = [window(jnp.int32(t), 4, 2, direction).tolist() for t in range(5)]
   assert got == want
+
+
+@pytest.mark.parametrize('direction,units', [(1, [1, 2]), (-1, [3, 0])])
+def test_a_client_gets_the_window_of_its_direction(direction, units):
+  federation = small('1/2', per_group=1)
+  algorithm = fedrolex(federation, direction=direction)
+  server, (sent,) = at(federation, algorithm, 1)
+  full, part = (p['layer1']['linear']['kernel'] for p in (server.params, sent))
+  np.testing.assert_array_equal(part, full[np.ix_(units, units)])
 
 
 def test_in_K_rounds_each_unit_is_in_w_windows():
@@ -224,7 +235,7 @@ def test_statistics_come_from_the_full_model_and_no_client():
 
 def returns(narrow_params, t, client_id=0, weight=1.0, rows=(1, 1, 1),
             **leaves):  # fmt: skip
-  """What a group's only client sends: changes of layer1 and head's biases."""
+  """What a group's only client of two slots sends: changes of two biases."""
   change = jax.tree.map(jnp.zeros_like, narrow_params)
   if 'layer1' in leaves:
     change['layer1']['linear']['bias'] = jnp.array(leaves['layer1'])
@@ -232,7 +243,7 @@ def returns(narrow_params, t, client_id=0, weight=1.0, rows=(1, 1, 1),
     change['head']['bias'] = jnp.array(leaves['head'])
   weight = jnp.float32(weight)
   sent = Sent(change, weight, weight * jnp.array(rows, jnp.float32))
-  return Received(sent, jnp.array([t]), jnp.array([client_id]))
+  return Received(sent, jnp.array([t, 98]), jnp.array([client_id, 2]))
 
 
 def at(federation, algorithm, t):
@@ -343,6 +354,19 @@ def test_bad_rates_and_models_are_refused():
   one = Group('y', one.model, np.array([0, 3]))
   with pytest.raises(ValueError, match='FedRolex takes its widths from one'):
     fedrolex(Federation((one, *different[1:]), SGD))
+
+
+def test_the_gradient_is_clipped_and_then_decayed():
+  """A gradient of norm 5, weight 10, decay 0.1: direction 5 / 5 + 1 = 2."""
+  config = default_config('fedrolex')
+  config.local.optimizer = 'sgd'
+  config.local.momentum = 0.0
+  config.local.weight_decay = 0.1
+  config.local.clip_norm = 1.0
+  tx = local_training(config).optimizer(1.0)
+  weight = jnp.array([10.0])
+  step, _ = tx.update(jnp.array([5.0]), tx.init(weight), weight)
+  np.testing.assert_allclose(step, [-2.0], rtol=1e-6)
 
 
 # One round in NumPy, from round 3, in which the windows wrap.
