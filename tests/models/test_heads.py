@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.aggregation.exchange import WeightExchange, check_shared_shapes
+from fedjax_het.aggregation.exchange import WeightExchange
+from fedjax_het.aggregation.sharing import Sharing, check_shared_shapes
 from fedjax_het.depthwise import head_start, own_heads
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group
@@ -225,11 +226,11 @@ def test_unused_weights_of_heads_are_dropped_and_put_back():
 
 
 def test_unknown_and_impossible_heads_are_refused_in_one_line(model, variables):
-  with pytest.raises(ValueError, match=r"'exit3' \(did you mean 'exit2'\?\)"):
+  with pytest.raises(ValueError, match=r"head 'exit3'; did you mean 'exit2'\?"):
     model.apply(variables, X, head='exit3')
   with pytest.raises(ValueError, match=r"known are exit1, exit2, head\."):
     model.apply_heads(variables, X, ('exit1', 'ends'))
-  with pytest.raises(ValueError, match=r"'layer' .did you mean 'layer"):
+  with pytest.raises(ValueError, match=r"'layer'; did you mean 'layer"):
     model.with_heads(Head('layer', (Block('exit4', Drop()),)))
   with pytest.raises(ValueError, match='repeats a block name'):
     model.with_heads(Head('stem', (Block('layer1', Drop()),)))
@@ -298,7 +299,7 @@ def test_a_private_head_stays_on_its_client(model):
     return None if block.startswith('exit1') else block
 
   check_shared_shapes(federation, shared_key)
-  exchange = WeightExchange(federation, shared_key)
+  exchange = WeightExchange(federation, Sharing(shared_key))
   key = jax.random.key(0)
   server = exchange.init(key)
   assert 'exit1' not in server.params and 'exit2' in server.params
