@@ -152,6 +152,7 @@ def test_bounds():
           "a must be a finite number, got 'x'.",
       ),
       (lambda: opt.at_least(1, a=0), 'a must be at least 1, got 0.'),
+      (lambda: opt.at_least(1, a=math.nan), 'a must be an integer, got nan.'),
       (
           lambda: opt.at_least(1, a=2**31),
           'a must be at most 2147483647, got 2147483648.',

@@ -43,12 +43,13 @@ References:
   <https://arxiv.org/abs/2303.04887>`_, Eq. 1 and Algorithm 1.
 """
 
+from collections.abc import Container
 import dataclasses
 from typing import NamedTuple
 
 import jax
 
-from fedjax_het.aggregation.exchange import Delta, make_exchange
+from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.depthwise.schedules import make_schedules
 from fedjax_het.depthwise.stages import (
   HEADS,
@@ -56,13 +57,14 @@ from fedjax_het.depthwise.stages import (
   Stage,
   own_heads,
 )
-from fedjax_het.depthwise.training import merge, share_out, take, train_stages
+from fedjax_het.depthwise.training import share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
+  Group,
   LocalTraining,
   Uplink,
 )
@@ -88,21 +90,20 @@ class Plan:
   """What a group's clients do in a visit.
 
   Attributes:
-    model: The whole model.
+    group: The group. m-FeDepth's heads that the stages train are heads of its
+      model.
     local: Local training of a visit.
     stages: Its stages, one after another.
     shares: Local training of each stage.
-    heads: m-FeDepth's heads that the stages train, by block name.
     num_models: M, models that teach each other instead of stages; 1 for none.
     scan: See `scan_stages` of `fedepth`.
     cache_prefix: As there.
   """
 
-  model: BlockModel
+  group: Group
   local: LocalTraining
   stages: tuple[Stage, ...]
   shares: tuple[LocalTraining, ...]
-  heads: frozenset[str]
   num_models: int
   scan: bool
   cache_prefix: bool
@@ -132,11 +133,10 @@ def make_plans(
       raise ValueError(f'Group {group.name!r}: {e}') from e
     names = {name for stage in stages for name in stage.names}
     plans[group.name] = Plan(
-        group.model,
+        with_own_heads(group, names),
         federation.local,
         stages,
         shares,
-        frozenset(names - set(group.model.block_names)),
         schedule.num_models,
         scan,
         cache_prefix,
@@ -144,14 +144,16 @@ def make_plans(
   return plans
 
 
-def head_models(federation: Federation) -> dict[str, BlockModel]:
-  """m-FeDepth's heads: {block: the part of the model that ends in it}."""
-  found = {}
-  for group in federation.groups:
-    for cut in own_heads(group.model).values():
-      names = set(cut.block_names) - set(group.model.block_names)
-      found.update(dict.fromkeys(names, cut))
-  return found
+def with_own_heads(
+    group: Group, names: Container[str] | None = None
+) -> Group:
+  """The group with m-FeDepth's heads on its model; those of `names`, or all."""
+  heads = [
+      head
+      for head in own_heads(group.model).values()
+      if names is None or head.name in names
+  ]
+  return dataclasses.replace(group, model=group.model.with_heads(*heads))
 
 
 def train(plan: Plan, start: Variables, partners, data, visit):
@@ -170,7 +172,7 @@ def train(plan: Plan, start: Variables, partners, data, visit):
   if plan.num_models > 1:
     # CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m), for every m.
     return train_together(
-        plan.model, plan.local, start, partners, data, visit
+        plan.group.model, plan.local, start, partners, data, visit
     )
   # For j = 1 .. J: SGD on L(theta_{g_j}, phi), logits = phi(adapt(z_j)),
   # z_j = f_{g_j}(stop_gradient(z_{j-1})).
@@ -184,34 +186,6 @@ def train(plan: Plan, start: Variables, partners, data, visit):
       cache_prefix=plan.cache_prefix,
   )
   return end, (), metrics, num_steps
-
-
-def upload(
-    plan: Plan, delta: Delta, start: Variables, own: Variables, dilute: bool
-) -> tuple[Variables, Delta]:
-  """Adds the heads to what the exchange sends, and drops what was not trained.
-
-  To the exchange m-FeDepth's heads are blocks that do not travel.
-
-  Args:
-    plan: What was trained.
-    delta: What the exchange sends.
-    start: The model and the heads at the start.
-    own: What the exchange leaves on the client, the trained heads among it.
-    dilute: Whether blocks that were not trained are sent, with no change.
-
-  Returns:
-    What stays on the client, and what is sent.
-  """
-  # p (w - w_start), as of all blocks.
-  heads = jax.tree.map(
-      lambda old, new: delta.weight * (new - old),
-      take(start, plan.heads),
-      take(own, plan.heads),
-  )
-  own = Variables(*({n: t[n] for n in t if n not in plan.heads} for t in own))
-  change = delta.change if dilute else take(delta.change, plan.names)
-  return own, delta._replace(change=merge(change, heads))
 
 
 def calibrated(
@@ -291,7 +265,6 @@ def fedepth(
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
   if calibrate:
     _check_calibration(federation)
-  exchange = make_exchange(federation, 'layerwise', weights)
   schedules = make_schedules(
       federation,
       plan=plan,
@@ -307,13 +280,11 @@ def fedepth(
       scan=scan_stages,
       cache_prefix=cache_prefix,
   )
-  extra = head_models(federation) if heads == 'own' else {}
-
-  def init(key):
-    server = exchange.init(key)
-    for name, model in extra.items():
-      server = merge(server, model.init(key, {name}))
-    return server
+  holders = federation
+  if heads == 'own':
+    groups = tuple(map(with_own_heads, federation.groups))
+    holders = dataclasses.replace(federation, groups=groups)
+  exchange = make_exchange(holders, 'layerwise', weights)
 
   def init_client(group, client_id, key):
     mine = jax.random.fold_in(key, client_id)
@@ -321,22 +292,22 @@ def fedepth(
         group.model.init(jax.random.fold_in(mine, m))
         for m in range(1, plans[group.name].num_models)
     )
-    return Client(exchange.init_client(group, key), partners)
+    own = exchange.init_client(plans[group.name].group, key)
+    return Client(own, partners)
 
   def downlink(server, group, visit):
     del visit
-    extras = take(server, plans[group.name].heads)
-    return merge(exchange.download(server, group), extras)
+    return exchange.download(server, plans[group.name].group)
 
   def client_update(group, client, sent, data, visit):
     mine = plans[group.name]
-    start = exchange.assemble(group, client.own, sent)
-    start = merge(start, take(sent, mine.heads))
+    start = exchange.assemble(mine.group, client.own, sent)
     end, partners, metrics, num_steps = train(
         mine, start, client.partners, data, visit
     )
-    own, delta = exchange.upload(group, start, end, data.size, num_steps)
-    own, delta = upload(mine, delta, start, own, dilute)
+    own, delta = exchange.upload(mine.group, start, end, data.size, num_steps)
+    if not dilute:
+      delta = delta._replace(change=take(delta.change, mine.names))
     return Client(own, partners), Uplink(delta), metrics
 
   def server_update(server, received, turn):
@@ -352,7 +323,7 @@ def fedepth(
     return calibrated(server, data, model, federation.local.batch_size)
 
   return FederatedAlgorithm(
-      init=init,
+      init=exchange.init,
       init_client=init_client,
       downlink=downlink,
       client_update=client_update,

@@ -3,9 +3,10 @@
 import bisect
 import itertools
 import math
-import numbers
 
 import numpy as np
+
+from fedjax_het.options import at_least, check_range, check_type
 
 NO_OWNER = -1  # Owner of examples that a partition leaves out.
 
@@ -31,7 +32,7 @@ def prepare(labels, num_clients, seed):
         'labels must be a vector of integers, but have shape '
         f'{labels.shape} and dtype {labels.dtype}.'
     )
-  check_count('num_clients', num_clients)
+  at_least(1, num_clients=num_clients)
   if num_clients > len(labels):
     raise ValueError(
         f'num_clients={num_clients} is more than the {len(labels)} examples; '
@@ -43,39 +44,17 @@ def prepare(labels, num_clients, seed):
 
 def generator(seed, *stream):
   """A numpy generator for a seed (an integer >= 0) and stream numbers."""
-  check_count('seed', seed, at_least=0)
+  check_type('seed', seed, int, high=math.inf)  # Of any size.
+  check_range('seed', seed, low=0)
   # A spawn key: [seed, 0] and plain `seed` would give the same stream.
   return np.random.default_rng(
       np.random.SeedSequence(int(seed), spawn_key=stream)
   )
 
 
-def check_count(name, value, at_least=1):
-  """Raises ValueError unless `value` is an integer >= `at_least`."""
-  is_integer = isinstance(value, numbers.Integral)
-  if not is_integer or isinstance(value, bool) or value < at_least:
-    raise ValueError(
-        f'{name} must be an integer >= {at_least}, but is {value!r}.'
-    )
-
-
-def check_real(name, value, *, above_zero):
-  """Raises ValueError unless `value` is finite and > 0 (or >= 0)."""
-  is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not (
-      is_real
-      and math.isfinite(value)
-      and (value > 0 if above_zero else value >= 0)
-  ):
-    sign = '>' if above_zero else '>='
-    raise ValueError(
-        f'{name} must be a finite number {sign} 0, but is {value!r}.'
-    )
-
-
 def check_labels_per_client(labels_per_client, num_classes):
   """Raises ValueError unless it is an integer in 1..num_classes."""
-  check_count('labels_per_client', labels_per_client)
+  at_least(1, labels_per_client=labels_per_client)
   if labels_per_client > num_classes:
     raise ValueError(
         f'labels_per_client={labels_per_client} is more than the '
@@ -146,8 +125,7 @@ def draw_until(draw, min_size, max_tries, num_examples, num_clients, what):
   Raises:
     ValueError: If `min_size` is impossible or was not reached.
   """
-  check_count('min_size', min_size)
-  check_count('max_tries', max_tries)
+  at_least(1, min_size=min_size, max_tries=max_tries)
   if min_size * num_clients > num_examples:
     raise ValueError(
         f'min_size={min_size} for {num_clients} clients needs '

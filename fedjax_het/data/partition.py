@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_het import names
 from fedjax_het.data import assignment
+from fedjax_het.options import at_least, not_negative, positive
 
 
 def partition(labels, num_clients, *, name='dirichlet', seed, **options):
@@ -91,7 +92,7 @@ def shards(labels, num_clients, *, seed, shards_per_client=2):
     <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017.
   """
   y, _, rng = assignment.prepare(labels, num_clients, seed)
-  assignment.check_count('shards_per_client', shards_per_client)
+  at_least(1, shards_per_client=shards_per_client)
   num_shards = num_clients * shards_per_client
   if num_shards > len(y):
     raise ValueError(
@@ -145,7 +146,7 @@ def dirichlet(
     <https://arxiv.org/abs/1905.12022>`_, ICML 2019.
   """
   y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
-  assignment.check_real('alpha', alpha, above_zero=True)
+  positive(alpha=alpha)
   totals = np.bincount(y, minlength=num_classes)
 
   def draw():
@@ -196,8 +197,8 @@ def dirichlet_balanced(labels, num_clients, *, seed, alpha=0.5, sigma=0.0):
     (code; its retry loop can hang once a client's classes are exhausted).
   """
   y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
-  assignment.check_real('alpha', alpha, above_zero=True)
-  assignment.check_real('sigma', sigma, above_zero=False)
+  positive(alpha=alpha)
+  not_negative(sigma=sigma)
   sizes = assignment.even_sizes(len(y), num_clients)
   if sigma:
     sizes = assignment.lognormal_sizes(rng, len(y), num_clients, sigma)
@@ -229,7 +230,7 @@ def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
     Kim et al., `FedAGM <https://arxiv.org/abs/2201.03172>`_, 2022.
   """
   y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
-  assignment.check_real('alpha', alpha, above_zero=True)
+  positive(alpha=alpha)
   log_priors = assignment.log_dirichlet(rng, alpha, (num_clients, num_classes))
   left = rng.permutation(len(y))
   parts = []
@@ -273,7 +274,7 @@ def beta(labels, num_clients, *, seed, labels_per_client=2, share_alpha=None):
   """
   y, num_classes, rng = assignment.prepare(labels, num_clients, seed)
   if share_alpha is not None:
-    assignment.check_real('share_alpha', share_alpha, above_zero=True)
+    positive(share_alpha=share_alpha)
   num_assigned = assignment.check_num_assigned(
       num_clients, labels_per_client, num_classes
   )
@@ -389,7 +390,7 @@ def quantity(
     <https://arxiv.org/abs/2102.02079>`_, ICDE 2022.
   """
   y, _, rng = assignment.prepare(labels, num_clients, seed)
-  assignment.check_real('alpha', alpha, above_zero=True)
+  positive(alpha=alpha)
 
   def draw():
     weights = assignment.log_dirichlet(rng, alpha, num_clients)

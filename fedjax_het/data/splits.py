@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_het.data import assignment
+from fedjax_het.options import at_least, between
 
 
 def split_validation(parts, fraction, *, seed, labels=None):
@@ -24,9 +25,7 @@ def split_validation(parts, fraction, *, seed, labels=None):
   Raises:
     ValueError: If `fraction` is outside [0, 1).
   """
-  assignment.check_real('fraction', fraction, above_zero=False)
-  if fraction >= 1:
-    raise ValueError(f'fraction must be in [0, 1), but is {fraction!r}.')
+  between(0, 1, below=True, fraction=fraction)
   train, validation = [], []
   for client, part in enumerate(parts):
     rng = assignment.generator(seed, client)
@@ -95,9 +94,7 @@ def with_wrong_labels(labels, share, num_classes, *, seed):
   Raises:
     ValueError: If `share` is outside [0, 1).
   """
-  assignment.check_real('share', share, above_zero=False)
-  if share >= 1:
-    raise ValueError(f'share must be in [0, 1), but is {share!r}.')
+  between(0, 1, below=True, share=share)
   labels = np.array(labels)
   rng = assignment.generator(seed, 2**31 - 2)  # A separate stream.
   wrong = rng.permutation(len(labels))[: round(share * len(labels))]
@@ -167,7 +164,7 @@ def assign_groups(counts, seed=None):
   """
   group_of = []
   for group, count in counts.items():
-    assignment.check_count(f'Number of clients of group {group!r}', count, 0)
+    at_least(0, **{f'Number of clients of group {group!r}': count})
     group_of += [group] * int(count)
   if not group_of:
     raise ValueError(f'The groups {dict(counts)} hold no client.')

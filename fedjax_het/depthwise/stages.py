@@ -14,7 +14,6 @@ References:
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 from fedjax_het.data.federated import Batch, Examples
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.task import Task
-from fedjax_het.models.blocks import Block, BlockModel, Variables
+from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.preresnet import NormPool
 from fedjax_het.options import one_of
 
@@ -119,37 +118,34 @@ class Stage(NamedTuple):
                        for t in variables))  # fmt: skip
 
 
-def own_heads(model: BlockModel) -> dict[int, BlockModel]:
-  """m-FeDepth's heads: the model cut behind a unit, with a head of its own.
+def own_heads(model: BlockModel) -> dict[int, Head]:
+  """m-FeDepth's heads: the model's head again, behind narrower units.
 
-  That head is the model's, on the unit's own width; a norm before the mean
-  is then not followed by a ReLU, as in the authors' code.
+  A head has the modules of the model's, on the unit's own width; a norm before
+  the mean is not followed by a ReLU, as in the authors' code.
 
   Args:
     model: The whole model.
 
   Returns:
-    {position behind the unit: model}. A unit whose output has the shape of
-    the last one's has none, the model's own head serves it; where all have one
+    {position behind the unit: head}. A unit whose output has the shape of the
+    last one's has none, the model's own head serves it; where all have one
     shape (transformers), all units but the last have one. The head's blocks
     are called '<unit>/<block>'.
   """
   head = head_start(model)
   ends = range(2, head)
   narrow = [e for e in ends if model.shapes[e - 1] != model.shapes[head - 1]]
-  return {end: _with_head(model, end) for end in narrow or ends}
+  return {end: _own_head(model, end) for end in narrow or ends}
 
 
-def _with_head(model, end):
-  unit = model.block_names[end - 1]
-  blocks = list(model.blocks[:end])
+def _own_head(model, end):
+  unit, blocks = model.block_names[end - 1], []
   for name, module in model.blocks[head_start(model) :]:
     if isinstance(module, NormPool):
       module = module.clone(use_relu=False)
     blocks.append(Block(f'{unit}/{name}', module))
-  return dataclasses.replace(
-      model, name=f'{model.name}/{unit}', blocks=tuple(blocks), cut=(1, end)
-  )
+  return Head(unit, tuple(blocks))
 
 
 def make_stages(
@@ -194,6 +190,7 @@ def make_stages(
           f"takes {model.shapes[b - 1]}; use partial='frozen'."
       )
   own = own_heads(model) if heads == 'own' else {}
+  headed = model.with_heads(*own.values())
   stages = []
   for start, stop in ((a + 1, b + 1) for a, b in spans):
     trained = tuple(range(start, stop))
@@ -201,7 +198,8 @@ def make_stages(
     if not stages and frozen == (0,):
       trained, frozen = (0, *trained), ()
     if stop in own:
-      stages.append(Stage(own[stop], frozen, trained, stop))
+      ends_here = headed.chain(own[stop].name)
+      stages.append(Stage(ends_here, frozen, trained, stop))
     else:
       stages.append(Stage(model, frozen, trained, head))
     jax.eval_shape(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.names import check_name
 from fedjax_het.options import between, not_negative
 
 MODES = ('async', 'sequential')
@@ -185,8 +186,7 @@ def stream(
     ValueError: If the mode is unknown, no upload would ever arrive, or, while
       iterating, a visit takes no time or a million visits in a row are lost.
   """
-  if mode not in MODES:
-    raise ValueError(f'Unknown mode {mode!r}; known are {", ".join(MODES)}.')
+  check_name('mode', mode, MODES)
   if all(device.drop_out == 1 for device in fleet.devices):
     raise ValueError(
         'No upload would ever arrive: drop_out is 1 for every client.'

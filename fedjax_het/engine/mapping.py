@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from fedjax_het.engine.balance import assign
 from fedjax_het.kernels.lowering import conv_lowering
+from fedjax_het.names import check_name
+from fedjax_het.options import at_least
 
 BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
 # Default number of clients in a batch of 'vmap', so that memory does not grow
@@ -48,12 +50,9 @@ class Backend:
   mesh: jax.sharding.Mesh | None = None
 
   def __post_init__(self):
-    if self.kind not in BACKENDS:
-      raise ValueError(
-          f'Unknown backend {self.kind!r}; known are {", ".join(BACKENDS)}.'
-      )
-    if self.chunk is not None and self.chunk < 1:
-      raise ValueError(f'chunk must be at least 1, got {self.chunk}.')
+    check_name('backend', self.kind, BACKENDS)
+    if self.chunk is not None:
+      at_least(1, chunk=self.chunk)
 
   @classmethod
   def of(cls, backend: 'str | Backend') -> 'Backend':

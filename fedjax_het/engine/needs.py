@@ -5,11 +5,16 @@ new method edits none of them:
 
     @requires(public='unlabelled', group_options=dict(budget='1'))
     def my_method(federation, *, ...):
+
+What can be read off a federation is checked when the constructor is called.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
+
+from fedjax_het.engine.types import Federation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +68,43 @@ def requires(**needs) -> Callable[[Callable], Callable]:
   declared = Needs(**needs)
 
   def declare(constructor):
-    constructor.needs = declared
-    return constructor
+    @functools.wraps(constructor)
+    def checked(federation, **options):
+      check_needs(checked, federation)
+      return constructor(federation, **options)
+
+    checked.needs = declared
+    return checked
 
   return declare
+
+
+def check_needs(constructor: Callable, federation: Federation) -> None:
+  """Checks the task and the models that a federation gives an algorithm.
+
+  `requires` calls it, so that a config and a call of the constructor are
+  refused alike. Algorithms check public sets, sizes and shapes themselves.
+
+  Args:
+    constructor: The algorithm's constructor.
+    federation: The federation.
+
+  Raises:
+    ValueError: If the task is another one, or a model is missing.
+  """
+  name, needs = constructor.__name__, needs_of(constructor)
+  if needs.task not in (None, federation.task.name):
+    raise ValueError(
+        f'{name} is made for the task {needs.task!r}, not for '
+        f'{federation.task.name!r}.'
+    )
+  if needs.server_model and federation.server_model is None:
+    raise ValueError(f'{name} needs Federation(server_model=...).')
+  for group in federation.groups:
+    if needs.partner and group.partner is None:
+      raise ValueError(
+          f'{name} needs Group(partner=...), which {group.name!r} lacks.'
+      )
 
 
 def needs_of(constructor: Callable) -> Needs:

@@ -12,13 +12,15 @@ Z = G_in + (lam / 2) G_local for that lam.
 """
 
 import functools
-import math
 import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from fedjax_het.names import check_name
+from fedjax_het.options import not_negative
 
 
 def project_gradient(
@@ -181,14 +183,12 @@ def _widen(value, *like):
 
 
 def _check_options(rule, lam, scope):
-  if rule not in tuple(_RULES):
-    raise ValueError(f'Unknown rule {rule!r}; it is one of {tuple(_RULES)}.')
-  if scope not in _SCOPES:
-    raise ValueError(f'Unknown scope {scope!r}; it is one of {_SCOPES}.')
+  check_name('rule', rule, _RULES)
+  check_name('scope', scope, _SCOPES)
   if jnp.shape(lam):
     raise ValueError(f'lam must be a scalar, but has shape {jnp.shape(lam)}.')
-  if isinstance(lam, numbers.Real) and not (lam >= 0 and math.isfinite(lam)):
-    raise ValueError(f'lam must be a finite number >= 0, but is {lam}.')
+  if isinstance(lam, numbers.Real):
+    not_negative(lam=lam)
 
 
 def _check_same_shapes(g_in, g_local):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels import onednn
 from fedjax_het.kernels.products import LARGE_BYTES
+from fedjax_het.names import check_name
 
 # Modules of other libraries' convolutions for CPUs, with `choose`, `forward`,
 # `d_input` and `d_weight`.
@@ -50,16 +51,18 @@ def as_lowering(lowering) -> Lowering:
   """Converts 'gemm' to ('gemm', 'gemm', 'gemm') and checks the names.
 
   Raises:
-    ValueError: If a name is unknown.
+    ValueError: If a name is unknown, or there are not one or three.
   """
-  out = (lowering,) * 3 if isinstance(lowering, str) else tuple(lowering)
-  known = (_WAYS, _WAYS, _D_WEIGHT_WAYS)
-  if len(out) != 3 or any(w not in ways for w, ways in zip(out, known)):
+  ways = (lowering,) * 3 if isinstance(lowering, str) else tuple(lowering)
+  if len(ways) != 3:
     raise ValueError(
-        f'Unknown convolution lowering {lowering!r}; it must be one of '
-        f'{_COMMON_WAYS} or three ways (forward, d_input, d_weight).'
+        'A lowering must be one name or three (forward, d_input, d_weight), '
+        f'got {lowering!r}.'
     )
-  return Lowering(*out)
+  known = (_WAYS, _WAYS, _D_WEIGHT_WAYS)
+  for name, way, ways_of_pass in zip(Lowering._fields, ways, known):
+    check_name(f'lowering of {name}', way, ways_of_pass)
+  return Lowering(*ways)
 
 
 def conv_lowering(lowering) -> contextlib.AbstractContextManager:

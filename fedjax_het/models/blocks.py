@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import contextlib
 import dataclasses
 import functools
-from typing import Any, NamedTuple
-import zlib
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,68 +19,11 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.kernels.matmul_dtype import using_matmul_dtype
-from fedjax_het.models import reach
+from fedjax_het.models import forward, reach
+from fedjax_het.models import heads as heads_lib
+from fedjax_het.models.forward import Variables
+from fedjax_het.models.heads import Block, Head
 from fedjax_het.names import check_name
-
-
-class Variables(NamedTuple):
-  """Parameters and running statistics of a model.
-
-  Attributes:
-    params: {block name: tree}, the trainable leaves, float32.
-    stats: {block name: tree}, running statistics of the norm layers; only
-      blocks that have any are listed.
-  """
-
-  params: dict[str, Any]
-  stats: dict[str, Any]
-
-
-class Block(NamedTuple):
-  """One named step of a model.
-
-  Attributes:
-    name: Position-independent name, such as 'stage1_block0'. Two architectures
-      share a block exactly when both list its name.
-    module: A hashable linen module, called as `module(x, train, mask)`; `mask`
-      is [B] bool (False for padding examples) or None, or [G, B / G] for a
-      batch of G parts, which only layers that mix examples have to heed.
-  """
-
-  name: str
-  module: nn.Module
-
-
-class Head(NamedTuple):
-  """A side exit: a block, or a chain of blocks, behind a block of the trunk.
-
-  Attributes:
-    after: Name of the trunk's block whose output the head takes.
-    blocks: The head's blocks, in order. The last one's name is the head's.
-  """
-
-  after: str
-  blocks: tuple[Block, ...]
-
-  @property
-  def name(self) -> str:
-    """Name of the head."""
-    return self.blocks[-1].name
-
-
-@functools.partial(jax.jit, static_argnames=('module', 'shape'))
-def _draw_block(module, key, shape):
-  # Equal modules and shapes, of whatever architecture, share the program; the
-  # forward pass, whose result is not used, is not part of it.
-  return module.init(key, jnp.zeros(shape), False, None)
-
-
-@functools.lru_cache(maxsize=1024)
-def _output_shape(module, shape):
-  def run(key):
-    return module.init_with_output(key, jnp.zeros(shape), False, None)[0]
-
-  return jax.eval_shape(run, jax.random.key(0)).shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,17 +59,7 @@ class BlockModel:
   heads: tuple[Head, ...] = ()
 
   def __post_init__(self):
-    for head in self.heads:
-      if not head.blocks:
-        raise ValueError(
-            f'Model {self.name!r}: the head after {head.after!r} has no block.'
-        )
-      check_name(
-          f'trunk block of the head {head.name!r}', head.after, self.block_names
-      )
-    names = tuple(block.name for block in self.all_blocks)
-    if len(set(names)) != len(names):
-      raise ValueError(f'Model {self.name!r} repeats a block name: {names}.')
+    heads_lib.check_blocks(self.name, self.blocks, self.heads)
     if not 0 < self.cut[0] < self.cut[1] < len(self.blocks):
       raise ValueError(
           f'Model {self.name!r}: cut {self.cut} must leave an extractor, '
@@ -142,7 +74,7 @@ class BlockModel:
   @property
   def all_blocks(self) -> tuple[Block, ...]:
     """The trunk's blocks, then those of the heads."""
-    return sum((head.blocks for head in self.heads), self.blocks)
+    return heads_lib.all_blocks(self.blocks, self.heads)
 
   @property
   def head_names(self) -> tuple[str, ...]:
@@ -195,15 +127,12 @@ class BlockModel:
     Returns:
       The new model.
     """
-
-    def changed(blocks):
-      return tuple(Block(name, change(name, module)) for name, module in blocks)
-
     return dataclasses.replace(
         self,
-        blocks=changed(self.blocks),
+        blocks=heads_lib.with_modules(self.blocks, change),
         heads=tuple(
-            Head(head.after, changed(head.blocks)) for head in self.heads
+            Head(head.after, heads_lib.with_modules(head.blocks, change))
+            for head in self.heads
         ),
     )
 
@@ -220,11 +149,7 @@ class BlockModel:
     Raises:
       ValueError: For an unknown head.
     """
-    check_name('head', head, self.head_names)
-    for one in self.heads:
-      if one.name == head:
-        return self.block_names.index(one.after) + 1
-    return len(self.blocks)
+    return self._branch_and_path(head)[0]
 
   def path(self, head: str | None = None) -> tuple[Block, ...]:
     """The blocks from the input to a head.
@@ -240,9 +165,11 @@ class BlockModel:
     """
     if head is None:
       return self.blocks
-    trunk = self.blocks[: self.branch(head)]
-    own = [one.blocks for one in self.heads if one.name == head]
-    return sum(own, trunk)
+    return self._branch_and_path(head)[1]
+
+  def _branch_and_path(self, head: str) -> tuple[int, tuple[Block, ...]]:
+    check_name('head', head, self.head_names)
+    return heads_lib.path(self.blocks, self.heads, head)
 
   def chain(self, head: str, keep: Collection[str] = ()) -> 'BlockModel':
     """The model that ends in a head.
@@ -295,8 +222,7 @@ class BlockModel:
     params, stats = {}, {}
     for name, module in self.all_blocks:
       if names is None or name in names:
-        block_key = jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1)
-        variables = _draw_block(module, block_key, (1, *self.inputs[name]))
+        variables = forward.draw_block(name, module, key, self.inputs[name])
         params[name] = variables.get('params', {})
         if self.pretrained and name in self.pretrained:
           params[name] = jax.tree.map(jnp.asarray, self.pretrained[name])
@@ -344,7 +270,7 @@ class BlockModel:
     positions = range(len(blocks))[start:stop]
     span = [(i, blocks[i]) for i in positions]
     with self._kernels():
-      return _apply_blocks(span, variables, x, train, mask, key)
+      return forward.apply_blocks(span, variables, x, train, mask, key)
 
   def apply_heads(
       self,
@@ -378,27 +304,17 @@ class BlockModel:
       ValueError: For an unknown head, or one that branches off before `start`.
     """
     names = self.head_names if heads is None else tuple(heads)
-    branches = {name: self.branch(name) for name in names}
-    for name, at in branches.items():
+    paths = {name: self._branch_and_path(name) for name in names}
+    for name, (at, _) in paths.items():
       if at < start:
         raise ValueError(
             f'The head {name!r} branches off behind {at} blocks, before '
             f'start={start}.'
         )
-    outputs, stats, done = {}, variables.stats, start
     with self._kernels():
-      for at in sorted({*branches.values()}):
-        span = [(i, self.blocks[i]) for i in range(done, at)]
-        x, stats = _apply_blocks(
-            span, Variables(variables.params, stats), x, train, mask, key
-        )
-        done = at
-        for name in (n for n in names if branches[n] == at):
-          own = list(enumerate(self.path(name)))[at:]
-          outputs[name], stats = _apply_blocks(
-              own, Variables(variables.params, stats), x, train, mask, key
-          )
-    return {name: outputs[name] for name in names}, stats
+      return forward.apply_paths(
+          self.blocks, paths, variables, x, start, train, mask, key
+      )
 
   @contextlib.contextmanager
   def _kernels(self):
@@ -466,53 +382,9 @@ class BlockModel:
 
   @functools.cached_property
   def _shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """{block name: its input's and its output's shape}."""
-    found = {}
-
-    def walk(blocks, shape):
-      for name, module in blocks:
-        after = _output_shape(module, (1, *shape))[1:]
-        found[name] = (shape, after)
-        shape = after
-
-    walk(self.blocks, tuple(self.input_shape))
-    for head in self.heads:
-      walk(head.blocks, found[head.after][1])
-    return found
+    return heads_lib.shapes(self.blocks, self.heads, self.input_shape)
 
   @functools.cached_property
   def abstract_variables(self) -> Variables:
     """Shapes and dtypes of the variables, without computing them."""
     return jax.eval_shape(self.init, jax.random.key(0))
-
-
-def _apply_blocks(span, variables, x, train, mask, key):
-  """Applies blocks one after the other.
-
-  Args:
-    span: (position, block) pairs; dropout is drawn by position.
-    variables: Variables holding at least these blocks.
-    x: [B, ...], the input of the first.
-    train: As for `BlockModel.apply`, like the others.
-    mask: See there.
-    key: See there.
-
-  Returns:
-    The last one's output, and the statistics.
-  """
-  stats = dict(variables.stats)
-  for position, (name, module) in span:
-    tree = {'params': reach.whole(variables.params[name])}
-    if name in stats:
-      tree['batch_stats'] = stats[name]
-    rngs = (
-        None if key is None else {'dropout': jax.random.fold_in(key, position)}
-    )
-    if train and name in stats:
-      x, updated = module.apply(
-          tree, x, train, mask, rngs=rngs, mutable=['batch_stats']
-      )
-      stats[name] = updated['batch_stats']
-    else:
-      x = module.apply(tree, x, train, mask, rngs=rngs)
-  return x, stats

@@ -186,6 +186,7 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
           if 'times' in drawn
           else []
       ),
+      *_server(rows),
       *_paper(config, facts, summary),
       '## Who holds what',
       *(
@@ -237,6 +238,18 @@ def _versions(facts: Mapping[str, Any]) -> str:
       f'Run with jax {versions["jax"]} on {versions["platform"]} '
       f'({versions["device"]}).'
   )
+
+
+def _server(rows) -> list[str]:
+  """What the server's training reports, where it does."""
+  table = tables.server(rows)
+  if not table:
+    return []
+  return [
+      "Metrics of the server's own training, the means over a round's "
+      'updates of the server.',
+      tables.as_markdown(table),
+  ]
 
 
 def _schedules(facts: Mapping[str, Any]) -> list[str]:

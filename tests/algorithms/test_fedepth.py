@@ -498,6 +498,20 @@ def test_bad_options_are_refused_in_one_line(options, message):
   assert '\n' not in str(error.value)
 
 
+def test_statistics_of_own_heads_stay_where_all_statistics_do():
+  federation = dataclasses.replace(
+      federate(small_preresnet(norm='batch'), poor=EACH), local_stats=True
+  )
+  algorithm = fedepth(federation, heads='own')
+  key, heads = jax.random.key(0), {'unit0/pool', 'unit1/pool'}
+  server = jax.eval_shape(algorithm.init, key)
+  assert not server.stats and heads < set(server.params)
+  poor, rich = (
+      algorithm.init_client(group, 0, key).own for group in federation.groups
+  )
+  assert set(poor.stats) == set(rich.stats) | heads and not poor.params
+
+
 def test_calibration_takes_the_moments_of_all_examples():
   federation = federate(small_preresnet(norm='batch'), poor=EACH)
   algorithm = fedepth(federation, heads='own', calibrate=True)

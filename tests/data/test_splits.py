@@ -98,6 +98,7 @@ def test_groups_with_a_seed_are_a_permutation():
   assert group_of != splits.assign_groups(counts)
   assert group_of == splits.assign_groups(counts, seed=0)
   assert group_of != splits.assign_groups(counts, seed=1)
+  assert len(splits.assign_groups(counts, seed=2**40)) == len(group_of)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_groups_with_a_seed_are_a_permutation():
     [
         ({}, None, 'hold no client'),
         ({'a': 0}, None, 'hold no client'),
-        ({'a': -1}, 0, "group 'a' must be an integer >= 0, but is -1"),
-        ({'a': 1.5}, 0, 'but is 1.5'),
+        ({'a': -1}, 0, "group 'a' must be at least 0, got -1"),
+        ({'a': 1.5}, 0, 'an integer, got 1.5'),
         ({'a': 1}, -3, 'seed must be'),
     ],
 )

@@ -177,7 +177,7 @@ def test_what_can_never_run_is_refused():
     plan(fleet(gone, gone), 1)
   with pytest.raises(ValueError, match='Client 1 never returns'):
     synchronous_times(fleet(device(1), gone), np.array([[0], [1]]))
-  with pytest.raises(ValueError, match="Unknown mode 'asnyc'; known are async"):
+  with pytest.raises(ValueError, match="Unknown mode 'asnyc'; did you mean"):
     plan(fleet(device(1)), 1, 'asnyc')
   with pytest.raises(ValueError, match='client 0, of 0 examples, would take 0'):
     plan(Fleet([Device(latency=0.0)], [0], [0], [0]), 1)

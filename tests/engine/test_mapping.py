@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_cohort():
 
 
 def test_unknown_backend_is_named():
-  with pytest.raises(ValueError, match="Unknown backend 'vmpa'; known are"):
+  with pytest.raises(ValueError, match="Unknown backend 'vmpa'; did you mean"):
     mapping.map_clients(visit, 'vmpa')
   with pytest.raises(ValueError, match='chunk must be at least 1, got 0'):
     mapping.Backend('vmap', chunk=0)

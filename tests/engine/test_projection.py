@@ -222,9 +222,9 @@ def test_mismatching_trees_are_refused(g_in, g_local, message):
 @pytest.mark.parametrize(
     'options, message',
     [
-        (dict(rule='exakt'), "'exakt'; it is one of .*'exact', 'fixed'"),
-        (dict(scope='layer'), "'layer'; it is one of .*'leaf', 'tree'"),
-        (dict(rule='fixed', lam=-1.0), 'finite number >= 0, but is -1.0'),
+        (dict(rule='exakt'), "Unknown rule 'exakt'; did you mean 'exact'"),
+        (dict(scope='layer'), "Unknown scope 'layer'.* leaf, tree"),
+        (dict(rule='fixed', lam=-1.0), 'lam must be at least 0, got -1.0'),
         (dict(rule='fixed', lam=float('nan')), 'finite number'),
         (dict(rule='fixed', lam=np.ones(2)), r'scalar, but has shape \(2,\)'),
     ],

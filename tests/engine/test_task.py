@@ -113,6 +113,15 @@ def test_methods_learn_another_task(name, task):
     assert np.all(scores.loss < 0.6 * before[group.name].loss)
 
 
+@pytest.mark.parametrize('name', ['fedhe', 'fd', 'fedmd', 'fedgkt'])
+def test_methods_for_classification_refuse_another_task(name):
+  with pytest.raises(ValueError) as error:
+    ALGORITHMS[name](federation_of(REGRESSION))
+  assert str(error.value) == (
+      f"{name} is made for the task 'classification', not for 'regression'."
+  )
+
+
 def test_scores_are_means_of_the_tasks_functions():
   """Over all examples, whatever the batch size."""
   federation = federation_of(REGRESSION)

@@ -93,6 +93,22 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   assert federation.groups[0].partner and federation.server_model
 
 
+def test_a_constructor_checks_the_federation_that_it_is_given(toy):
+  """As `experiment.build` does, without a config."""
+  federation = suite.needed_federation('fedavg')
+  for needs, message in (
+      (dict(task='regression'), "is made for the task 'regression', not for "),
+      (dict(server_model=True), r'needs Federation\(server_model=\.\.\.\)'),
+      (dict(partner=True), r'needs Group\(partner=\.\.\.\), which '),
+  ):
+    with pytest.raises(ValueError, match=f'^constructor {message}') as error:
+      toy(**needs)(federation, level=2)
+    assert '\n' not in str(error.value)
+  assert not seen
+  toy(task='classification')(federation, level=2)
+  assert seen == [(federation, 2)]
+
+
 @pytest.mark.parametrize(
     ('needs', 'change', 'message'),
     [

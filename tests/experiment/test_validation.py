@@ -90,7 +90,7 @@ def test_the_best_round_is_chosen_on_validation():
 @pytest.mark.parametrize(
     ('share', 'match'),
     [
-        (1.0, r'validation: fraction must be in \[0, 1\), but is 1.0'),
+        (1.0, 'validation: fraction must be at least 0 and below 1, got 1.0'),
         (0.0, 'validation must be above 0, got 0.0'),
         (1e-4, 'validation=0.0001 holds out no example'),
     ],

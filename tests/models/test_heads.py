@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.aggregation.exchange import WeightExchange, check_shared_shapes
-from fedjax_het.depthwise import head_start, own_heads
+from fedjax_het.aggregation.exchange import WeightExchange
+from fedjax_het.aggregation.sharing import Sharing, check_shared_shapes
+from fedjax_het.depthwise import make_stages, own_heads
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import Block, BlockModel, Head, Variables, create
@@ -225,11 +226,11 @@ def test_unused_weights_of_heads_are_dropped_and_put_back():
 
 
 def test_unknown_and_impossible_heads_are_refused_in_one_line(model, variables):
-  with pytest.raises(ValueError, match=r"'exit3' \(did you mean 'exit2'\?\)"):
+  with pytest.raises(ValueError, match=r"head 'exit3'; did you mean 'exit2'\?"):
     model.apply(variables, X, head='exit3')
   with pytest.raises(ValueError, match=r"known are exit1, exit2, head\."):
     model.apply_heads(variables, X, ('exit1', 'ends'))
-  with pytest.raises(ValueError, match=r"'layer' .did you mean 'layer"):
+  with pytest.raises(ValueError, match=r"'layer'; did you mean 'layer"):
     model.with_heads(Head('layer', (Block('exit4', Drop()),)))
   with pytest.raises(ValueError, match='repeats a block name'):
     model.with_heads(Head('stem', (Block('layer1', Drop()),)))
@@ -259,30 +260,31 @@ def test_a_model_that_ends_in_an_exit_keeps_the_earlier_ones(model):
     model.chain('exit1', keep=('exit2',))
 
 
-def test_heads_of_m_fedepth_are_heads():
-  """Its models with a head of their own are chains of one model."""
+def test_a_stage_of_m_fedepth_ends_in_a_head_of_the_model():
   model = create('preresnet20', (8, 8, 1), CLASSES, width=0.25, num_blocks=1)
-
-  def head(position):
-    unit = model.block_names[position - 1]
-    blocks = model.blocks[head_start(model) :]
-    blocks = (
-        (name, m.clone(use_relu=False) if isinstance(m, NormPool) else m)
-        for name, m in blocks
-    )
-    return Head(unit, tuple(Block(f'{unit}/{n}', m) for n, m in blocks))
-
-  cuts = own_heads(model)
-  assert cuts
-  headed = model.with_heads(*map(head, cuts))
+  heads = own_heads(model)
+  assert [head.name for head in heads.values()] == [
+      f'{model.block_names[end - 1]}/head' for end in heads
+  ]
+  headed = model.with_heads(*heads.values())
+  spans = [(end - 2, end - 1) for end in heads]
   key = jax.random.key(0)
-  for position, cut in cuts.items():
-    chain = headed.chain(head(position).name)
-    assert chain.blocks == cut.blocks and chain.cut == cut.cut
-    assert_equal(
-        chain.init(key), part(headed.init(key), chain.block_names)
-    )
-    assert_equal(chain.init(key), cut.init(key))
+  drawn, plain = headed.init(key), model.init(key)
+  stages = make_stages(model, spans, heads='own')
+  for (end, head), stage in zip(heads.items(), stages, strict=True):
+    assert stage.model.blocks == model.blocks[:end] + head.blocks
+    assert stage.head == end and stage.model.cut == (1, end)
+    assert not stage.model.heads
+    assert_equal(stage.model.init(key), part(drawn, stage.model.block_names))
+    # It is the model's own head without a ReLU, on the unit's width.
+    for (name, module), (old, like) in zip(
+        head.blocks, model.blocks[-len(head.blocks) :], strict=True
+    ):
+      assert name == f'{head.after}/{old}'
+      if isinstance(like, NormPool):
+        like = like.clone(use_relu=False)
+      assert module == like
+  assert_equal(part(drawn, model.block_names), plain)
 
 
 def test_a_private_head_stays_on_its_client(model):
@@ -298,7 +300,7 @@ def test_a_private_head_stays_on_its_client(model):
     return None if block.startswith('exit1') else block
 
   check_shared_shapes(federation, shared_key)
-  exchange = WeightExchange(federation, shared_key)
+  exchange = WeightExchange(federation, Sharing(shared_key))
   key = jax.random.key(0)
   server = exchange.init(key)
   assert 'exit1' not in server.params and 'exit2' in server.params

@@ -240,6 +240,28 @@ def test_paper_numbers_stand_beside_our_setting(workdir, tmp_path):
   assert 'seed 0' in ours[-1]
 
 
+def test_metrics_of_the_servers_training_stand_in_the_report(
+    workdir, tmp_path
+):
+  for path in workdir.iterdir():
+    if path.is_file():
+      shutil.copy(path, tmp_path)
+  _, _, rows = report.read_run(workdir)
+  assert tables.server(rows) == []
+  assert "server's own training" not in (workdir / 'report.md').read_text()
+  train = [row for row in rows if row['split'] == 'train']
+  train[0]['server'] = dict(loss=1.25, odd=None)
+  train[1]['server'] = dict(loss=0.123456, late=3.0)
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  text = report.write_report(tmp_path).read_text()
+  text = text[text.index("server's own training") :]
+  assert cells(text, 'metric')[1:] == ['round 1', 'round 2']
+  assert cells(text, 'loss')[1:] == ['1.25', '0.1235']
+  assert cells(text, 'odd')[1:] == ['not finite', '-']
+  assert cells(text, 'late')[1:] == ['-', '3']
+
+
 def test_tables():
   table = [['a', 'b'], ['x', '10'], ['long', '2']]
   assert tables.as_text(table) == (
