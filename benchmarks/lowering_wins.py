@@ -59,8 +59,9 @@ def models(
   for variant, size in itertools.product(variants, _SIZES):
     config = fedavg.get_config(','.join(filter(None, (*variant, size))))
     for name in config.groups:
-      model, _, options = group_spec(config, name)
-      found = model, DATASETS[config.dataset].image_shape, options
+      spec = group_spec(config, name)
+      shape = DATASETS[config.dataset].image_shape
+      found = spec.model, shape, spec.options
       if found not in seen:
         seen.append(found)
         yield found

@@ -1,22 +1,13 @@
 """SplitMix: clients train some of the thin nets that make up a wide one."""
 
-from configs.heterofl import (
-  EIGHTHS,
-  FAIR,
-  LACK,
-  one_model,
-  quarters,
-  widths_config,
-)
+from configs.widths import EIGHTHS, FAIR, LACK, blocks, widths_config
 
 
 def budgets(num_bases, shares):
   """Clients in equal blocks, each with its share of the full width."""
 
   def apply(config):
-    one_model(config, quarters(shares), {
-        name: dict(budget=share) for name, share in shares.items()
-    })  # fmt: skip
+    blocks(config, 'budget', shares)
     config.algorithm.num_bases = num_bases
 
   return apply

@@ -227,7 +227,7 @@ def test_the_example_over_widths_moves_windows():
     held = (np.arange(4) + before.begin) % 8
     assert set(np.flatnonzero(moved)) <= set(held) and np.any(moved)
   assert len(begins) > 1
-  sent = algorithm.downlink(state.server, federation.groups[1], None)
+  _, sent = algorithm.downlink(state.server, federation.groups[1], None)
   assert sent['layer1']['linear']['kernel'].shape == (2, 2)
 
 

@@ -1,6 +1,6 @@
 """FedIN v2's Table 1: ResNets of five depths on four data sets, two splits."""
 
-from configs import fedavg, fedin, fedprox, heterofl, scaffold
+from configs import fedavg, fedin, fedprox, fedrolex, heterofl, scaffold
 from configs.tables import _papers
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -14,6 +14,7 @@ METHODS = {
     'FedProx': (fedprox.get_config, 'v2'),
     'SCAFFOLD': (scaffold.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
+    'FedRolex': (fedrolex.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -30,13 +31,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Six methods on eight columns, three seeds.
+  """Seven methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedNova, MOON, FedGen, FedFomo, FedET,
-  InclusiveFL, FedRolex, ScaleFL, FedDPA, InCoAvg and FedSelect.
+  InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.
@@ -46,9 +47,11 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """
   rows = _papers.fedin_rows(METHODS, COLUMNS, scale)
   if scale == 'full':
-    for config in rows['HeteroFL'].values():
-      # As large as the other methods' models are on average.
-      config.groups['all'].model = 'resnet152'
+    for row in ('HeteroFL', 'FedRolex'):
+      for config in rows[row].values():
+        for group in config.groups.values():
+          # As large as the other methods' models are on average.
+          group.model = 'resnet152'
   names = {label: label for label in METHODS}
   names['FedIN +Noise'] = 'FedIN (+Noise)'
   return Table(
@@ -56,8 +59,9 @@ def get_table(scale: str = SCALES[0]) -> Table:
       setting=_papers.in_words(
           scale,
           f'{SETTING} HeteroFL: widths of one ResNet152, drawn anew by every '
-          'client in every visit.',
-          f'{CPU} HeteroFL: widths of a ResNet26.',
+          'client in every visit. FedRolex: the same widths, each for a fifth '
+          'of the clients, and the accuracy of the full width.',
+          f'{CPU} HeteroFL and FedRolex: widths of a ResNet26.',
       ),
       rows=rows,
       paper=_papers.fedin_paper(paper_targets.fedin_v2_table_1, names, COLUMNS),

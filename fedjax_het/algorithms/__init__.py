@@ -17,6 +17,7 @@ from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
+from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedasync': fedasync,
     'fedepth': fedepth,
     'heterofl': heterofl,
+    'fedrolex': fedrolex,
     'splitmix': splitmix,
 }
 

@@ -129,7 +129,6 @@ def heterofl(
       levels=[make_level(full, rate) for rate in rates.values()],
       left_out=[name in left_out.split() for name in rates],
       head=full.block_names[-1],
-      num_classes=federation.num_classes,
       local=local,
       scaler=scaler,
       mask=mask,

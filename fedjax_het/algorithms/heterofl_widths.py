@@ -12,17 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.aggregation.label_masks import masked_logits, owned_labels
-from fedjax_het.aggregation.slicing import (
-  Level,
-  extract,
-  scatter_add,
-  without_running_stats,
+from fedjax_het.aggregation.narrow_training import (
+  holders,
+  train_narrow,
+  weighted_change,
 )
-from fedjax_het.engine.local import fit
+from fedjax_het.aggregation.slicing import Level, extract, scatter_add
 from fedjax_het.engine.types import LocalTraining, Maybe, Uplink
-from fedjax_het.models.blocks import Variables
-from fedjax_het.models.intercept import scaled_norm_inputs
 
 
 class Sent(NamedTuple):
@@ -46,7 +42,6 @@ class Plan(NamedTuple):
     levels: The widths that clients train.
     left_out: For each level whether it is left out of the mean.
     head: Name of the classifier's block.
-    num_classes: C.
     local: Local training.
     scaler: As for `heterofl`, like the others.
     mask: See there.
@@ -56,7 +51,6 @@ class Plan(NamedTuple):
   levels: Sequence[Level]
   left_out: Sequence[bool]
   head: str
-  num_classes: int
   local: LocalTraining
   scaler: bool
   mask: str
@@ -102,7 +96,7 @@ def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
     change, number, owned = sent
     i = level_of[group.name]
     index = plan.levels[i].index
-    held = holders(plan, i, number[i], owned[i])
+    held = holders(plan.levels[i].model, number[i], owned[i])
     return (
         scatter_add(total, index, _values(change)),
         scatter_add(count, index, held),
@@ -154,7 +148,7 @@ def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
     change, number, owned = sent
     total = jax.tree.map(jnp.add, total, _values(change))
     for i, level in enumerate(plan.levels):
-      held = holders(plan, i, number[i], owned[i])
+      held = holders(level.model, number[i], owned[i])
       count = scatter_add(count, level.index, held)
     return total, count
 
@@ -174,61 +168,19 @@ def train_level(plan: Plan, i: int, start, data, visit):
   Returns:
     `Sent` with a narrow tree of plain changes, and metrics.
   """
-  level, local = plan.levels[i], plan.local
-  model = without_running_stats(level.model)
-  owned = owned_labels(data, plan.num_classes)
-
-  def loss_fn(variables, batch, key):
-    # Scaler: x <- x / rho in front of every norm.
-    with scaled_norm_inputs(1 / level.rate if plan.scaler else 1):
-      logits, stats = model.apply(
-          variables, batch.x, train=True, mask=batch.mask, key=key
-      )
-    # z_c <- 0 for c not in Y_k.
-    logits = masked_logits(logits, batch, owned, plan.mask)
-    return local.task.loss(logits, batch.y, batch.mask), (stats, {})
-
-  end, _, metrics, num_steps = fit(
-      loss_fn, local, Variables(start, {}), data, visit
-  )
+  level = plan.levels[i]
+  end, rows, metrics, num_steps = train_narrow(
+      level.model, level.rate, plan.local, start, data, visit,
+      scaler=plan.scaler, mask=plan.mask,
+  )  # fmt: skip
   if plan.left_out[i]:
-    end, num_steps = Variables(start, {}), 0
+    end, num_steps = start, 0
   amount = data.size if plan.weights == 'data' else 1
   weight = jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
-  rows = owned if plan.mask == 'client' else jnp.ones_like(owned)
-
-  def of_owned(leaf):  # Classes are the last axis of the head's leaves.
-    return jnp.where(jnp.broadcast_to(rows, leaf.shape), leaf, 0.0)
-
   # Delta_k = w_k (theta_k - theta); of the head only the rows in Y_k.
-  change = jax.tree.map(lambda a, b: weight * (a - b), end.params, start)
-  change[plan.head] = jax.tree.map(of_owned, change[plan.head])
+  change = weighted_change(level.model, start, end, weight, rows)
   here = (jnp.arange(len(plan.levels)) == i) * weight
   return Sent(change, here, here[:, None] * rows[None]), metrics
-
-
-def holders(plan: Plan, i: int, number, owned):
-  """sum_{k in H_j} w_k for every number j of one level's narrow model.
-
-  Args:
-    plan: The plan.
-    i: Position of the level.
-    number: [] float32, the sum of its clients' weights.
-    owned: [C] float32, the same over the owners of each label.
-
-  Returns:
-    A tree like the level's parameters.
-  """
-  params = plan.levels[i].model.abstract_variables.params
-  return {
-      name: jax.tree.map(
-          lambda s, n=owned if name == plan.head else number: jnp.broadcast_to(
-              n, s.shape
-          ),
-          tree,
-      )
-      for name, tree in params.items()
-  }
 
 
 def held_numbers(levels: Sequence[Level], params, level):

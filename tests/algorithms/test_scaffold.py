@@ -389,7 +389,8 @@ def test_one_round_in_numpy():
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, 0.0])
 def test_wrong_options_are_refused(value):
-  with pytest.raises(ValueError, match='server_lr must be finite and above 0'):
+  message = 'server_lr must be (a finite number|above 0)'
+  with pytest.raises(ValueError, match=message):
     scaffold(tiny_federation(), server_lr=value)
 
 

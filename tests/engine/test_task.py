@@ -87,7 +87,7 @@ def federation_of(task):
 
 
 @pytest.mark.parametrize('task', [REGRESSION, SEQUENCE], ids=lambda t: t.name)
-@pytest.mark.parametrize('name', ['fedavg', 'fedprox', 'fedin', 'private'])
+@pytest.mark.parametrize('name', ['fedavg', 'fedin'])
 def test_methods_learn_another_task(name, task):
   federation = federation_of(task)
   images, labels = examples(task)

@@ -23,12 +23,13 @@ def message(config, call=experiment.check):
 
 def test_the_table_of_algorithms_holds_every_module_of_its_folder():
   folder = pathlib.Path(algorithms.__file__).parent
-  modules = {
-      stem
-      for stem in (path.stem for path in folder.glob('*.py'))
-      # A module of pieces has no constructor of its own name.
-      if f'def {stem}(' in (folder / f'{stem}.py').read_text()
-  }
+  paths = [*folder.glob('[a-z]*.py'), *folder.glob('[a-z]*/__init__.py')]
+  modules = set()
+  for path in paths:
+    name = path.parent.name if path.stem == '__init__' else path.stem
+    # A module of pieces has no constructor of its own name.
+    if f'def {name}(' in path.read_text():
+      modules.add(name)
   assert modules == {
       constructor.__module__.rpartition('.')[2]
       for constructor in ALGORITHMS.values()

@@ -165,6 +165,10 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             config_of('scaffold', 'cifar10', 'dirichlet'),
             [('Table 1', 67.9, 1.7, 120)],
         ),
+        (
+            config_of('fedrolex', 'cinic10', 'iid'),
+            [('Table 1', 68.7, None, None)],
+        ),
         # Another server optimiser than the paper's.
         (config_of('fedavg', 'cifar10', 'iid', server_momentum=0.9), []),
         (config_of('fedprox', 'cifar10', 'iid', server_optimizer='adam'), []),

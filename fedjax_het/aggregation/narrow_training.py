@@ -1,0 +1,114 @@
+"""A client's part in methods over widths: training, upload, holders.
+
+HeteroFL and FedRolex train a narrow model with the same three additions: a
+Scaler, norms without running statistics and a masked loss. `slicing` says
+which numbers a narrow model holds.
+
+References:
+  Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.label_masks import masked_logits, owned_labels
+from fedjax_het.aggregation.slicing import without_running_stats
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.intercept import scaled_norm_inputs
+
+
+def train_narrow(
+    model: BlockModel,
+    rate: float,
+    local: LocalTraining,
+    start,
+    data: ClientData,
+    visit: Visit,
+    *,
+    scaler: bool,
+    mask: str,
+):
+  """Local training of a narrow model.
+
+  Args:
+    model: The narrow model; 'batch' norms take the statistics of the batch.
+    rate: Its share of the channels.
+    local: Local training.
+    start: Its parameters, {block name: tree}.
+    data: The client's examples.
+    visit: The visit.
+    scaler: Whether inputs of norms are multiplied by 1 / rate.
+    mask: See `label_masks.masked_logits`.
+
+  Returns:
+    The parameters at the end; [C] bool, the labels whose head rows the client
+    trains (all of them unless `mask` is 'client'); metrics; the number of
+    steps, [] int32.
+  """
+  model = without_running_stats(model)
+  owned = owned_labels(data, model.num_classes)
+
+  def loss_fn(variables, batch, key):
+    # Scaler: x <- x / rho in front of every norm.
+    with scaled_norm_inputs(1 / rate if scaler else 1):
+      logits, stats = model.apply(
+          variables, batch.x, train=True, mask=batch.mask, key=key
+      )
+    # z_c <- 0 for c not in Y_k.
+    logits = masked_logits(logits, batch, owned, mask)
+    return local.task.loss(logits, batch.y, batch.mask), (stats, {})
+
+  end, _, metrics, num_steps = fit(
+      loss_fn, local, Variables(start, {}), data, visit
+  )
+  rows = owned if mask == 'client' else jnp.ones_like(owned)
+  return end.params, rows, metrics, num_steps
+
+
+def weighted_change(model: BlockModel, start, end, weight, rows):
+  """weight * (end - start), which is 0 in head rows that are not trained.
+
+  Args:
+    model: The narrow model.
+    start: Parameters before training.
+    end: Parameters after it.
+    weight: [] float32, the client's coefficient in the mean.
+    rows: [C] bool, as of `train_narrow`.
+
+  Returns:
+    A tree like `start`.
+  """
+  change = jax.tree.map(lambda a, b: weight * (a - b), end, start)
+
+  def of_rows(leaf):  # Classes are the last axis of the head's leaves.
+    return jnp.where(jnp.broadcast_to(rows, leaf.shape), leaf, 0.0)
+
+  head = model.block_names[-1]
+  change[head] = jax.tree.map(of_rows, change[head])
+  return change
+
+
+def holders(model: BlockModel, weight, row_weight):
+  """sum_{k in H_j} w_k for every number j of a narrow model.
+
+  Args:
+    model: The narrow model.
+    weight: [] float32, the sum of its clients' weights.
+    row_weight: [C] float32, the same over those that train each head row.
+
+  Returns:
+    A tree like the model's parameters.
+  """
+  head = model.block_names[-1]
+  return {
+      name: jax.tree.map(
+          lambda s, n=row_weight if name == head else weight: jnp.broadcast_to(
+              n, s.shape
+          ),
+          tree,
+      )
+      for name, tree in model.abstract_variables.params.items()
+  }
