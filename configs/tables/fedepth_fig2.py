@@ -14,7 +14,7 @@ LEFT_OUT = {
 # What Fig. 2 and Fig. 3 share, in words.
 SETTING = (
     'PreResNet-20, 100 clients of 500 images and three labels each (two where '
-    'a client is dealt one of them twice), ten a round, SGD with momentum 0.9 '
+    'a client draws one of them twice), ten a round, SGD with momentum 0.9 '
     'and a cosine schedule from 0.1, crops and flips, the loss masked by the '
     'labels of the minibatch, batch statistics in the test, too. 20 rounds of '
     'one epoch at batch 32. Of the net, the rounds and the local training the '
@@ -24,7 +24,7 @@ SETTING = (
 
 
 def three_labels(config):
-  """Deals three labels to each client, as the case studies do."""
+  """Assigns three labels to each client, as the case studies do."""
   config.partition.labels_per_client = 3
   return config
 

@@ -30,7 +30,7 @@ def get_table() -> Table:
       setting=(
           f'{fedepth_fig2.SETTING} Half of the clients (the paper gives no '
           'shares) train one base, the others as many as make up the full '
-          'width; tested is the mean of the logits of all bases.'
+          'width; the test takes the mean of the logits of all bases.'
       ),
       rows={f'bases of 1/{number}': _bases(number) for number in BASES},
       paper={},

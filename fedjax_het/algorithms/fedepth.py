@@ -1,39 +1,42 @@
 """FeDepth: clients train the full model in parts that fit their memory.
 
-Clients of one memory budget are a group; a budget gives a schedule of parts
-g_1 .. g_J of the one model. A round:
+Clients with the same memory budget form a group. A budget gives a schedule of
+stages g_1 .. g_J of the one model. A round:
 
   1. The server sends the whole model W.
-  2. A client takes, for j = 1 .. J, local SGD on its data of
+  2. For j = 1 .. J a client takes local SGD steps on
        L(theta_{g_j}, phi),  logits = phi(adapt(z_j)),
        z_j = f_{g_j}(stop_gradient(z_{j-1})),  z_0 = x,
-     from its server's theta_{g_j} and the head phi that stage j - 1 left.
-  3. It uploads what it trained; with all of the model in one part, J = 1, it
-     is a client of FedAvg.
-  4. The server moves each leaf by the mean change of those who trained it,
-     weighted by their numbers of examples.
+     from the server's theta_{g_j} and the head phi that stage j - 1 left.
+  3. It uploads the blocks that it trained. With all of the model in one stage,
+     J = 1, it is a client of FedAvg.
+  4. The server moves each leaf by the mean change of the clients that trained
+     it, weighted by their numbers of examples.
 
-m-FeDepth (`heads='own'`): a stage that ends at a narrower width has a head of
-its own on that width; they are averaged over those who trained them, and
-inference takes the model's. Partial training: blocks in front that fit nowhere
-are not trained. MKD: a client that can hold M models trains the shared one
-together with M - 1 private ones that stay with it, each by
+m-FeDepth (`heads='own'`): a stage that ends at a narrower width trains a head
+of that width. The server averages these heads over the clients that trained
+them; inference uses the model's head. Partial training: front blocks that do
+not fit are not trained. MKD: a client that can hold M models trains the shared
+one together with M - 1 private models, which stay on the client, each by
 
   CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m),
 
-teachers detached. The paper prints the mean of the CEs; every model's own
-loss is that of the authors' code.
+with the gradient stopped at h_m'. The paper prints the mean of the CEs; the
+authors' code gives every model its own loss, as here.
 
-Differences from the paper or its code: frozen leaves do not move (in the code
-weight decay and momentum move them); only those who trained a leaf are averaged
-(`dilute` for the code's way); each stage is a problem of its own (Eq. 1), for
-which the optimiser begins anew (the code has one optimiser a
-visit: the head's momentum goes on from stage to stage); embeddings of a ViT,
-its stem, train in the first stage only.
+Differences from the paper or its code:
+
+- Frozen leaves do not move; in the code weight decay and momentum move them.
+- A leaf is averaged over the clients that trained it; `dilute` averages as the
+  code does.
+- Each stage is a problem of its own (Eq. 1) with a fresh optimiser. The code
+  has one optimiser per visit, which carries the head's momentum from stage to
+  stage.
+- The stem of a ViT, its embeddings, is trained in the first stage only.
 
 The state is the server's (and the private models of MKD). After a device
-upgrade, build the algorithm and the round with the federation of new budgets
-and go on with
+upgrade, build the algorithm and the round with a federation of the new budgets
+and continue with
 
   rounds.init_state(new_algorithm, new_federation, key)._replace(
       round_num=state.round_num, server=state.server)
@@ -87,7 +90,7 @@ class Client(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a group's clients do in a visit.
+  """Stages and settings of a group's visits.
 
   Attributes:
     group: The group. m-FeDepth's heads that the stages train are heads of its

@@ -1,31 +1,36 @@
 """FedHe: clients of any architecture exchange class means of their logits.
 
-No weights travel. A client keeps its model and, unless `local.keep_optimizer`
-is False, its optimiser. One visit:
+No weights travel. A client keeps its model. It also keeps its optimiser state,
+except with `local.keep_optimizer=False`. One visit:
 
-  1. The server sends p_s[y], for every class y that it knows, the mean of all
-     vectors that it has received for it                              (Eq. 10)
+  1. The server sends p_s[y] for every class y that it knows: the mean of all
+     vectors that it has received for y                              (Eq. 10)
   2. For a few minibatches (`local.steps`, 3 in the paper) the client steps with
        L = CE + alpha mean_{i,c} (p_i - p_s[y_i])_c^2                 (Eq. 13)
-     and adds the logits p_i of the same passes to P[y_i], their number to
+     It adds the logits p_i of the same passes to P[y_i] and their number to
      V[y_i]                                                           (Eq. 7)
   3. It sends p_k[y] = P[y] / (V[y] + 1)                              (Eq. 8)
-  4. The server adds p_k[y] to what it has for y                      (Eq. 9)
+  4. The server adds p_k[y] to its sum for y                          (Eq. 9)
 
-Each class takes C logits and one number more, in both directions C (C + 1): 110
-numbers, 440 bytes, for ten classes. The number, for which the paper has the
-label, is how many uploads are behind the vector; a vector's place tells its
-class. Classes that a client has not seen, or the server does not know, are not
-sent and not counted.
+Each class takes C logits and one more number, so C (C + 1) in each direction:
+110 numbers, 440 bytes, for ten classes. The paper sends the label as this
+number; here it is the number of uploads behind the vector, and the vector's
+position gives the class. Classes that a client has not seen, or that the server
+does not know, are neither sent nor counted.
 
-Where the paper is silent or differs from its authors' code: cross-entropy takes
-logits (Eq. 4-6 print a one-hot of the softmax, which has no gradient). Classes
-unknown to the server get cross-entropy alone, class by class. A class that a
-client has not seen is left out, where Eq. 8 and 9 would store zeros
-(`strict=True`). The code divides by V instead of V + 1 (`plus_one=False`), and
-lets all that came before 100 uploads weigh as much as one (`store='fold'`).
-A round takes its clients at once; with a cohort of one they come one at a time,
-as in the paper. Uploads weigh the same, whatever the clients' sizes.
+Where the paper is silent or differs from its authors' code:
+
+- Cross-entropy takes logits. Eq. 4-6 print a one-hot of the softmax, which has
+  no gradient.
+- Examples of a class that the server does not know have no second term.
+- Classes that a client has not seen are left out. Eq. 8 and 9 would store zeros
+  (`strict=True`).
+- The code divides by V instead of V + 1 (`plus_one=False`). After every 100
+  uploads it reduces the weight of their mean to that of one upload
+  (`store='fold'`).
+- All clients of a round train at once. With a cohort of one they train one at a
+  time, as in the paper. All uploads have equal weight, whatever the number of
+  examples.
 
 References:
   Chan and Ngai, `FedHe: Heterogeneous Models and Communication-Efficient

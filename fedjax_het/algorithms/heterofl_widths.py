@@ -36,7 +36,7 @@ class Sent(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """What is fixed for a run.
+  """Settings of a run.
 
   Attributes:
     levels: The widths that clients train.

@@ -9,9 +9,9 @@ c_k over all N clients; all begin at 0. In a round of the clients S:
   x <- x + server_lr / |S| sum_S (y - x)
   c <- c + 1 / N sum_S (c_k+ - c_k)
 
-With SGD c_k+ is the mean of the K gradients g, which is what is computed: with
-any optimiser c_k is then a gradient. The correction is added before the
-optimiser, whose weight decay is no part of c_k. S and N count the clients that
+With SGD c_k+ is the mean of the K gradients g. This module computes that mean,
+so that c_k is a gradient with any optimiser. The correction is added before the
+optimiser; c_k excludes weight decay. S and N count the clients that
 own a block. Running statistics, and what does not travel, are not corrected.
 
 References:

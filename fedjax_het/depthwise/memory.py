@@ -9,14 +9,14 @@ makes it: that of a module with no parts (convolution, norm, linear, padding
 shortcut), and that of a block which does more than hand on the output of its
 last part (a residual sum). Activation functions, attention probabilities and
 matrix products outside of modules are no modules. In a transformer these are
-the outputs of both norms, of the four linear layers and of the block. The last
-block's outputs, the logits, are left out, which is what fits the paper's figure
-of the whole net (its net has neither a norm in the stem nor one in the head:
-`stem_norm=False, final_norm=False`). Stem, head and the optimiser are not
-counted in the cost of a stage, as in the paper.
+the outputs of both norms, of the four linear layers and of the block. The
+logits are not counted; only then does the sum reproduce the paper's figure of
+the whole net (its net has neither a norm in the stem nor one in the head:
+`stem_norm=False, final_norm=False`). As in the paper, the cost of a stage
+excludes stem, head and optimiser.
 
-What the compiler plans is in `measured`: a schedule that shall keep a real
-budget is planned with that. One MB is 2^20 bytes.
+`measured` has the compiler's figures; plan with these to keep a real budget.
+One MB is 2^20 bytes.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning

@@ -241,8 +241,8 @@ class Cached(NamedTuple):
   """Outputs of the frozen blocks for all of a client's examples.
 
   Attributes:
-    rows: [R, ...] in the order in which they were computed; a multiple of the
-      batch size, what is more than the client's examples is of no use.
+    rows: [R, ...] in the order in which they were computed. R is a multiple of
+      the batch size; rows beyond the client's examples are padding.
     place: [M] int32, the row of each position in the client's table.
   """
 

@@ -272,7 +272,7 @@ def _make_deliver(
   group_of, row_of = federation.places()
 
   def to_group(i, number: int, clients, flight: Flight, events: Events):
-    """What upload i changes in a group, the sender's or another one."""
+    """Changes of upload i in a group, the sender's or another one."""
     sender, staleness = events.client[i], events.staleness[i]
     mine = number == jnp.asarray(group_of)[sender]
     row = jnp.where(mine, jnp.asarray(row_of)[sender], 0)

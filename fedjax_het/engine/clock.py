@@ -81,7 +81,7 @@ class Device:
 
 
 class Fleet(NamedTuple):
-  """What durations depend on; one entry per client.
+  """Devices and work of the clients; one entry per client.
 
   Attributes:
     devices: The clients' devices.

@@ -229,11 +229,11 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
   """The clients' devices; equal ones if the config names none."""
   if config.devices:
     kinds = {name: device_spec(config, name) for name in config.devices}
-    dealt = assign_groups(
+    kind_of = assign_groups(
         {name: number for name, (_, number) in kinds.items()},
         config.clock.device_seed,
     )
-    return tuple(kinds[name][0] for name in dealt)
+    return tuple(kinds[name][0] for name in kind_of)
   if config.clock.mode == 'synchronous':
     return None
   return (Device(),) * num_clients
@@ -356,7 +356,7 @@ def _crop_flip_cutout(key, images):
 
 
 def _augmentation(local):
-  """What augments images before they are normalised, and what after."""
+  """Augmentations of images before and after they are normalised."""
   if local.augment != 'crop_flip_cutout':
     return {'none': None, 'crop_flip': crop_flip}[local.augment], None
   if local.cutout == 'before':

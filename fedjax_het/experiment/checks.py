@@ -93,7 +93,7 @@ def _check_keys(section, known, prefix: str) -> None:
 
 
 def _check_local(local) -> None:
-  """What entries of `local` demand of each other."""
+  """Checks entries of `local` against each other."""
   for item in local.lr_rounds:
     check_field('local.lr_rounds', item, Field(1, int, low=1))
   if bool(local.lr_rounds) != (local.schedule == 'step'):
@@ -221,7 +221,7 @@ def _check_model(
 
 
 def _check_needs(config) -> None:
-  """What the algorithm needs of the federation, see `Needs`."""
+  """Checks what the algorithm needs of the federation, see `Needs`."""
   name, needs = config.algorithm.name, needs_in(config)
   if config.local.keep_optimizer and needs.keep_optimizer is None:
     can = [

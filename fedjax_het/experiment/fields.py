@@ -105,7 +105,7 @@ FIELDS = dict(
     # Share of the training labels that are wrong, each another class at random.
     label_noise=Field(0.0, float, low=0, below=1),
     # Training examples set aside as a public set, in the classes' proportions,
-    # before the others are dealt to clients; None for no public set.
+    # before the others are assigned to clients; None for no public set.
     public_size=Field(None, int | None, low=1),
     # Share of each client's examples, the same of every class, that it does
     # not train on: the best round is chosen on them. None chooses it on the

@@ -55,7 +55,7 @@ def hardware() -> str:
 
 
 def versions() -> dict[str, str]:
-  """Of what computes a cell: JAX, the platform, and the libraries above it."""
+  """Versions of Python, JAX, this library and the libraries that it uses."""
   found = dict(facts_lib.versions(), python=platform.python_version())
   for name in ('fedjax_het', 'flax', 'optax', 'numpy'):
     # The library itself may be on the path without being installed.

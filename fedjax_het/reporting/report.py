@@ -241,7 +241,7 @@ def _versions(facts: Mapping[str, Any]) -> str:
 
 
 def _server(rows) -> list[str]:
-  """What the server's training reports, where it does."""
+  """The section on the server's training; [] without metrics of it."""
   table = tables.server(rows)
   if not table:
     return []

@@ -1,4 +1,4 @@
-"""What a run has stored: config.json, facts.json and metrics.jsonl."""
+"""Files of a run: config.json, facts.json and metrics.jsonl."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""What the lines of metrics.jsonl come to."""
+"""Summary of the lines of metrics.jsonl."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from fedjax_het.reporting.run_files import Row
 
 
 class Summary(NamedTuple):
-  """What a run comes to.
+  """Summary of a run.
 
   Attributes:
     rounds: Rounds done.

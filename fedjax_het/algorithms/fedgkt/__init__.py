@@ -1,8 +1,8 @@
 """FedGKT: clients and a training server that distil from each other.
 
-A client's net is extractor, then classifier; the server's net W_s begins where
-the extractor ends. In a round, with z_s the server's logits of the client's own
-examples from the round before and T the temperature,
+A client's net is an extractor and a classifier. The server's net W_s takes the
+extractor's features. In a round, with z_s the server's logits of the client's
+own examples from the previous round and T the temperature,
 
   client:  CE(z_c, y) + alpha T^2 KL(softmax(z_s/T) || softmax(z_c/T));
   up:      features h, logits z_c and label y of every example, in eval mode;
@@ -10,26 +10,27 @@ examples from the round before and T the temperature,
            of one client each, client after client, for E_s epochs;
   down:    z_s of the client's own examples.
 
-Labels and features leave the device: privacy is not that of methods that send
-weights. The traffic is large too, 16,395 numbers an example for a feature map
-of 16x32x32. The authors' clients also send the features of the test images,
-which evaluation here composes and does not count.
+Labels and features leave the device, so clients have less privacy than in
+methods that send weights. An upload is large: 16,395 numbers per example for a
+feature map of 16x32x32. The authors' clients also upload the features of the
+test images. Here evaluation computes them, and they are not counted as traffic.
 
-What is tested is the server's net on a client's features ('FedGKT-server');
-the view 'clients' are the clients' nets alone, which are far worse.
+Evaluation applies the server's net to a client's features ('FedGKT-server').
+The view 'clients' evaluates the clients' nets alone, which are far worse.
 
-Choices where the sources leave or hide one:
+Choices that the sources leave open or hide:
 
-- The client's net is the group's whole model, cut at `model.cut[0]`; nothing
-  is pretrained. The server's net is what follows the cut in one group's model.
-- An example is known by its place in its client's own table. The authors' code
-  goes by batch number while its loader shuffles, so that clients distil from
-  the logits of other images; results differ from its.
-- The paper's loss on the server is the one above; the code weights its
-  cross-entropy (`server_alpha`), and its released command for ResNet-56 takes
-  that alone (`server_distillation=False`).
-- z_s is what the last epoch computed in training mode, while weights changed;
-  `server_logits='eval'` computes it afterwards in eval mode.
+- The client's net is the group's whole model, with `model.cut[0]` as the end of
+  the extractor; nothing is pretrained. The server's net is the part of one
+  group's model behind the cut, or that of `federation.server_model`.
+- Logits are stored by an example's place in its client's own table. The
+  authors' code stores them by batch number although its loader shuffles, so
+  that clients distil from the logits of other images. Results differ.
+- The server's loss is the paper's. The code has a weight for its cross-entropy
+  (`server_alpha`), and its released command for ResNet-56 uses cross-entropy
+  alone (`server_distillation=False`).
+- The server sends the z_s that its last epoch computed in training mode, while
+  weights changed; `server_logits='eval'` computes them afterwards in eval mode.
 
 References:
   He, Annavaram, Avestimehr, `Group Knowledge Transfer: Federated Learning of

@@ -1,23 +1,24 @@
 """FedIN: federated intermediate-layers learning.
 
-A client network is an extractor e, intermediate layers in, and a classifier c;
-e and c have one architecture for everybody, in differs. Besides its weights a
-client uploads pairs (s_in, s_out) = (input, output of in). One round:
+A client's network is an extractor e, intermediate layers in, and a classifier
+c. All clients have the same e and c; in differs by architecture. Besides its
+weights a client uploads pairs (s_in, s_out) = (input, output of in). One round:
 
   1. The server sends the shared weights and pairs S of other clients.
-  2. For each minibatch the client takes
+  2. For each minibatch the client computes
        G_loc = grad of CE + (mu/2) ||w - w_start||^2        (all layers)
        G_in  = grad of mean (f(s_in; w_in) - s_out)^2       (in only)
-     and steps with G_loc on e and c, and on in with the combination
+     It steps with G_loc on e and c, and on in with the combination
        exact:  Z = G_in if <G_in, G_loc> >= 0, else G_in - (b/a) G_loc
        fixed:  Z = G_in + (lam/2) G_loc
-  3. It uploads weights and pairs; the server averages and stores.
+  3. It uploads weights and pairs. The server averages the weights and stores
+     the pairs.
 
-Without pairs (the first round) the step is local training alone. For the
-fixed rule minibatch and pairs take one pass through `in` together. The two
-papers' settings are options: the defaults are those of the later version
-('v2'); `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
-pairs are those of the first ('v1').
+Without pairs (in the first round) a step is local training alone. With the
+fixed rule, minibatch and pairs take one pass through in together. The defaults
+are the setting of the later version of the paper ('v2'). The first version
+('v1') has `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
+pairs.
 
 References:
   Chan, Jiang, Deng, Ngai, `FedIN: Federated Intermediate Layers Learning for

@@ -1,38 +1,41 @@
 """FedMD: consensus on the logits of a public set, no weights.
 
-Everybody holds the public set. Before round 1 a client trains on it, then on
-its own data (`warm_up`). Subset X_t has N_a public examples, equal for all.
-With z_k the raw logits of client k in inference mode,
+All clients and the server hold the public set. Before round 1 a client trains
+on it, then on its own data (`warm_up`). Subset X_t has N_a public examples, the
+same for all clients. With z_k the raw logits of client k in inference mode,
 
   publish:  Z_t = mean_k z_k(X_t)
   digest:   minimise mean |z_k(x) - Z_t(x)| over X_t, in training mode
   revisit:  minimise the cross-entropy of the own data.
 
-The server owns the number t and sends it with Z_t. A visit has one exchange:
-it digests Z_t, revisits, and then publishes z_k(X_{t+1}), naming t + 1; the
-warm-up publishes z_k(X_0). When a round ends, the uploads for X_{t+1} become
-the consensus and t + 1 the number; without any, Z_t stays. Where all clients
-take part this is the paper's round exactly, for its consensus is that of the
-weights at the round's start. Where a cohort is drawn, a consensus is that of
-the cohort before (the first: of all clients).
+The server stores the number t and sends it with Z_t. A visit has one exchange:
+the client digests Z_t, revisits, and then publishes z_k(X_{t+1}) with the
+number t + 1; the warm-up publishes z_k(X_0). At the end of a round the server
+averages the uploads for X_{t+1} into the next consensus and increments t.
+Without uploads it keeps Z_t. If all clients take part, this is exactly the
+paper's round, because the consensus is that of the weights at the start of the
+round. With a sampled cohort, a consensus is that of the previous cohort; the
+first one is that of all clients.
 
-Under a clock, a round is a number of uploads, and a client that downloaded t
-may find the server at a later number. Its upload for the number in force joins
-that consensus, which stays the mean of all uploads for that subset; an upload
-for an older subset is left out. A client that uploads twice counts twice.
+In an asynchronous run a round is a number of uploads. A client may have
+downloaded t although the server is at a later number by now. If it uploads
+logits for the server's present subset, they join that consensus, which is the
+mean of all uploads for the subset. Uploads for older subsets are discarded. A
+client that uploads twice counts twice.
 
-Choices where the sources leave one:
+Choices that the sources leave open:
 
 - The authors' code stops both phases of pre-training early on test data. Here
-  each phase holds back a tenth of its own data for that; a phase whose patience
-  is 0 trains on all of them for all its epochs. The last weights are kept, not
-  the best.
-- The authors' code keeps two optimisers for a whole run, one that digests and
-  one that trains on private data (from the transfer on). So does this, unless
-  `local.keep_optimizer` is False: both then begin anew in every visit.
-- The L2 term that the authors' nets have on the last kernel is left to
-  `local.weight_decay`.
-- Without warm-up there is no consensus in round 1, which then only revisits.
+  each phase holds out a tenth of its own data for early stopping. A phase with
+  patience 0 trains on all of its data for all epochs. The last weights are
+  kept, not the best ones.
+- The authors' code keeps two optimisers during a whole run: one for digesting,
+  one for training on private data (from the transfer phase on). This module
+  does the same. With `local.keep_optimizer=False` both are reset in every
+  visit.
+- The authors' nets have an L2 term on the last kernel. Use `local.weight_decay`
+  instead.
+- Without warm-up there is no consensus in round 1, and clients only revisit.
 
 References:
   Li and Wang, `FedMD: Heterogenous Federated Learning via Model Distillation
