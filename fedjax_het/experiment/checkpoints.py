@@ -1,6 +1,6 @@
 """Checkpoints of a run's state that are verified when they are read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import concurrent.futures
 import contextlib
 import errno
@@ -239,16 +239,13 @@ class Checkpoints:
         name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         for name, leaf in wanted.items()
     }
-    restored = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(target),
-            notes=ocp.args.JsonRestore(),
-        ),
-    )
-    arrays, notes = restored.state, restored.notes
+    only = ocp.args.Composite(notes=ocp.args.JsonRestore())
+    notes = self._manager.restore(step, args=only).notes
     check_notes(notes, step)
     sums = notes.pop('checksums')
+    check_names(sums, wanted)
+    only = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    arrays = self._manager.restore(step, args=only).state
     for name, leaf in wanted.items():
       array = arrays[name]
       if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
@@ -283,6 +280,22 @@ def check_notes(notes: dict[str, Any], step: int) -> None:
     raise ValueError('the checksum of its notes does not match')
   if notes.pop('step') != step:
     raise ValueError('its folder has been renamed')
+
+
+def check_names(stored: Iterable[str], wanted: Iterable[str]) -> None:
+  """Raises ValueError if a checkpoint holds other arrays than the run.
+
+  Args:
+    stored: Names of the checkpoint's arrays.
+    wanted: Names of the run's arrays.
+  """
+  stored, wanted = {*stored}, {*wanted}
+  for names, what in ((wanted - stored, 'lacks'), (stored - wanted, 'has')):
+    if names:
+      raise ValueError(
+          f'it is of another state, or of another version: it {what} '
+          f'{min(names)}'
+      )
 
 
 def _fill(like: Any, arrays: dict[str, np.ndarray], on_host) -> Any:

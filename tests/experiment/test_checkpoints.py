@@ -208,6 +208,16 @@ def test_another_shape_is_not_accepted(saved):
     checkpoints.restore(like)
 
 
+def test_a_state_of_other_arrays_is_named(saved):
+  name = min(LIKE)
+  less = {key: value for key, value in LIKE.items() if key != name}
+  more = dict(LIKE, another=jax.ShapeDtypeStruct((2,), jnp.float32))
+  for like, message in ((more, 'lacks another'), (less, f'has {name}')):
+    with pytest.raises(ValueError, match=f'version: it {message}') as error:
+      Checkpoints(saved).restore(like)
+    assert '\n' not in str(error.value)
+
+
 def test_a_failed_write_leaves_the_others(saved, monkeypatch):
   checkpoints = Checkpoints(saved)
 
