@@ -1,6 +1,6 @@
 """One client's visit and one turn of the server, as pure functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -149,11 +149,25 @@ def server_turn(
     The new state; its metrics, {name: [] float32}; and [] bool, whether the
     new state is finite, or None where it is not checked. A state that is not
     finite is replaced by the old one.
+
+  Raises:
+    TypeError: If the algorithm returns anything but a state and metrics.
   """
   # The server's key is that of a client whose id nobody has.
   server_key = client_key(key, update, num_clients)
   turn = Turn(round_num, server_key, data.of_public())
-  updated, metrics = algorithm.server_update(server, received, turn)
+  result = algorithm.server_update(server, received, turn)
+  # A state may be a tuple of two itself, but not a plain one with a dict.
+  if not (
+      type(result) is tuple
+      and len(result) == 2
+      and isinstance(result[1], Mapping)
+  ):
+    raise TypeError(
+        'server_update must return (server, metrics), with metrics {} for '
+        f'none; got {type(result).__name__}.'
+    )
+  updated, metrics = result
   if not metrics:
     return updated, {}, None
   finite = all_finite(updated)

@@ -133,3 +133,16 @@ def test_only_a_server_that_trains_is_checked(measure):
   _, metrics, finite = turn(server)
   assert (finite is None) == (not metrics) == (not measure)
   assert ('is_finite' in str(jax.make_jaxpr(turn)(server))) == measure
+
+
+@pytest.mark.parametrize('result', [
+    lambda server: server,
+    lambda server: (server, server['count']),
+    lambda server: (server, {}, {}),
+])
+def test_a_server_that_returns_no_metrics_is_told_what_to_return(result):
+  algorithm = counting()._replace(
+      server_update=lambda server, received, turn: result(server)
+  )
+  with pytest.raises(TypeError, match=r'must return \(server, metrics\), with'):
+    run(algorithm, 1)
