@@ -41,9 +41,9 @@ from fedjax_het.kernels.lowering import (
 from fedjax_het.models import BlockModel, create
 
 WAYS = {
-    'forward': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
-    'd_input': ('native', 'pairs', 'slices', 'gemm', 'cropped', 'onednn'),
-    'd_weight': ('native', 'slices', 'gemm', 'cropped', 'rows', 'onednn'),
+    'forward': ('native', 'gemm', 'strips', 'cropped', 'onednn'),
+    'd_input': ('native', 'gemm', 'cropped', 'onednn'),
+    'd_weight': ('native', 'gemm', 'strips', 'cropped', 'rows', 'onednn'),
 }
 # A timed call repeats a pass for about this long; a slow pass runs once.
 CALL_SECONDS = 0.05
@@ -233,7 +233,7 @@ def summary(rows, steps: dict[str, float], peak: float) -> dict[str, float]:
           lambda row: min(row['milliseconds'], key=row['milliseconds'].get)
       ),
   }
-  for way in ('native', 'gemm', 'slices'):
+  for way in ('native', 'gemm'):
     sums[f'{way} alone'] = total(lambda row, way=way: way)
   operations = sum(row['count'] * row['operations'] for row in rows)
   sums['at the peak'] = 1e3 * operations / peak

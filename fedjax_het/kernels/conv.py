@@ -8,19 +8,16 @@ becomes a grouped convolution, which is also slow. `conv` has the signature of
 gradient of the input, gradient of the kernel) is lowered in one of these ways:
 
   'native': an XLA convolution.
-  'pairs': an XLA convolution on half the width, with the channels of two
-    neighbouring columns concatenated. It does a third more work, but thin
-    layers fill the vector units. Falls back to 'native' with strides and for
-    odd widths.
-  'slices': one matrix product per tap of the kernel, on a shifted slice of
-    the input.
-  'gemm': one matrix product on the concatenated slices (im2col).
+  'gemm': one matrix product on what all taps read, concatenated (im2col).
+  'strips' (not for the gradient of the input): one matrix product on strips
+    of neighbouring outputs. A stem has so few channels that im2col copies
+    more than it multiplies. Falls back to 'gemm' with strides.
   'cropped': one matrix product per tap, on the pixels for which the tap does
     not read padding. On a 2x2 map a 3x3 kernel reads 16 pixels of 36. With
-    strides its gradient of the input falls back to 'slices'.
+    strides its gradient of the input falls back to 'gemm'.
   'rows' (gradient of the kernel only): one matrix product per tap, on
     contiguous rows of a few images that fit into the cache. Falls back to
-    'slices' with strides.
+    'gemm' with strides.
   'onednn': a oneDNN convolution (`kernels.onednn`). Falls back to 'gemm' for
     dtypes other than float32 and, for the gradient of the input, with strides.
 
@@ -40,7 +37,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_het.kernels import native, products
+from fedjax_het.kernels import native, products, strips
 from fedjax_het.kernels import taps as taps_lib
 from fedjax_het.kernels.lowering import (
   LIBRARIES,
@@ -48,32 +45,33 @@ from fedjax_het.kernels.lowering import (
   choose_lowering,
   forced_lowering,
 )
+from fedjax_het.kernels.materialise import materialise
 from fedjax_het.kernels.matmul_dtype import operand_dtype
 
 # Forward passes: (x, w, geometry, precision) -> [B, H', W', O].
 FORWARD = {
     'native': native.forward,
-    'pairs': native.pairs_forward,
-    'slices': products.slices_forward,
     'gemm': products.gemm_forward,
+    'strips': strips.forward,
     'cropped': products.cropped_forward,
 } | {name: library.forward for name, library in LIBRARIES.items()}
 # Gradients of the input: (dy, w, sizes, geometry, precision) -> [B, H, W, I].
 D_INPUT = {
     'native': native.d_input,
-    'pairs': native.pairs_d_input,
-    'slices': products.slices_d_input,
     'gemm': products.gemm_d_input,
     'cropped': products.cropped_d_input,
 } | {name: library.d_input for name, library in LIBRARIES.items()}
 # Gradients of the kernel: (x, dy, geometry, precision) -> [h, w, I, O].
 D_WEIGHT = {
     'native': native.d_weight,
-    'slices': products.slices_d_weight,
     'gemm': products.gemm_d_weight,
+    'strips': strips.d_weight,
     'cropped': products.cropped_d_weight,
     'rows': products.rows_d_weight,
 } | {name: library.d_weight for name, library in LIBRARIES.items()}
+# Ways that read each number of their operands once, as XLA sees it; the others
+# slice them tap by tap.
+_READ_ONCE = frozenset(('native', *LIBRARIES))
 
 
 def conv(
@@ -185,6 +183,8 @@ def _conv(x, w, geometry, lowering, precision, operands):
 def _conv_fwd(x, w, geometry, lowering, precision, operands):
   dtype = x.dtype
   x, w = x.astype(operands), w.astype(operands)
+  if not _READ_ONCE.issuperset((lowering.forward, lowering.d_weight)):
+    x = materialise(x)
   y = FORWARD[lowering.forward](x, w, geometry, precision)
   return y.astype(dtype), (x, w)
 
@@ -192,6 +192,8 @@ def _conv_fwd(x, w, geometry, lowering, precision, operands):
 def _conv_bwd(geometry, lowering, precision, operands, residuals, dy):
   x, w = residuals
   sizes, dtype, dy = x.shape[1:3], dy.dtype, dy.astype(operands)
+  if not _READ_ONCE.issuperset((lowering.d_input, lowering.d_weight)):
+    dy = materialise(dy)
   d_x = D_INPUT[lowering.d_input](dy, w, sizes, geometry, precision)
   d_w = D_WEIGHT[lowering.d_weight](x, dy, geometry, precision)
   return d_x.astype(dtype), d_w.astype(dtype)

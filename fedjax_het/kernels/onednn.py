@@ -37,7 +37,7 @@ _TARGET = '__onednn$convolution'
 # The gradient of the kernel is computed in parts of this many bytes of images.
 _PART_BYTES = 2 << 20
 # The gradient of the kernel is faster from this many input channels.
-_MANY_IN = 16
+_MANY_IN = 6
 
 
 def why_not() -> str | None:
@@ -107,8 +107,8 @@ def choose(
   The thresholds are measured (`python -m benchmarks.lowerings`). oneDNN is used
   for float32 kernels of more than one tap: for the forward pass and, with
   strides of 1, the gradient of the input on maps of at least 4x4; for the
-  gradient of the kernel on maps of at least 2x2, except for few input channels
-  with small slices.
+  gradient of the kernel on maps of at least 2x2, except for the few input
+  channels of a stem.
 
   Args:
     lowering: The `Lowering` chosen without oneDNN.
@@ -129,8 +129,7 @@ def choose(
     ways['forward'] = 'onednn'
     if tuple(strides) == (1, 1):
       ways['d_input'] = 'onednn'
-  large = math.prod(patches_shape) * 4 > products.LARGE_BYTES
-  if size >= 2 and (channels[0] >= _MANY_IN or large):
+  if size >= 2 and channels[0] >= _MANY_IN:
     ways['d_weight'] = 'onednn'
   return lowering._replace(**ways)
 

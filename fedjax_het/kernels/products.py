@@ -1,4 +1,4 @@
-"""Passes of a convolution as matrix products: slices, gemm, cropped, rows.
+"""Passes of a convolution as matrix products: gemm, cropped, rows.
 
 All functions take `x` [B, H, W, I], `w` [h, w, I, O] and `dy` [B, H', W', O].
 """
@@ -19,14 +19,10 @@ LARGE_BYTES = 8 << 20
 _CACHED_BYTES = 256 << 10
 
 
-def slices_forward(x, w, geometry: Geometry, precision) -> jax.Array:
-  """'slices': the convolution, [B, H', W', O]."""
-  return _sum_of_products(taps_lib.slice_taps(x, geometry), w, precision)
-
-
 def gemm_forward(x, w, geometry: Geometry, precision) -> jax.Array:
   """'gemm': the convolution, [B, H', W', O]."""
-  return _sum_of_products([taps_lib.join_taps(x, geometry)], w, precision)
+  kernel = w.reshape((-1, w.shape[3]))
+  return dot(taps_lib.join_taps(x, geometry), kernel, (3,), (0,), precision)
 
 
 def cropped_forward(x, w, geometry: Geometry, precision) -> jax.Array:
@@ -38,16 +34,6 @@ def cropped_forward(x, w, geometry: Geometry, precision) -> jax.Array:
 
 # The gradients of the input contract the last axis of the kernel, without a
 # transpose: on small maps a transpose moves more bytes than the rest.
-
-
-def slices_d_input(dy, w, sizes, geometry: Geometry, precision) -> jax.Array:
-  """'slices': gradient of the input, [B, H, W, I]."""
-  kernels = w.reshape((-1, *w.shape[2:]))
-
-  def pick(i, dy):
-    return dot(dy, kernels[i], (3,), (1,), precision)
-
-  return taps_lib.add_taps(pick, [dy], geometry, sizes)
 
 
 def gemm_d_input(dy, w, sizes, geometry: Geometry, precision) -> jax.Array:
@@ -62,17 +48,11 @@ def gemm_d_input(dy, w, sizes, geometry: Geometry, precision) -> jax.Array:
 
 
 def cropped_d_input(dy, w, sizes, geometry: Geometry, precision) -> jax.Array:
-  """'cropped': gradient of the input, [B, H, W, I]; with strides 'slices'."""
+  """'cropped': gradient of the input, [B, H, W, I]; with strides 'gemm'."""
   if geometry.strides != (1, 1):
-    return slices_d_input(dy, w, sizes, geometry, precision)
+    return gemm_d_input(dy, w, sizes, geometry, precision)
   outs, ins = zip(*taps_lib.tap_windows(geometry, sizes), strict=True)
   return _cropped(dy, w, outs, ins, 1, sizes, precision)
-
-
-def slices_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
-  """'slices': gradient of the kernel, [h, w, I, O]."""
-  patches = taps_lib.slice_taps(x, geometry)
-  return _stacked_products(patches, x, dy, geometry, precision)
 
 
 def gemm_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
@@ -81,8 +61,9 @@ def gemm_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   num_bytes = math.prod(dy.shape[:3]) * num_features * x.dtype.itemsize
   # Large slices depend on `dy`, so that the forward pass does not store them.
   after = None if num_bytes <= LARGE_BYTES else dy[0, 0, 0, 0]
-  patches = [taps_lib.join_taps(x, geometry, after)]
-  return _stacked_products(patches, x, dy, geometry, precision)
+  patches = taps_lib.join_taps(x, geometry, after)
+  dw = dot(patches, dy, (0, 1, 2), (0, 1, 2), precision)
+  return dw.reshape((*geometry.kernel, x.shape[3], dy.shape[3]))
 
 
 def cropped_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
@@ -95,9 +76,9 @@ def cropped_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
 
 
 def rows_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
-  """'rows': gradient of the kernel, [h, w, I, O]; with strides 'slices'."""
+  """'rows': gradient of the kernel, [h, w, I, O]; with strides 'gemm'."""
   if geometry.strides != (1, 1):
-    return slices_d_weight(x, dy, geometry, precision)
+    return gemm_d_weight(x, dy, geometry, precision)
 
   def part(x, dy):
     rows, grads = taps_lib.row_taps(x, dy, geometry)
@@ -108,23 +89,6 @@ def rows_d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   dw = taps_lib.sum_over_parts(part, x, dy, _CACHED_BYTES)
   dw = dw.reshape((*geometry.kernel, dy.shape[3], x.shape[3]))
   return dw.swapaxes(2, 3)
-
-
-def _sum_of_products(patches, w, precision):
-  """Sum of the products of patches [B, H', W', D] and slices of the kernel."""
-  kernels = w.reshape((len(patches), -1, w.shape[3]))
-  return sum(
-      dot(patch, kernel, (3,), (0,), precision)
-      for patch, kernel in zip(patches, kernels, strict=True)
-  )
-
-
-def _stacked_products(patches, x, dy, geometry, precision):
-  """Products of patches and `dy`, summed over the batch and all pixels."""
-  dw = jnp.stack([
-      dot(patch, dy, (0, 1, 2), (0, 1, 2), precision) for patch in patches
-  ])
-  return dw.reshape((*geometry.kernel, x.shape[3], dy.shape[3]))
 
 
 def _cropped(a, w, sources, targets, axis, sizes, precision):

@@ -14,10 +14,11 @@ from fedjax_het.models.norm import (
   BatchNorm,
   GroupNorm,
   Identity,
+  LayerNorm,
   batch_moments,
 )
 
-NORMS = (BatchNorm, GroupNorm, Identity, nn.LayerNorm)
+NORMS = (BatchNorm, GroupNorm, Identity, LayerNorm)
 
 
 def scaled_norm_inputs(factor: float) -> AbstractContextManager:

@@ -26,6 +26,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from fedjax_het.kernels.layer_norm import layer_norm
 from fedjax_het.names import check_name
 
 
@@ -157,6 +158,23 @@ class GroupNorm(nn.Module):
     var = mean(jnp.square(x - _spread(centre, x)))
     scale = scale[None] * lax.rsqrt(var + self.epsilon)
     return x * _spread(scale, x) + _spread(bias[None] - centre * scale, x)
+
+
+class LayerNorm(nn.Module):
+  """Layer norm of the last axis, with `nn.LayerNorm`'s leaves.
+
+  Attributes:
+    eps: Added to the variance.
+  """
+
+  eps: float = 1e-6
+
+  @nn.compact
+  def __call__(self, x):
+    """[..., D] -> [..., D]."""
+    scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
+    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
+    return layer_norm(x, scale, bias, self.eps)
 
 
 class Identity(nn.Module):

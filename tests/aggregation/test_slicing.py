@@ -23,6 +23,7 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.models import Block, BlockModel, Head, Variables, create
 from fedjax_het.models.layers import Flatten, GlobalPool, Linear
+from fedjax_het.models.norm import LayerNorm
 from fedjax_het.models.simple_cnn import ConvUnit
 from fedjax_het.models.slices import Slices
 from tests.tiny import one_model_federation, tiny_federation, tiny_model
@@ -60,7 +61,7 @@ def kept_layer_norm(kept):
   """Layer norms that see the kept coordinates alone, in their order."""
 
   def call(next_call, args, kwargs, context):
-    if not isinstance(context.module, nn.LayerNorm):
+    if not isinstance(context.module, LayerNorm):
       return next_call(*args, **kwargs)
     x, params = args[0], context.module.variables['params']
     part = x[..., kept]

@@ -116,7 +116,7 @@ def test_a_way_wins_by_more_than_the_margin():
 
 
 def test_wins_are_counted_with_and_without_onednn():
-  times = dict(native=4.0, pairs=5.0, gemm=2.0, slices=3.0, onednn=1.0)
+  times = dict(native=4.0, strips=5.0, gemm=2.0, cropped=3.0, onednn=1.0)
   row = dict(layer='x', batch=10, threads=1, milliseconds=times)
   table = lowering_wins.wins([{**row, 'pass': 'forward'}])
   found = {
@@ -129,4 +129,4 @@ def test_wins_are_counted_with_and_without_onednn():
       ('gemm', 'without oneDNN'): (1, 1.5),
   }
   report = lowering_wins.report(table)
-  assert 'forward: never fastest: native, pairs, slices, cropped' in report
+  assert 'forward: never fastest: native, strips, cropped' in report

@@ -92,10 +92,10 @@ def test_summary_weighs_layers_by_their_number():
   rows = [
       {'count': 2, 'chosen': 'gemm', 'chosen_onednn': 'native',
        'operations': 3000,
-       'milliseconds': {'native': 1.0, 'gemm': 3.0, 'slices': 4.0}},
+       'milliseconds': {'native': 1.0, 'gemm': 3.0, 'strips': 4.0}},
       {'count': 1, 'chosen': 'native', 'chosen_onednn': 'gemm',
        'operations': 4000,
-       'milliseconds': {'native': 5.0, 'gemm': 6.0, 'slices': 2.0}},
+       'milliseconds': {'native': 5.0, 'gemm': 6.0, 'strips': 2.0}},
   ]  # fmt: skip
   assert lowerings.summary(rows, {'xla': 20.0, 'onednn': 9.0}, peak=2e6) == {
       'chosen': 11.0,
@@ -103,7 +103,6 @@ def test_summary_weighs_layers_by_their_number():
       'fastest': 4.0,
       'native alone': 7.0,
       'gemm alone': 12.0,
-      'slices alone': 10.0,
       'at the peak': 5.0,
       'local step': 20.0,
       'local step, oneDNN': 9.0,
@@ -114,10 +113,10 @@ def test_summary_weighs_layers_by_their_number():
 def test_equal_programs_have_one_time(monkeypatch):
   monkeypatch.setattr(lowerings, 'CALL_SECONDS', 0.0)
   found, _ = lowerings.measure(STRIDED, 2, 1)
-  assert found['forward']['pairs'] == found['forward']['native']
-  assert found['d_input']['cropped'] == found['d_input']['slices']
-  assert found['d_weight']['rows'] == found['d_weight']['slices']
-  assert found['d_weight']['gemm'] != found['d_weight']['slices']
+  assert found['forward']['strips'] == found['forward']['gemm']
+  assert found['d_input']['cropped'] == found['d_input']['gemm']
+  assert found['d_weight']['rows'] == found['d_weight']['gemm']
+  assert found['d_weight']['gemm'] != found['d_weight']['native']
 
 
 @pytest.mark.usefixtures('not_stored')

@@ -42,7 +42,9 @@ def test_a_matrix_product_and_its_gradients_round_operands_alone():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('way', ['slices', 'gemm', 'cropped'])
+@pytest.mark.parametrize('way', [
+  'gemm', 'cropped', ('strips', 'gemm', 'strips')
+])
 @pytest.mark.parametrize('stride', [1, 2])
 def test_a_convolution_of_products_rounds_operands_alone(way, stride):
   x, w = draw((2, 8, 8, 3), 0), draw((3, 3, 3, 5), 1)
@@ -64,7 +66,7 @@ def test_a_convolution_of_products_rounds_operands_alone(way, stride):
   assert all(np.any(np.abs(a - b) > 1e-4) for a, b in zip(got, plain))
 
 
-@pytest.mark.parametrize('way', ['native', ('pairs', 'pairs', 'rows')])
+@pytest.mark.parametrize('way', ['native', ('strips', 'native', 'rows')])
 def test_on_a_cpu_other_convolutions_stay_as_they_are(way, monkeypatch):
   x, w, dy = draw((2, 8, 8, 3), 0), draw((3, 3, 3, 5), 1), draw((2, 8, 8, 5), 2)
 

@@ -1,0 +1,27 @@
+"""Keeps XLA for CPUs from computing an array again for each of its readers."""
+
+import jax
+from jax import lax
+
+
+def materialise(x: jax.Array) -> jax.Array:
+  """`x`, written to memory once.
+
+  XLA for CPUs fuses cheap operations into each operation that reads their
+  result, whether or not it reads them many times. The slices of all taps of a
+  5x5 kernel compute the ReLU and the pooling before it 25 times. It ignores
+  `optimization_barrier` here, but it does not fuse into a conditional.
+
+  Args:
+    x: A floating array. Batched by `vmap`, the condition becomes a `select`,
+      and nothing is gained or lost.
+
+  Returns:
+    The array. On accelerators the program does not change.
+  """
+  if jax.default_backend() != 'cpu' or not x.size:
+    return x
+  first = x[(0,) * x.ndim]
+  # Always true; XLA does not know it.
+  always = (first == first) | (first != first)
+  return lax.cond(always, lambda x: x, lambda x: -x, x)

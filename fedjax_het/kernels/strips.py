@@ -1,0 +1,97 @@
+"""Passes of a convolution as one product on strips of columns.
+
+im2col reads h * w * I numbers for one output pixel. With few output channels
+the product is as thin as these, and most of the time is spent in copies. Here a
+row of the product is a strip: `s` neighbouring outputs of one row, and the
+s + w - 1 columns that they read. The kernel becomes a banded matrix,
+
+  [h * (s + w - 1) * I, s * O],
+
+of which (s + w - 1) / w times as many numbers are multiplied, while a factor of
+s w / (s + w - 1) fewer are copied. For the stem of a net this is two to four
+times faster than im2col on a CPU.
+
+All functions take `x` [B, H, W, I], `w` [h, w, I, O] and `dy` [B, H', W', O].
+Strides must be 1; with others they do what 'gemm' does.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_het.kernels import products
+from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.matmul_dtype import dot
+from fedjax_het.kernels.taps import Geometry
+
+# Columns of the product that are enough for a CPU's vector units, and the most
+# outputs of a strip.
+_COLUMNS, _LONGEST = 24, 8
+
+
+def forward(x, w, geometry: Geometry, precision) -> jax.Array:
+  """'strips': the convolution, [B, H', W', O]."""
+  if geometry.strides != (1, 1):
+    return products.gemm_forward(x, w, geometry, precision)
+  height, width = geometry.out_sizes(x.shape[1:3])
+  length = _length(w.shape[3], width)
+  strips = _strips(x, geometry, length)
+  y = dot(strips, _banded(w, length), (3,), (0,), precision)
+  return y.reshape((len(x), height, -1, w.shape[3]))[:, :, :width]
+
+
+def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
+  """'strips': gradient of the kernel, [h, w, I, O]."""
+  if geometry.strides != (1, 1):
+    return products.gemm_d_weight(x, dy, geometry, precision)
+  num_out, width = dy.shape[3], dy.shape[2]
+  length = _length(num_out, width, least=2)
+  strips = _strips(x, geometry, length)
+  dy = taps_lib.pad_images(dy, ((0, 0), (0, -width % length)), 0)
+  dy = dy.reshape((*strips.shape[:3], length * num_out))
+  dw = dot(strips, dy, (0, 1, 2), (0, 1, 2), precision)
+  height, taps = geometry.kernel
+  dw = dw.reshape((height, length + taps - 1, x.shape[3], length, num_out))
+  # Output t of a strip reads its columns t to t + w - 1.
+  return sum(dw[:, t : t + taps, :, t] for t in range(length))
+
+
+def _length(num_out: int, width: int, least: int = 1) -> int:
+  """Outputs of a strip, s: enough columns, and little beyond the width W'."""
+  wanted = max(least, -(-_COLUMNS // max(num_out, 1)))
+  wanted = max(1, min(wanted, _LONGEST, width))
+  return -(-width // -(-width // wanted))
+
+
+def _strips(x, geometry: Geometry, length: int) -> jax.Array:
+  """[B, H', ceil(W' / s), h * (s + w - 1) * I]: what each strip reads."""
+  height, taps = geometry.kernel
+  rows, width = geometry.out_sizes(x.shape[1:3])
+  num = -(-width // length)  # Strips in a row.
+  span = length + taps - 1
+  # Whole blocks of `length` columns, so that a strip is blocks side by side.
+  blocks = num - 1 + -(-span // length)
+  low = geometry.padding[1][0]
+  sides = low, blocks * length - x.shape[2] - low
+  x = taps_lib.pad_images(x, (geometry.padding[0], sides), 0)
+  x = x.reshape((*x.shape[:2], blocks, length * x.shape[3]))
+  channels = x.shape[3] // length
+  parts = [
+      x[:, :, i : i + num, : min(length, span - i * length) * channels]
+      for i in range(-(-span // length))
+  ]
+  x = jnp.concatenate(parts, axis=3)
+  return jnp.concatenate([x[:, i : i + rows] for i in range(height)], axis=3)
+
+
+def _banded(w, length: int) -> jax.Array:
+  """[h * (s + w - 1) * I, s * O]: column block t is `w`, t columns further."""
+  shifted = [
+      lax.pad(
+          w,
+          jnp.zeros((), w.dtype),
+          ((0, 0, 0), (t, length - 1 - t, 0), (0, 0, 0), (0, 0, 0)),
+      )
+      for t in range(length)
+  ]
+  return jnp.stack(shifted, 3).reshape((-1, length * w.shape[3]))
