@@ -20,15 +20,13 @@ COHORT = 4
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
-def momentum(lr):
-  """SGD with a state, which compiles faster than Adam."""
-  return optax.sgd(lr, 0.9)
-
-
 def federate(name, norm=False):
-  """With norms, plain SGD: small batches have gradients that are rounding."""
-  local = tiny_local(optax.sgd, 0.1) if norm else tiny_local(momentum, 0.01)
-  return needed_federation(name, norm, local=local)
+  """With norms a small batch has gradients that are but rounding.
+
+  Adam would make them as large as any other, so that SGD takes its place.
+  """
+  fields = dict(local=tiny_local(optax.sgd, 0.1)) if norm else {}
+  return needed_federation(name, norm, **fields)
 
 
 @functools.cache
