@@ -29,7 +29,7 @@ _CACHE = pathlib.Path(
 jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 def pytest_collection_modifyitems(items):
@@ -59,6 +59,17 @@ def not_stored():
   from fedjax_het.kernels.onednn import no_compilation_cache
 
   with no_compilation_cache():
+    yield
+
+
+@pytest.fixture(scope='module')
+def undrawn():
+  """Reports of runs without pictures, which take longer than a tiny run."""
+  from fedjax_het.analysis import pictures
+
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ('draw_partition', 'draw_curves'):
+      patch.setattr(pictures, name, lambda *args, **kwargs: None)
     yield
 
 

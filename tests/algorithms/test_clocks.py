@@ -96,6 +96,10 @@ def warmed_up(name):
   return jax.device_get(state)
 
 
+def describe(tree):
+  return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
 def run(name, clock):
   """States before and after three rounds, and the rounds' reports."""
   algorithm, federation = make(name)
@@ -108,9 +112,10 @@ def run(name, clock):
     turns = round_events(schedule, federation, NUM)
     state = asynchronous.init_async_state(algorithm, federation, state, data)
   run_round = program(name, 'async' if clock in MODES else clock)
-  reports = []
+  start, reports = describe(state), []
   for turn in turns:
     state, report = run_round(jax.device_put(state), data, KEY, turn)
+    assert describe(state) == start
     reports.append(jax.device_get(report))
   return before, jax.device_get(state), reports
 

@@ -187,7 +187,7 @@ def test_pairs_of_the_own_unchanged_model_give_no_loss():
 
 
 def run(make, num_rounds, norm=True, local=None, **options):
-  federation = tiny_federation(norm=norm, local=local)
+  federation = tiny_federation((1, 2), 3, norm=norm, local=local)
   algorithm = make(federation, **options)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
@@ -257,8 +257,9 @@ def test_every_client_of_the_cohort_has_its_pairs_stored():
   down, up = rounds.round_bytes(reports['tiny1'], 6)
   weights = traffic.num_bytes(reports['tiny1'].down._replace(
       share=jnp.zeros_like(reports['tiny1'].down.share)))[0]
-  assert down == 2 * weights
-  assert up == down + 2 * 4 + 2 * 4 * (4 + 4) * 4
+  assert down == 3 * weights
+  # Clients 0, 2 and 4 send 4, 3 and 4 pairs, and a coefficient each.
+  assert up == down + 3 * 4 + (4 + 3 + 4) * (4 + 4) * 4
 
 
 @pytest.mark.parametrize('options', [

@@ -1,5 +1,7 @@
 """`local.keep_optimizer`: whose optimisers stay, and what that does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +86,7 @@ def test_the_config_has_the_methods_default_and_refuses_what_cannot_be(name):
       check(config)
 
 
+@functools.cache
 def alone(name, keep, **options):
   """The model of a client that takes part alone, after three rounds."""
   federation = tiny_federation(

@@ -312,6 +312,7 @@ def test_unknown_variants_are_refused_with_the_list():
     load('fedin').get_config('shards,iid')
 
 
+@pytest.mark.usefixtures('undrawn')
 @pytest.mark.parametrize('name', METHODS)
 def test_quick_runs_end_to_end(name, tmp_path):
   config = load(name).get_config('quick')
@@ -343,6 +344,7 @@ def test_every_variant_of_fedin_can_be_traced(variant):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('undrawn')
 @pytest.mark.parametrize('name', ['fashion_mnist', 'mnist', 'cifar10'])
 def test_quick_runs_on_real_data(name, real_data, tmp_path):
   config = load('fedin').get_config(f'quick,{name}')

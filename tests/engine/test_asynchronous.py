@@ -352,6 +352,7 @@ def test_no_recompilation_after_the_first_round(federation, data):
   assert len(events) == 4 and len(traces) == first and not compiled
 
 
+@pytest.mark.slow  # With one group `tests/algorithms/test_clocks.py` does.
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_keeps_its_shapes(name):
   from tests.algorithms.suite import NUM_PUBLIC, make

@@ -36,15 +36,22 @@ def same(got, want):
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
   """A folder with the states 5, 10 and 15."""
-  checkpoints = Checkpoints(tmp_path / 'checkpoints')
+  folder = tmp_path_factory.mktemp('written') / 'checkpoints'
+  checkpoints = Checkpoints(folder)
   for step in (5, 10, 15):
     checkpoints.save(step, state(step), dict(data=step))
   checkpoints.wait()
   checkpoints.close()
-  return tmp_path / 'checkpoints'
+  return folder
+
+
+@pytest.fixture
+def saved(written, tmp_path):
+  """A copy of that folder, which a test may change."""
+  return shutil.copytree(written, tmp_path / 'checkpoints')
 
 
 def restore(folder):

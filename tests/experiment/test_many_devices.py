@@ -11,6 +11,8 @@ from fedjax_het.experiment import programs
 from fedjax_het.experiment.build import build
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def sharded(num_devices, monkeypatch):
   """Makes the backend of several devices use so many."""

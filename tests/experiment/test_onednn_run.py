@@ -8,9 +8,12 @@ from fedjax_het import experiment
 from fedjax_het.kernels import onednn
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
-pytestmark = pytest.mark.skipif(
-    onednn.why_not() is not None, reason=str(onednn.why_not())
-)
+pytestmark = [
+    pytest.mark.usefixtures('undrawn'),
+    pytest.mark.skipif(
+        onednn.why_not() is not None, reason=str(onednn.why_not())
+    ),
+]
 
 
 def config(conv_backend, **changes):

@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import logging
-import multiprocessing
 import os
 import pathlib
 import shutil
@@ -21,7 +20,14 @@ from fedjax_het.experiment import checkpoints as checkpoints_lib
 from fedjax_het.experiment import metrics_file, programs, runner
 from fedjax_het.experiment.workdir import lock
 from fedjax_het.reporting.run_files import read_rows
-from tests.experiment.tiny_runs import tiny_config, without_seconds
+from tests.experiment.tiny_runs import (
+    compiled_once,
+    tiny_config,
+    without_seconds,
+)
+from tests.fuzz import forks
+
+pytestmark = pytest.mark.usefixtures('undrawn')
 
 
 class Killed(BaseException):
@@ -38,6 +44,12 @@ def killed_at(row_number):
       raise Killed
 
   return observe
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _programs():
+  with compiled_once():
+    yield
 
 
 @pytest.fixture(scope='module')
@@ -511,10 +523,8 @@ def _hold(folder, ready, done):
 
 
 def test_refuses_a_workdir_in_use(tmp_path):
-  context = multiprocessing.get_context('spawn')
-  ready, done = context.Event(), context.Event()
-  other = context.Process(target=_hold, args=(str(tmp_path), ready, done))
-  other.start()
+  ready, done = forks.context().Event(), forks.context().Event()
+  other = forks.start(_hold, str(tmp_path), ready, done)
   try:
     assert ready.wait(60)
     assert refused(tmp_path) == (
@@ -533,6 +543,8 @@ class _BadClient:
     self.client_id, self.round_num = client_id, round_num
     self.make_round = rounds.make_round
     monkeypatch.setattr(drivers, 'make_round', self)
+    # Its programs are its own.
+    monkeypatch.setattr(runner, 'compile_programs', programs.compile_programs)
 
   def __call__(self, algorithm, federation, **kwargs):
     update = algorithm.client_update

@@ -9,6 +9,8 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from tests.experiment.tiny_runs import tiny_config
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 @pytest.fixture
 def trains(monkeypatch):

@@ -8,6 +8,8 @@ from fedjax_het.reporting.summary import summarise
 from tests.experiment.test_runner import Killed, killed_at
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):

@@ -6,6 +6,8 @@ from fedjax_het import experiment
 from tests.experiment.test_runner import Killed, killed_at
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def config(**changes):
   changes = dict(num_rounds=2, **changes)

@@ -1,12 +1,15 @@
 """Tiny experiments that train in milliseconds, for the tests of this folder."""
 
+import contextlib
 import json
 
 import ml_collections
+import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.needs import needs_of
+from fedjax_het.experiment import runner
 
 
 def tiny_config(algorithm='fedavg', **changes):
@@ -41,6 +44,29 @@ def tiny_config(algorithm='fedavg', **changes):
     section, _, key = name.rpartition('__')
     (config[section] if section else config)[key] = value
   return config
+
+
+@contextlib.contextmanager
+def compiled_once():
+  """Runs of one config share their programs.
+
+  Not where a program keeps more than its code: a plan, or rows of the next
+  cohort.
+  """
+  made, compile_programs = {}, runner.compile_programs
+
+  def once(built, driver, state):
+    config = built.config
+    if config.client_store != 'device' or config.clock.mode != 'synchronous':
+      return compile_programs(built, driver, state)
+    key = config.to_json()
+    if key not in made:
+      made[key] = compile_programs(built, driver, state)
+    return made[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(runner, 'compile_programs', once)
+    yield
 
 
 def without_seconds(path):

@@ -1,7 +1,7 @@
 """Programs in processes of their own, forked from one that has imported all.
 
 Most of the seconds that a program takes to start are imports, of which the
-server of `multiprocessing` does each once.
+server of `multiprocessing` does each once. All processes compute on the CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,8 +72,15 @@ def run(
   return Ended(code, out, err)
 
 
+def _on_the_cpu(fn: Callable[..., Any], *args) -> None:
+  import jax
+
+  jax.config.update('jax_platforms', 'cpu')
+  fn(*args)
+
+
 def start(fn: Callable[..., Any], *args):
   """A forked process that calls a function."""
-  process = context().Process(target=fn, args=args)
+  process = context().Process(target=_on_the_cpu, args=(fn, *args))
   process.start()
   return process

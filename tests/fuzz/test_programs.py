@@ -9,14 +9,6 @@ from tests.fuzz.commands import PROGRAMS, commands
 from tests.fuzz.programs import contents
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _one_cpu():
-  """The programs run on the CPU, and import this library."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv('JAX_PLATFORMS', 'cpu')
-    yield
-
-
 def _refuses(name, args, here):
   """Runs one command; raises AssertionError unless it is refused."""
   before = contents(here)

@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import runner
-from tests.experiment.tiny_runs import without_seconds
+from tests.experiment.tiny_runs import compiled_once, without_seconds
 from tests.fuzz import damages
 from tests.fuzz.programs import call, contents
 
@@ -25,19 +24,8 @@ LONG = range(12, 112)
 
 @pytest.fixture(scope='module')
 def workdirs(tmp_path_factory):
-  """A finished run, and the same killed before its last checkpoint.
-
-  All runs here have one config: its programs are compiled once.
-  """
-  compiled, compile_programs = [], runner.compile_programs
-
-  def once(*args):
-    if not compiled:
-      compiled.append(compile_programs(*args))
-    return compiled[0]
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(runner, 'compile_programs', once)
+  """A finished run, and the same killed before its last checkpoint."""
+  with compiled_once():  # All runs here have one config.
     folder = tmp_path_factory.mktemp('workdirs')
     outcome = call('train', [CONFIG, f'--workdir={folder / "whole"}'])
     assert outcome.code == 0, outcome.err

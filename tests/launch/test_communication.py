@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from launch import communication
+from tests.fuzz import forks
 
 ROOT = pathlib.Path(communication.__file__).resolve().parents[1]
 
@@ -69,18 +70,14 @@ def test_reduced_rates_are_the_papers(tables, title):
   assert rates['FedAvg, 20 outputs'] == [' 0.00% ', ' - ']
 
 
-def command(*args):
-  return subprocess.run(
-      [sys.executable, '-m', 'launch.communication', *args],
+def test_the_command_prints_both_tables():
+  done = subprocess.run(
+      [sys.executable, '-m', 'launch.communication', '--num_public=5000'],
       cwd=ROOT,
       capture_output=True,
       text=True,
       timeout=120,
   )
-
-
-def test_the_command_prints_both_tables():
-  done = command('--num_public=5000')
   assert done.returncode == 0, done.stderr
   assert 'Table III, MNIST: ' in done.stdout
   assert 'Table IV, CIFAR-10: ' in done.stdout
@@ -88,6 +85,6 @@ def test_the_command_prints_both_tables():
 
 
 def test_mistakes_take_one_line():
-  done = command('--num_public=0')
-  assert done.returncode == 2
-  assert done.stderr == 'Error: num_public must be at least 1, got 0.\n'
+  done = forks.run('communication', ['--num_public=0'], ROOT)
+  assert done.code == 2
+  assert done.err == 'Error: num_public must be at least 1, got 0.\n'

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from launch import train
@@ -23,9 +22,18 @@ def environment(devices):
       os.environ,
       JAX_PLATFORMS='cpu',
       JAX_NUM_CPU_DEVICES=str(devices),
-      JAX_COMPILATION_CACHE_DIR=str(jax.config.jax_compilation_cache_dir),
       PYTHONPATH=str(ROOT),
   )
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _programs(tmp_path_factory):
+  """All runs share one cache: most of their time they would compile."""
+  with pytest.MonkeyPatch.context() as patch:
+    folder = tmp_path_factory.mktemp('programs')
+    patch.setenv('JAX_COMPILATION_CACHE_DIR', str(folder))
+    patch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+    yield
 
 
 def begin(*args, devices=1, cwd=ROOT):

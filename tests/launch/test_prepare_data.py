@@ -14,18 +14,15 @@ import pytest
 
 from fedjax_het.data import raw_formats, sources
 from launch import prepare_data
+from tests.fuzz import forks
 
 _ROOT = pathlib.Path(prepare_data.__file__).parents[1]
 
 
 def command(*args):
-  return subprocess.run(
-      [sys.executable, '-m', 'launch.prepare_data', *map(str, args)],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=120,
-  )
+  """Runs the command in a forked process, which has imported JAX already."""
+  ended = forks.run('prepare_data', args, _ROOT)
+  return subprocess.CompletedProcess(args, *ended)
 
 
 def write_raw(folder, num_train=12, num_test=7):
@@ -84,7 +81,13 @@ def test_command_prepares_then_checks_what_is_there(tmp_path):
 
 
 def test_command_lists_and_refuses():
-  done = command('--list')
+  done = subprocess.run(
+      [sys.executable, '-m', 'launch.prepare_data', '--list'],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=120,
+  )
   assert done.returncode == 0
   assert done.stdout.strip() == prepare_data.list_datasets()
   assert_refused(

@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from launch import table_files
+from tests.fuzz import forks
 
 ROOT = pathlib.Path(table_files.__file__).resolve().parents[1]
 
 
 def launch(program, *args, cwd):
+  """Runs a program as from the command line, which imports JAX first."""
   return subprocess.run(
       [sys.executable, '-m', f'launch.{program}', *args],
       cwd=cwd,
@@ -22,6 +24,12 @@ def launch(program, *args, cwd):
       text=True,
       check=False,
   )
+
+
+def fork(program, *args, cwd):
+  """The same in a forked process, which has imported JAX already."""
+  ended = forks.run(program, args, cwd)
+  return subprocess.CompletedProcess(args, *ended)
 
 
 def refused(done):
@@ -60,15 +68,15 @@ def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
 def test_commands_refuse_in_one_line(tmp_path):
   done = launch('sweep', '--table=fedin_v2_table1', cwd=tmp_path)
   assert 'needs data_dir' in refused(done)
-  done = launch('report', '--table=fashion_mnist', 'runs/x', cwd=tmp_path)
+  done = fork('report', '--table=fashion_mnist', 'runs/x', cwd=tmp_path)
   assert refused(done) == (
       "Either a table or workdirs, got --table and 'runs/x'.\n"
   )
-  done = launch('report', '--table=fedin_v2_table1', cwd=tmp_path)
+  done = fork('report', '--table=fedin_v2_table1', cwd=tmp_path)
   assert refused(done) == (
       'There is no result under results/fedin_v2_table1/cpu/cells yet.\n'
   )
-  done = launch('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
+  done = fork('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
   assert refused(done).startswith('--scale belongs to a results table')
   assert not (tmp_path / 'results').exists()
 
