@@ -10,6 +10,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
+import typing
 
 from fedjax_het.kernels import onednn
 from fedjax_het.kernels.lowering import CONV_BACKENDS
@@ -70,6 +71,24 @@ def model_options(name: str) -> dict[str, object]:
   }
 
 
+def _check_shape(name: str, shape: tuple[int, ...]) -> None:
+  """Raises ValueError for a shape that a model cannot take."""
+  # A constructor says by its annotation which ranks it takes.
+  hint = typing.get_type_hints(
+      getattr(MODELS[name], 'func', MODELS[name])
+  ).get('input_shape')
+  any_rank = hint is None or Ellipsis in typing.get_args(hint)
+  wanted = 'positive integers'
+  if not any_rank:
+    wanted = '(height, width, channels), three positive integers'
+  if any(int(n) != n or n < 1 for n in shape) or (
+      len(shape) != 3 and not any_rank
+  ):
+    raise ValueError(
+        f'input_shape of model {name!r} must be {wanted}, got {shape}.'
+    )
+
+
 def create(
     name: str,
     input_shape,
@@ -83,7 +102,8 @@ def create(
 
   Args:
     name: A key of `MODELS`.
-    input_shape: (height, width, channels) of one example.
+    input_shape: (height, width, channels) of one example; of any rank for the
+      models that flatten it (`mlp`).
     num_classes: C.
     matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
       and all else stay float32; see `kernels.matmul_dtype`.
@@ -106,11 +126,7 @@ def create(
           f'{suggest(option, known, "it takes")}'
       )
   shape = tuple(input_shape)
-  if len(shape) != 3 or any(int(n) != n or n < 1 for n in shape):
-    raise ValueError(
-        'input_shape must be (height, width, channels), three positive '
-        f'integers, got {input_shape!r}.'
-    )
+  _check_shape(name, shape)
   if int(num_classes) != num_classes or num_classes < 1:
     raise ValueError(
         f'num_classes must be a positive integer, got {num_classes!r}.'

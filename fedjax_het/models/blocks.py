@@ -33,7 +33,7 @@ class BlockModel:
   Attributes:
     name: Name of the architecture, for messages and tables.
     blocks: The trunk's blocks in the order in which they are applied.
-    input_shape: (height, width, channels) of one example.
+    input_shape: Shape of one example, (height, width, channels) of an image.
     num_classes: Size of the last output.
     cut: (end of the extractor, start of the classifier) as block positions;
       FedIN's e | in | c. The intermediate span is never empty.
@@ -48,7 +48,7 @@ class BlockModel:
 
   name: str
   blocks: tuple[Block, ...]
-  input_shape: tuple[int, int, int]
+  input_shape: tuple[int, ...]
   num_classes: int
   cut: tuple[int, int]
   pretrained: Mapping[str, Any] | None = dataclasses.field(
