@@ -1,6 +1,7 @@
 """Variants shared by all configs: paper settings, data sets, partitions.
 
-`get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`.
+`get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`. The
+variant `file=PATH` takes the partition from a file.
 Whatever their order on the command line they are applied in the order data
 set, setting, split, method, size, clock; of all but the method's, one at most.
 
@@ -201,6 +202,17 @@ def _beta(config):
   )
 
 
+def _partition_file(path: str) -> Variant:
+  """The partition of a file; see `fedjax_het/data/partition_file.py`."""
+
+  def apply(config):
+    config.partition = ml_collections.ConfigDict(
+        dict(name='file', seed=config.partition.seed, file=path)
+    )
+
+  return apply
+
+
 def _homogeneous(config):
   """All clients hold one net: FedIN v2's Table 5a, and FedHe's model 9."""
   model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
@@ -347,7 +359,12 @@ def get_config(
     ValueError: If a variant is unknown, or two exclude each other.
   """
   names = [name for name in arg.split(',') if name]
-  kinds = (DATA, SETTINGS, SPLITS, MODELS, variants, SIZES, CLOCKS)
+  splits = SPLITS | {
+      name: _partition_file(name.removeprefix('file='))
+      for name in names
+      if name.startswith('file=')
+  }
+  kinds = (DATA, SETTINGS, splits, MODELS, variants, SIZES, CLOCKS)
   known = [name for kind in kinds for name in kind]
   for name in names:
     check_name('variant', name, known)

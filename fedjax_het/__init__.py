@@ -3,6 +3,7 @@
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.data.partition import PARTITIONS, partition
+from fedjax_het.data.preprocess import make_preprocess
 from fedjax_het.data.sources import DATASETS, load
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.mapping import Backend, map_clients
@@ -31,7 +32,7 @@ from fedjax_het.engine.types import (
     Uplink,
     Visit,
 )
-from fedjax_het.experiment import run
+from fedjax_het.experiment import load_run, run
 from fedjax_het.experiment.config import default_config
 from fedjax_het.models import MODELS, Block, BlockModel, Variables, create
 
@@ -64,7 +65,9 @@ __all__ = [
     'init_state',
     'init_streamed_state',
     'load',
+    'load_run',
     'make_evaluate',
+    'make_preprocess',
     'make_round',
     'make_rounds',
     'make_streamed_round',

@@ -46,23 +46,20 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
     ValueError: If a budget is wrong or does not hold the last block.
   """
   from fedjax_het import depthwise
-  from fedjax_het.data.catalog import DATASETS
+  from fedjax_het.data.sources import shape_of
   from fedjax_het.experiment.config import group_spec
   from fedjax_het.experiment.local import local_training
   from fedjax_het.models import create
   from fedjax_het.reporting.tables import as_text
 
-  source, local = DATASETS[config.dataset], local_training(config)
-  size = config.image_size
-  shape = (*((size, size) if size else source.image_shape[:2]),
-           source.image_shape[2])  # fmt: skip
+  (shape, num_classes), local = shape_of(config), local_training(config)
   models = {}
   for name in config.groups:
     spec = group_spec(config, name)
     net = create(
         spec.model,
         shape,
-        source.num_classes,
+        num_classes,
         matmul_dtype=config.matmul_dtype,
         conv_backend=config.conv_backend,
         **spec.options,

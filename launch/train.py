@@ -275,8 +275,9 @@ def main(argv: Sequence[str]) -> None:
   workdir = None
   try:
     processes.together(lambda: experiment.check(config))
-    if config.data_dir:
-      expanded(config.data_dir, '--config.data_dir')
+    for entry in ('data_dir', 'data_file'):
+      if config[entry]:
+        expanded(config[entry], f'--config.{entry}')
     workdir = pathlib.Path(
         processes.on_first(
             lambda: str(_folder() or experiment.new_workdir(config))

@@ -1,7 +1,8 @@
 """The data set on the device, with one index table per client.
 
-The device stores all images once as uint8; a client is a row of indices.
-Batches are gathered, normalised and augmented inside the compiled step.
+The device stores all examples once, in their own type: images as uint8, other
+features as floats, integers or bools. A client is a row of indices. Batches are
+gathered, normalised and augmented inside the compiled step.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.data import arrays
+
 
 class Batch(NamedTuple):
   """One minibatch.
 
   Attributes:
-    x: [B, H, W, C] float32, normalised.
+    x: [B, ...], the model's inputs; of images [B, H, W, C] float32, normalised.
     y: [B] int32 labels.
     mask: [B] bool, False for padding; None when no example is padding.
     position: [B] int32, place of each example in its own table, which
@@ -81,12 +84,13 @@ class ClientData:
   """The examples of one client.
 
   Attributes:
-    images: [N, H, W, C] uint8, the whole data set (shared by all clients).
+    images: [N, ...] of any type, the features of the whole data set (shared by
+      all clients); of images [N, H, W, C] uint8.
     labels: [N, ...] int32 or float32.
     index: [M] int32, the client's examples, padded with zeros.
     size: [] int32, how many entries of `index` count.
-    preprocess: `(uint8 images, key or None) -> float32 images`; augments only
-      when a key is given.
+    preprocess: `(features, key or None) -> inputs`; augments only when a key is
+      given.
     public: [P] int32, examples of the public set, or None.
   """
 
@@ -119,7 +123,7 @@ class FederatedData:
   """All clients' examples.
 
   Attributes:
-    images: [N, H, W, C] uint8.
+    images: [N, ...] of any type, see `ClientData`.
     labels: [N, ...] int32 or float32.
     index: [K, M] int32, one padded row per client.
     sizes: [K] int32, number of examples of each client.
@@ -248,59 +252,63 @@ def cut_out(key, images, *, side: int):
   return jnp.where(hole, jnp.zeros((), images.dtype), images)
 
 
-def label_array(labels) -> jax.Array:
-  """Labels on the device: whole numbers as int32, others as float32."""
-  labels = np.asarray(labels)
-  whole = np.issubdtype(labels.dtype, np.integer)
-  return jnp.asarray(labels, jnp.int32 if whole else jnp.float32)
+def unchanged(features, key=None):
+  """The features as they are stored."""
+  del key
+  return features
 
 
 def federate(
     images: np.ndarray,
     labels: np.ndarray,
     parts: Sequence[np.ndarray],
-    preprocess: Callable[..., jax.Array],
+    preprocess: Callable[..., jax.Array] = unchanged,
     public: np.ndarray | None = None,
+    *,
+    num_classes: int | None = None,
+    allow_empty: bool = False,
 ) -> FederatedData:
   """Puts a data set and its partition on the device.
 
   Args:
-    images: [N, H, W, C] uint8.
+    images: [N, ...] features: floats, integers or bools of any rank, such as
+      [N, H, W, C] uint8 images. They are stored in their own type (64-bit types
+      in 32 bits).
     labels: [N, ...] integers, or real numbers for a task that takes them.
     parts: One array of example indices per client.
-    preprocess: See `ClientData`.
+    preprocess: Maps stored features to a model's inputs, see `ClientData`;
+      `make_preprocess` chooses one by the features' type.
     public: [P] indices of the public set, or None.
+    num_classes: Classes that there are, to check the labels against; None
+      checks only that classes are not negative.
+    allow_empty: Whether a client may have no example, as in a test set; it
+      cannot train then.
 
   Returns:
     The federated data, index rows padded beyond the largest client.
 
   Raises:
-    ValueError: If there is no client, a client has no example, or an index
-      lies outside the data set.
+    ValueError: If features and labels are not as many, are not numbers, or are
+      not finite; if a label is out of its range, there is no client, a client
+      has no example, or an index lies outside the data set.
   """
-  if not parts:
-    raise ValueError('A federation needs at least one client, got none.')
+  images = arrays.features(images)
+  labels = arrays.labels(labels, len(images), num_classes)
+  parts = arrays.parts(parts, len(images), allow_empty)
+  if public is not None:
+    public = arrays.indices(public, len(images), 'the public set')
   sizes = np.array([len(part) for part in parts], np.int32)
-  if sizes.min() < 1:
-    raise ValueError(
-        f'Client {int(sizes.argmin())} has no example; each client needs one.'
-    )
   # A power of two, so that partitions of other seeds find the same shapes and
   # need no new compilation; results do not depend on the padding.
-  width = 1 << int(sizes.max() - 1).bit_length()
+  width = 1 << int(max(sizes.max(), 1) - 1).bit_length()
   index = np.zeros((len(parts), width), np.int32)
   for row, part in zip(index, parts, strict=True):
     row[: len(part)] = part
-  if index.min() < 0 or index.max() >= len(labels):
-    raise ValueError(
-        f'The partition names examples {index.min()}..{index.max()} of a data '
-        f'set of {len(labels)}.'
-    )
   return FederatedData(
-      jnp.asarray(images, jnp.uint8),
-      label_array(labels),
+      jnp.asarray(images),
+      jnp.asarray(labels),
       jnp.asarray(index),
       jnp.asarray(sizes),
       preprocess,
-      None if public is None else jnp.asarray(public, jnp.int32),
+      None if public is None else jnp.asarray(public),
   )

@@ -9,6 +9,7 @@ training. No client is empty.
 its distribution over clients; client sizes vary widely. `dirichlet_balanced`
 draws, for each client, its distribution over classes; client sizes are fixed.
 Results differ by an order of magnitude, so state which one was used.
+`file` takes a partition from a file.
 """
 
 import inspect
@@ -17,7 +18,13 @@ import numpy as np
 
 from fedjax_het import names
 from fedjax_het.data import assignment
-from fedjax_het.options import at_least, not_negative, positive
+from fedjax_het.data.partition_file import by_file
+from fedjax_het.options import (
+  at_least,
+  keyword_options,
+  not_negative,
+  positive,
+)
 
 
 def partition(labels, num_clients, *, name='dirichlet', seed, **options):
@@ -46,6 +53,10 @@ def partition(labels, num_clients, *, name='dirichlet', seed, **options):
           f'Partition {name!r} has no option {option!r}'
           f'{names.suggest(option, known, "it takes")}'
       )
+  for option, (_, default) in keyword_options(PARTITIONS[name]).items():
+    if option in known and default is inspect.Parameter.empty:
+      if option not in options:
+        raise ValueError(f'Partition {name!r} needs the option {option!r}.')
   return PARTITIONS[name](labels, num_clients, seed=seed, **options)
 
 
@@ -412,4 +423,5 @@ PARTITIONS = {
     'beta_heterofl': beta_heterofl,
     'label_count': label_count,
     'quantity': quantity,
+    'file': by_file,
 }

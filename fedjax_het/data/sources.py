@@ -1,8 +1,10 @@
-"""Loads image data sets from local files.
+"""Loads data sets from local files.
 
-`digits` is embedded in scikit-learn. All others are read from the folder
-`data_dir`. Nothing is downloaded, and no missing file is replaced. `load` reads
-the first of these that exists for a data set `name`:
+`digits` is embedded in scikit-learn. The other data sets of `DATASETS` are read
+from the folder `data_dir`, and those of users as `own_files` says: `npz` from
+`data_file`, `image_folder` and `tfds:NAME` from `data_dir`. Nothing is
+downloaded, and no missing file is replaced. `load` reads the first of these
+that exists for a `name` of `DATASETS`:
 
 1. `data_dir/<name>/<version>/`, written by `python -m launch.prepare_data`, or
    by tensorflow-datasets with `file_format='array_record'`. The highest version
@@ -17,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het import names
-from fedjax_het.data import catalog, raw_formats, tfds_source
+from fedjax_het.data import catalog, own_files, raw_formats, tfds_source
+from fedjax_het.data.preprocess import statistics
 
 DATASETS = catalog.DATASETS
 
@@ -26,13 +29,15 @@ class Dataset(NamedTuple):
   """A data set in host memory.
 
   Attributes:
-    name: Key in `DATASETS`.
-    train_images: [N, H, W, C] uint8.
+    name: Key in `DATASETS`, or a name of `own_files`.
+    train_images: [N, H, W, C] uint8; of users' data features [N, ...].
     train_labels: [N] int32.
-    test_images: [M, H, W, C] uint8, the official test split.
+    test_images: [M, H, W, C] uint8, the official test split; of users' data
+      features [M, ...] of the same type.
     test_labels: [M] int32.
     num_classes: Number of classes.
-    mean: Per-channel mean of the train images, scaled to [0, 1].
+    mean: Per-channel mean of the train images, scaled to [0, 1]; of other
+      features see `preprocess.statistics`.
     std: Per-channel standard deviation of the train images, same scale.
   """
 
@@ -46,26 +51,13 @@ class Dataset(NamedTuple):
   std: tuple[float, ...]
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, what: str = 'data set') -> None:
   """Raises ValueError, with the closest known name, if `name` is unknown."""
-  names.check_name('data set', name, DATASETS)
-
-
-def _statistics(
-    images: np.ndarray,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Per-channel mean and standard deviation in [0, 1], from histograms."""
-  channels = images.shape[-1]
-  counts = np.zeros((channels, 256), np.int64)
-  for start in range(0, len(images), 2048):
-    pixels = images[start : start + 2048].reshape(-1, channels)
-    for c in range(channels):
-      counts[c] += np.bincount(pixels[:, c], minlength=256)
-  values = np.arange(256) / 255
-  share = counts / counts.sum(axis=1, keepdims=True)
-  mean = share @ values
-  variance = (share * (values - mean[:, None]) ** 2).sum(axis=1)
-  return tuple(mean.tolist()), tuple(np.sqrt(variance).tolist())
+  if not (isinstance(name, str) and name.startswith(own_files.TFDS)) or (
+      name == own_files.TFDS
+  ):
+    known = (*DATASETS, *own_files.NAMES, f'{own_files.TFDS}NAME')
+    names.check_name(what, name, known)
 
 
 def _dataset(
@@ -98,13 +90,18 @@ def _dataset(
           ' pass verify=False to use a part of it.'
       )
   return Dataset(
-      name, *splits, source.num_classes, *_statistics(splits.train_images)
+      name, *splits, source.num_classes, *statistics(splits.train_images)
   )
 
 
 def _check_data_dir(name: str, data_dir) -> pathlib.Path:
-  source = DATASETS[name]
-  if data_dir is None or data_dir == '':
+  if not data_dir and name not in DATASETS:
+    raise FileNotFoundError(
+        f'{name} needs data_dir, the folder in which it lies: '
+        '--config.data_dir=DIR.'
+    )
+  if not data_dir:
+    source = DATASETS[name]
     raise FileNotFoundError(
         f'{name} needs data_dir, a folder that holds {" ".join(source.files)}'
         f' in {source.folders[0]}/ (from {source.url}) or what'
@@ -147,8 +144,8 @@ def _find_raw(name: str, data_dir) -> pathlib.Path:
 
 
 def load_raw(name: str, data_dir, *, verify: bool = True) -> Dataset:
-  """Like `load`, but ignores prepared data."""
-  check_name(name)
+  """Like `load` of a name of `DATASETS`, but ignores prepared data."""
+  names.check_name('data set', name, DATASETS)
   source = DATASETS[name]
   if not source.files:
     return _dataset(name, source.read(None), 'scikit-learn', verify)
@@ -165,6 +162,8 @@ def load(
     name: str,
     data_dir: str | pathlib.Path | None = None,
     *,
+    data_file: str | pathlib.Path | None = None,
+    image_size: int | None = None,
     verify: bool = True,
 ) -> Dataset:
   """Loads a data set from local files; never downloads.
@@ -172,9 +171,13 @@ def load(
   Args:
     name: Key in `DATASETS`: digits, mnist, fashion_mnist, cifar10, cifar100
       (fine labels), svhn_cropped (without the extra images) or cinic10
-      (without the validation images).
+      (without the validation images); or npz, image_folder or tfds:NAME, see
+      `own_files`.
     data_dir: Folder of prepared or raw data; see the module docstring. Not
-      used by digits.
+      used by digits and npz.
+    data_file: The file of npz; not used by others.
+    image_size: Height and width to which an image folder's images are resized
+      while they are read; not used by others.
     verify: Whether to require the official data: the published checksum of
       each raw file (CINIC-10's images have none), the checksum stored by
       `launch.prepare_data`, and the number of examples. False also accepts a
@@ -186,13 +189,21 @@ def load(
     order; data prepared by tensorflow-datasets' own builders are shuffled.
 
   Raises:
-    FileNotFoundError: If `data_dir` is missing or does not contain the data.
-    ImportError: If CINIC-10 is read without Pillow.
+    FileNotFoundError: If `data_dir` or `data_file` is missing or does not
+      contain the data.
+    ImportError: If images of folders are read without Pillow.
     ValueError: If `name` is unknown, or a file is unreadable, truncated,
       corrupt, not in its format, or (with `verify`) not the official one.
   """
   check_name(name)
   try:
+    if name not in DATASETS:
+      splits, num_classes = _read_own(
+          name, data_dir, data_file, image_size, verify
+      )
+      return Dataset(
+          name, *splits, num_classes, *statistics(splits.train_images)
+      )
     return _load(name, data_dir, verify)
   except FileNotFoundError as e:
     if e.filename is None:
@@ -204,12 +215,71 @@ def load(
     ) from e
   except MemoryError as e:
     raise ValueError(
-        f'{data_dir}: {name} takes more memory than there is ({e}).'
+        f'{data_file or data_dir}: {name} takes more memory than there is '
+        f'({e}).'
     ) from e
 
 
+def _read_own(
+    name: str, data_dir, data_file, image_size: int | None, verify: bool
+) -> tuple[raw_formats.Splits, int]:
+  """The splits and number of classes of a user's data set."""
+  if name == own_files.NPZ:
+    if not data_file:
+      raise FileNotFoundError(
+          'npz needs data_file, an .npz file of x_train, y_train, x_test and '
+          'y_test: --config.data_file=FILE.'
+      )
+    return own_files.read_npz(pathlib.Path(data_file).expanduser())
+  folder = _check_data_dir(name, data_dir)
+  if name == own_files.IMAGE_FOLDER:
+    return own_files.read_image_folder(folder, image_size)
+  return own_files.read_tfds(
+      name.removeprefix(own_files.TFDS), folder, verify
+  )
+
+
+# Entries of a config that say what is loaded, as `load_entries` takes them.
+ENTRIES = ('dataset', 'data_dir', 'data_file', 'image_size')
+
+
+def load_entries(
+    dataset: str,
+    data_dir: str | None,
+    data_file: str | None,
+    image_size: int | None,
+) -> Dataset:
+  """`load` by the entries of a config, in the order of `ENTRIES`."""
+  return load(dataset, data_dir, data_file=data_file, image_size=image_size)
+
+
+def shape_of(config) -> tuple[tuple[int, ...], int]:
+  """Shape of one example, and the number of classes, of a config's data set.
+
+  Args:
+    config: A config; its `ENTRIES` are used.
+
+  Returns:
+    The shape after resizing, and the number of classes. Only users' own data
+    are read for that.
+
+  Raises:
+    FileNotFoundError: See `load`.
+    ValueError: See `load`.
+  """
+  if config.dataset in DATASETS:
+    source = DATASETS[config.dataset]
+    shape, num_classes = source.image_shape, source.num_classes
+  else:
+    dataset = load_entries(*(config[entry] for entry in ENTRIES))
+    shape, num_classes = dataset.train_images.shape[1:], dataset.num_classes
+  if config.image_size is not None:
+    shape = (config.image_size, config.image_size, *shape[2:])
+  return shape, num_classes
+
+
 def _load(name: str, data_dir, verify: bool) -> Dataset:
-  """`load` without the translation of OSError and MemoryError."""
+  """`load` of a name of `DATASETS`, without the translation of errors."""
   if not DATASETS[name].files:
     return load_raw(name, data_dir, verify=verify)
   folder, why_not = tfds_source.find_prepared(

@@ -1,4 +1,7 @@
-"""Accuracy and loss of group or client models on the global test set."""
+"""Accuracy and loss of group or client models on the global test set.
+
+`own_test` evaluates clients on test examples of their own besides.
+"""
 
 from collections.abc import Callable
 import functools
@@ -8,13 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.data.federated import FederatedData, label_array
+from fedjax_het.data import arrays
+from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
+from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
-from fedjax_het.engine.task import Task
+from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
+from fedjax_het.engine.visits import check_inputs
 
 # Clients with states in host memory whose models are evaluated at once.
 _CHUNK = 64
@@ -30,12 +36,15 @@ class Scores(NamedTuple):
     loss: [E] float32, mean loss.
     views: {name: [E] float32}, the task's first metric of the algorithm's
       further views.
+    own: Results of the group's clients on their own test examples; None where
+      there are none.
   """
 
   client_id: np.ndarray
   metrics: dict[str, jax.Array]
   loss: jax.Array
   views: dict[str, jax.Array] = {}
+  own: OwnScores | None = None
 
   @property
   def accuracy(self) -> jax.Array:
@@ -43,20 +52,34 @@ class Scores(NamedTuple):
     return self.metrics['accuracy']
 
 
-def pad_batches(images, labels, batch_size: int, multiple: int = 1):
+def pad_batches(
+    images,
+    labels,
+    batch_size: int,
+    multiple: int = 1,
+    num_classes: int | None = None,
+):
   """Cuts a test set into equal batches, and pads the last one.
 
   Args:
-    images: [N, H, W, C] uint8.
+    images: [N, ...] features, such as images [N, H, W, C] uint8.
     labels: [N, ...] integers or real numbers.
     batch_size: Examples a batch, B.
     multiple: The number of batches S is rounded up to a multiple of this, with
       batches of padding.
+    num_classes: See `arrays.labels`.
 
   Returns:
-    Arrays [S, B, H, W, C], [S, B, ...] and [S, B] bool (False for padding).
+    Arrays [S, B, ...], [S, B, ...] and [S, B] bool (False for padding).
+
+  Raises:
+    ValueError: See `arrays.features` and `arrays.labels`.
   """
+  images = arrays.features(images, 'test images')
+  labels = arrays.labels(labels, len(images), num_classes, 'test labels')
   num = len(labels)
+  if not num:
+    raise ValueError('The test set has no example.')
   steps = -(-num // (batch_size * multiple)) * multiple
   # Padding repeats examples, so that it does not distort batch statistics.
   place = np.arange(steps * batch_size) % num
@@ -64,7 +87,7 @@ def pad_batches(images, labels, batch_size: int, multiple: int = 1):
   shape = (steps, batch_size)
   return (
       jnp.asarray(images[place]).reshape(*shape, *images.shape[1:]),
-      label_array(labels[place]).reshape(*shape, *labels.shape[1:]),
+      jnp.asarray(labels[place]).reshape(*shape, *labels.shape[1:]),
       jnp.asarray(mask).reshape(shape),
   )
 
@@ -80,15 +103,16 @@ def make_evaluate(
     clients_per_group: int | None = None,
     data: FederatedData | None = None,
     backend: str | Backend = 'auto',
+    own_tests: FederatedData | None = None,
 ) -> Callable[[State], dict[str, Scores]]:
   """Builds the evaluation on the full test set.
 
   Args:
     algorithm: The algorithm.
     federation: The federation.
-    images: [N, H, W, C] uint8 test images.
+    images: [N, ...] test features, such as [N, H, W, C] uint8 images.
     labels: [N] test labels.
-    preprocess: Maps uint8 images to model inputs.
+    preprocess: Maps stored features to model inputs.
     batch_size: Examples a batch; results depend on it only for models that
       use batch statistics at test time.
     clients_per_group: For personal models, how many clients of each group are
@@ -97,24 +121,35 @@ def make_evaluate(
     backend: A `Backend`, or the name of one. Personal models are batched as
       clients are. With 'shard_map' the devices share the models or, of
       algorithms with one model a group, the test batches.
+    own_tests: Test examples of each client's own, for the personalised
+      evaluation: of all clients, or of those whose personal models are
+      evaluated. None for none.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
 
   Raises:
-    ValueError: If the algorithm calibrates and there are no data.
+    ValueError: If the algorithm calibrates and there are no data, or the test
+      set does not fit the models.
   """
   if algorithm.calibrate is not None and data is None:
     raise ValueError('This algorithm needs make_evaluate(data=...).')
   backend = Backend.of(backend)
   mesh, personal = backend.state_mesh, algorithm.personal
   by_batch = mesh is not None and not personal
+  num_classes = None
+  if federation.task == CLASSIFICATION:
+    num_classes = min(group.model.num_classes for group in federation.groups)
   batches = pad_batches(
-      np.asarray(images),
-      np.asarray(labels),
+      images,
+      labels,
       batch_size,
       mesh.devices.size if by_batch else 1,
+      num_classes,
   )
+  one = jax.ShapeDtypeStruct(batches[0].shape[1:], batches[0].dtype)
+  for group in federation.groups:
+    check_inputs(group, preprocess, one)
   if mesh is not None:
     spec = jax.P('client') if by_batch else jax.P()
     batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
@@ -147,6 +182,16 @@ def make_evaluate(
   calibrate = None
   if algorithm.calibrate is not None:
     calibrate = program(algorithm.calibrate)
+  own_test = None
+  if own_tests is not None:
+    own_test = make_own_test(
+        algorithm,
+        federation,
+        own_tests,
+        batch_size=batch_size,
+        rows=rows_of if personal else None,
+        backend=backend,
+    )
 
   def evaluate(state: State) -> dict[str, Scores]:
     server, results = state.server, {}
@@ -159,10 +204,12 @@ def make_evaluate(
         results[group.name] = _streamed(run, server, table, rows, batches)
       else:
         results[group.name] = run(server, table, jnp.asarray(rows), batches)
+    own = {} if own_test is None else own_test(server, state.clients)
     return {
         group.name: Scores(
             group.client_ids[rows_of[group.name]],
             *results.get(group.name, results[first.name]),
+            own.get(group.name),
         )
         for group in federation.groups
     }

@@ -46,6 +46,26 @@ def all_finite(tree) -> jax.Array:
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
+def check_inputs(group: Group, preprocess, features) -> None:
+  """Raises ValueError for examples that a group's model does not take.
+
+  It looks at shapes only, so it may be called while a program is traced.
+
+  Args:
+    group: The group.
+    preprocess: Maps stored features to inputs, see `ClientData`.
+    features: [N, ...], stored features.
+  """
+  one = jax.ShapeDtypeStruct((1, *features.shape[1:]), features.dtype)
+  # A lambda, since a tuple with a `__call__` cannot be traced itself.
+  shape = jax.eval_shape(lambda x: preprocess(x), one).shape[1:]
+  if shape != tuple(group.model.input_shape):
+    raise ValueError(
+        f'The model of group {group.name!r} takes inputs of shape '
+        f'{tuple(group.model.input_shape)}, but the examples have {shape}.'
+    )
+
+
 def make_training(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
@@ -62,6 +82,7 @@ def make_training(
   """
 
   def train(client, sent, data, visit):
+    check_inputs(group, data.preprocess, data.images)
     updated, uplink, metrics = algorithm.client_update(
         group, client, sent, data, visit
     )

@@ -3,6 +3,7 @@
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.config import algorithm_config, default_config
+from fedjax_het.experiment.load import Model, Run, load_run
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import Result, run
 from fedjax_het.experiment.workdir import new_workdir
@@ -13,13 +14,16 @@ from fedjax_het.reporting.summary import Summary, summarise
 
 __all__ = [
     'Experiment',
+    'Model',
     'Progress',
     'Result',
+    'Run',
     'Summary',
     'algorithm_config',
     'build',
     'check',
     'default_config',
+    'load_run',
     'new_workdir',
     'paper_targets',
     'run',

@@ -12,17 +12,19 @@ import ml_collections
 import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data import partition_file
 from fedjax_het.data.federated import (
   FederatedData,
-  Normalise,
   crop_flip,
   cut_out,
   federate,
 )
 from fedjax_het.data.partition import partition
-from fedjax_het.data.sources import Dataset, load
+from fedjax_het.data.preprocess import make_preprocess
+from fedjax_het.data.sources import ENTRIES, Dataset, load_entries
 from fedjax_het.data.splits import (
   assign_groups,
+  split_like,
   split_public,
   split_validation,
   with_wrong_labels,
@@ -47,7 +49,7 @@ from fedjax_het.experiment.config import (
 )
 from fedjax_het.experiment.local import local_training
 from fedjax_het.experiment.tensorboard import check_installed
-from fedjax_het.models import MODELS, BlockModel, create
+from fedjax_het.models import BlockModel, constructor, create
 from fedjax_het.options import INT32_MAX, keyword_options
 
 _log = logging.getLogger(__name__)
@@ -66,12 +68,14 @@ class Experiment(NamedTuple):
     federation: Groups and local training.
     algorithm: The method.
     data: The federated data on the device.
-    preprocess: Maps uint8 test images to model inputs.
+    preprocess: Maps stored test examples to model inputs.
     cohort_size: Clients a round.
     devices: The device of each client; None for synchronous rounds of which
       no virtual time is asked.
     mesh: The devices that share the run; None for the default one, or where
       the backend finds them itself.
+    own_tests: Test examples of each client, for `personal_test`; None without
+      it.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -85,6 +89,7 @@ class Experiment(NamedTuple):
   cohort_size: int
   devices: tuple[Device, ...] | None = None
   mesh: jax.sharding.Mesh | None = None
+  own_tests: list[np.ndarray] | None = None
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
@@ -109,7 +114,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     check_installed()
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(spec.clients for spec in groups.values())
-  dataset = load(config.dataset, config.data_dir)
+  dataset = load_entries(*(config[entry] for entry in ENTRIES))
   dataset = _spoil(config, dataset)
   if num_clients > len(dataset.train_labels):
     raise ValueError(
@@ -117,17 +122,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
         f'{len(dataset.train_labels)} training examples of {config.dataset}.'
     )
   dataset = _resize(dataset, config.image_size)
-  labels, public, private = dataset.train_labels, None, None
-  if config.public_size is not None:
-    with _naming('public_size'):
-      public, private = split_public(
-          labels, config.public_size, seed=config.partition.seed
-      )
-      labels = labels[private]
-  with _naming('partition'):
-    parts = partition(labels, num_clients, **config.partition.to_dict())
-  if private is not None:
-    parts = [private[part] for part in parts]
+  parts, public = _assign(config, dataset.train_labels, num_clients)
+  own_tests = _own_tests(config, dataset, parts)
   parts, validation = _hold_out(config, parts, dataset.train_labels)
   _check_batch_size(config, parts)
   _warn_of_small_batches(config.local, groups.values(), parts)
@@ -160,12 +156,14 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   options = config.algorithm.to_dict()
   with _naming('algorithm'):
     algorithm = ALGORITHMS[options.pop('name')](federation, **options)
-  mean, std = dataset.mean, dataset.std
-  if config.normalise == 'half':
-    mean = std = (0.5,) * len(mean)
-  normalise = Normalise(mean, std, *_augmentation(config.local))
+  preprocess = _preprocess(config, dataset)
   data = federate(
-      dataset.train_images, dataset.train_labels, parts, normalise, public
+      dataset.train_images,
+      dataset.train_labels,
+      parts,
+      preprocess,
+      public,
+      num_classes=dataset.num_classes,
   )
   if mesh is not None:
     data = placement.put(data, placement.everywhere(mesh))
@@ -177,10 +175,11 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       federation,
       algorithm,
       data,
-      normalise,
+      preprocess,
       config.cohort_size or num_clients,
       _devices(config, num_clients),
       mesh,
+      own_tests,
   )
   footprint.check(experiment)
   return experiment
@@ -206,6 +205,66 @@ def _spoil(config, dataset: Dataset) -> Dataset:
         seed=config.partition.seed,
     )
   return dataset._replace(train_images=images, train_labels=labels)
+
+
+def _assign(config, labels, num_clients: int):
+  """Training examples of each client, and of the public set or None."""
+  by_file = config.partition.name == 'file'
+  if by_file and config.train_size is not None:
+    raise ValueError(
+        f'train_size={config.train_size}: a partition by file names examples '
+        'of the whole training set; leave it out.'
+    )
+  assign = functools.partial(
+      partition, num_clients=num_clients, **config.partition.to_dict()
+  )
+  if config.public_size is None or by_file:
+    with _naming('partition'):
+      parts = assign(labels)
+    if config.public_size is None:
+      return parts, None
+    with _naming('public_size'):
+      return parts, _public_of_rest(config, labels, parts)
+  with _naming('public_size'):
+    public, private = split_public(
+        labels, config.public_size, seed=config.partition.seed
+    )
+  with _naming('partition'):
+    parts = assign(labels[private])
+  return [private[part] for part in parts], public
+
+
+def _public_of_rest(config, labels, parts) -> np.ndarray:
+  """A public set of examples that no client has."""
+  rest = np.setdiff1d(np.arange(len(labels)), np.concatenate(parts))
+  rest, size = rest.astype(np.int32), config.public_size
+  if size > len(rest):
+    raise ValueError(
+        f'{config.partition.file} leaves {len(rest)} examples to nobody, of '
+        f'which a public set of {size} cannot be taken.'
+    )
+  if size == len(rest):
+    return rest
+  return rest[split_public(labels[rest], size, seed=config.partition.seed)[0]]
+
+
+def _own_tests(config, dataset: Dataset, parts):
+  """The test examples of each client, where the config asks for them."""
+  if not config.personal_test:
+    return None
+  if config.partition.name == 'file':
+    with _naming('partition'):
+      listed = partition_file.own_tests(
+          config.partition.file, len(parts), len(dataset.test_labels)
+      )
+    if listed is not None:
+      return listed
+  return split_like(
+      dataset.train_labels,
+      parts,
+      dataset.test_labels,
+      seed=config.partition.seed,
+  )
 
 
 def _hold_out(config, parts, labels):
@@ -293,7 +352,7 @@ def _warn_of_small_batches(local, groups, parts) -> None:
   none = (str, 'none')  # Of models without the option.
   norms = {
       spec.options.get(
-          'norm', keyword_options(MODELS[spec.model]).get('norm', none)[1]
+          'norm', keyword_options(constructor(spec.model)).get('norm', none)[1]
       )
       for spec in groups
   }
@@ -323,20 +382,28 @@ def _warn_of_small_batches(local, groups, parts) -> None:
 
 
 def _resize(dataset: Dataset, size: int | None) -> Dataset:
-  """Resizes all images bilinearly to `size` x `size`, rounded to uint8."""
-  if size is None or dataset.train_images.shape[1:3] == (size, size):
+  """Resizes all images bilinearly to `size` x `size`; pixels are rounded."""
+  shape, dtype = dataset.train_images.shape[1:], dataset.train_images.dtype
+  if size is None or shape[:2] == (size, size):
     return dataset
-  num, channels = len(dataset.train_labels), dataset.train_images.shape[3]
-  footprint.check_images(num + len(dataset.test_labels), channels, size)
+  if len(shape) != 3 or dtype not in (np.uint8, np.float32):
+    raise ValueError(
+        f'image_size={size} is for images [height, width, channels] of pixels '
+        f'or floats, but the examples of {dataset.name} are {shape} {dtype}.'
+    )
+  num, channels = len(dataset.train_labels), shape[2]
+  numbers = channels * dtype.itemsize
+  footprint.check_images(num + len(dataset.test_labels), numbers, size)
   # Images of one batch are floats; large ones are resized one by one.
   step = 1000 if size <= 256 else max(1, 1000 * 256**2 // size**2)
 
   @jax.jit
   def resize(images):
     shape = (len(images), size, size, images.shape[3])
-    return jnp.round(
-        jax.image.resize(images.astype(jnp.float32), shape, 'linear')
-    ).astype(jnp.uint8)
+    resized = jax.image.resize(images.astype(jnp.float32), shape, 'linear')
+    if images.dtype == jnp.uint8:
+      resized = jnp.round(resized)
+    return resized.astype(images.dtype)
 
   def all_of(images):
     batches = [images[i : i + step] for i in range(0, len(images), step)]
@@ -346,6 +413,23 @@ def _resize(dataset: Dataset, size: int | None) -> Dataset:
       train_images=all_of(dataset.train_images),
       test_images=all_of(dataset.test_images),
   )
+
+
+def _preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
+  """Maps stored examples to model inputs, as the config asks for it."""
+  features = dataset.train_images
+  plain = not len(dataset.mean)  # Integers or bools.
+  if config.local.augment != 'none' and (plain or features.ndim != 4):
+    raise ValueError(
+        f'local.augment={config.local.augment!r} is for images [height, width, '
+        f'channels], but the examples of {config.dataset} are '
+        f'{features.shape[1:]} {features.dtype}.'
+    )
+  mean, std = dataset.mean, dataset.std
+  if config.normalise == 'half':
+    mean = std = (0.5,) * len(mean)
+  augmentation = _augmentation(config.local)
+  return make_preprocess(features, mean, std, *augmentation)
 
 
 _cut_out = functools.partial(cut_out, side=16)

@@ -67,28 +67,36 @@ class Checkpoints:
     folder: Where they lie, one folder per checkpoint named by its step.
   """
 
-  def __init__(self, folder: pathlib.Path, keep: int = 3):
+  def __init__(
+      self, folder: pathlib.Path, keep: int = 3, read_only: bool = False
+  ):
     """Opens a folder of checkpoints, which may not exist yet.
 
     Args:
       folder: The folder.
       keep: How many of the latest are kept.
+      read_only: Whether nothing is written, renamed or removed; the folder must
+        exist then, and another process may be writing there.
     """
     self.folder = folder.absolute()
     self._keep = keep
+    self._read_only = read_only
     self._manager = self._open()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._writing = None
 
   def _open(self) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=self._keep,
-        enable_async_checkpointing=False,
-        cleanup_tmp_directories=True,
-    )
+    writing = not self._read_only
     try:
       _check_files(self.folder)
       with _quiet():
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self._keep if writing else None,
+            create=writing,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=writing,
+            read_only=self._read_only,
+        )
         return ocp.CheckpointManager(self.folder, options=options)
     except Exception as e:  # Many kinds, by what lies there.
       raise ValueError(
@@ -168,7 +176,8 @@ class Checkpoints:
   ) -> Restored | None:
     """Reads the latest valid checkpoint.
 
-    Later, damaged ones are renamed to damaged-<step>, with a warning.
+    Later, damaged ones are renamed to damaged-<step>, with a warning; with
+    `read_only` they stay.
 
     Args:
       like: A pytree of the shapes and dtypes to expect.
@@ -195,8 +204,9 @@ class Checkpoints:
             'The checkpoint of round %d in %s is damaged (%s); going back to '
             'that of round %d.', worse, self.folder, reason, step,
         )  # fmt: skip
-        self._set_aside(worse)
-      if bad:
+        if not self._read_only:
+          self._set_aside(worse)
+      if bad and not self._read_only:
         self._manager.reload()
       return Restored(step, state, notes)
     if bad:

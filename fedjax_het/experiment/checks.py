@@ -1,12 +1,14 @@
 """Refuses a config that cannot be run."""
 
 from collections.abc import Mapping
+import inspect
 import re
 from typing import Any
 
 import ml_collections
 
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data import own_files, sources
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import TRACEABLE, resolve_backend
@@ -28,7 +30,13 @@ from fedjax_het.experiment.fields import (
   Field,
   check_field,
 )
-from fedjax_het.models import MODELS, model_options, onednn
+from fedjax_het.models import (
+  MODELS,
+  by_path,
+  constructor,
+  model_options,
+  onednn,
+)
 from fedjax_het.names import check_name, shown, suggest
 from fedjax_het.options import INT32_MAX, check_options, keyword_options
 from fedjax_het.renamed import check_renamed
@@ -52,6 +60,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name in SECTIONS:
     if not hasattr(config[name], 'items'):
       raise ValueError(f'{name} must be a section, got {shown(config[name])}.')
+  sources.check_name(config.dataset, 'dataset')
+  if config.data_file is not None and config.dataset != own_files.NPZ:
+    raise ValueError(
+        f'data_file is for dataset={own_files.NPZ!r}, got dataset='
+        f'{config.dataset!r}.'
+    )
   _check_keys(config.local, LOCAL, 'local.')
   for name, field in LOCAL.items():
     check_field(f'local.{name}', config.local[name], field)
@@ -168,6 +182,13 @@ def _check_section(section, where: str, table) -> None:
   check_renamed(given, known, f'{where}.')
   if 'seed' in known:  # It has a range of its own.
     given.pop('seed', None)
+  for option, (_, default) in known.items():
+    needed = default is inspect.Parameter.empty and option != 'seed'
+    if needed and given.get(option) in (None, ''):
+      raise ValueError(
+          f'{where}.{option} is missing; {where} {name!r} needs it, such as '
+          f'--config.{where}.{option}=VALUE.'
+      )
   check_options(where, given, known, f'{where} {name!r}')
 
 
@@ -211,8 +232,14 @@ def _check_model(
   `method` are the options that `algorithm` has besides in the same section.
   """
   method = method or {}
-  check_name(f'model of {where}', spec.model, MODELS)
-  known = keyword_options(MODELS[spec.model])
+  if by_path.is_path(spec.model):
+    try:
+      known = keyword_options(constructor(spec.model))
+    except ValueError as e:
+      raise ValueError(f'{where}: {e}') from e
+  else:
+    check_name(f'model of {where}', spec.model, MODELS)
+    known = keyword_options(MODELS[spec.model])
   whose = f'model {spec.model!r}'
   if method:
     whose += f' with algorithm {algorithm!r}'

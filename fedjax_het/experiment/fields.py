@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_het.data.sources import DATASETS
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.kernels.lowering import CONV_BACKENDS
@@ -92,8 +91,11 @@ FIELDS = dict(
     # Seeds of training, and of who takes part; the partition has its own.
     seed=SEED,
     sampling_seed=SEED,
-    dataset=Field('digits', str, choices=tuple(DATASETS)),
+    # A key of `DATASETS`, or the user's own: 'npz' reads `data_file`,
+    # 'image_folder' and 'tfds:NAME' read `data_dir`.
+    dataset=Field('digits', str),
     data_dir=Field(None, str | None),
+    data_file=Field(None, str | None),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
     # What images are normalised by: the training set's mean and deviation, or
@@ -111,6 +113,10 @@ FIELDS = dict(
     # not train on: the best round is chosen on them. None chooses it on the
     # test set, which flatters.
     validation=Field(None, float | None, above=0),
+    # Whether each client's model is also tested on test examples of its own:
+    # those of the partition's file, or the test set divided in the proportions
+    # of the training partition.
+    personal_test=Field(False, bool),
     # None deals clients to groups in order, a seed at random.
     group_seed=MAYBE_SEED,
     # The server's own model, for methods with one: a model's name, or a

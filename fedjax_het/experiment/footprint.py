@@ -85,18 +85,18 @@ def _gigabytes(num_bytes: int) -> str:
   return f'{num_bytes / 1e9:,.2f} GB'
 
 
-def check_images(num_images: int, channels: int, size: int) -> None:
+def check_images(num_images: int, pixel_bytes: int, size: int) -> None:
   """Refuses a data set that does not fit when it is resized.
 
   Args:
     num_images: Of both splits.
-    channels: Of an image.
+    pixel_bytes: Bytes of a pixel, all channels together.
     size: The new height and width.
 
   Raises:
     ValueError: Naming `image_size`.
   """
-  need = _COPIES * num_images * channels * size**2
+  need = _COPIES * num_images * pixel_bytes * size**2
   refuse_if_too_large(
       {f'image_size={size}': need}, 'the resized images need'
   )
@@ -115,7 +115,7 @@ def check(experiment) -> None:
   groups = experiment.federation.groups
   key = jax.random.key(0)
   dataset = experiment.dataset
-  images = dataset.train_images.size + dataset.test_images.size
+  images = dataset.train_images.nbytes + dataset.test_images.nbytes
   # One client's training is as large as that of the largest model.
   weights = max(_weights(group.model, config.local) for group in groups)
   needs = dict(image_size=images, groups=weights)

@@ -9,6 +9,7 @@ from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.reports import RoundReport
 from fedjax_het.engine.rounds import round_bytes
 from fedjax_het.engine.types import Federation
+from fedjax_het.experiment import personal
 from fedjax_het.experiment.metrics_file import (
   NO_LINES,
   MetricsFile,
@@ -122,7 +123,8 @@ def test_row(
     them, `accuracy/worst` and `accuracy/<group>/worst` the lowest;
     `accuracy/clients` is the mean over clients, each group counting with the
     number of its clients. A method's further views stand as
-    `views/<view>/<group>` and, as mean over clients, `views/<view>`.
+    `views/<view>/<group>` and, as mean over clients, `views/<view>`. Results of
+    clients on their own test examples are those of `personal.entries`.
   """
   means, groups = {}, {}
   for name in ('accuracy', 'loss'):
@@ -159,4 +161,4 @@ def test_row(
   row = {'round': round_num, 'split': split, 'seconds': seconds}
   if virtual_time is not None:
     row['virtual_time'] = virtual_time
-  return {**row, **means, **groups}
+  return {**row, **means, **groups, **personal.entries(scores)}

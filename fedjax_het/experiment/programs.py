@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.engine import placement
 from fedjax_het.engine.drivers import (
   Collect,
@@ -182,7 +183,12 @@ def compile_programs(
         'a round needs, by its compiled program,',
     )
   dataset, held_out = experiment.dataset, experiment.validation
-  evaluate = _evaluate_on(experiment, dataset.test_images, dataset.test_labels)
+  evaluate = _evaluate_on(
+      experiment,
+      dataset.test_images,
+      dataset.test_labels,
+      _own_tests(experiment),
+  )
   validate = None
   if held_out is not None:
     validate = _evaluate_on(
@@ -200,7 +206,22 @@ def compile_programs(
   )
 
 
-def _evaluate_on(experiment: Experiment, images, labels):
+def _own_tests(experiment: Experiment) -> FederatedData | None:
+  """The test set with each client's own examples; None without them."""
+  if experiment.own_tests is None:
+    return None
+  dataset = experiment.dataset
+  return federate(
+      dataset.test_images,
+      dataset.test_labels,
+      experiment.own_tests,
+      experiment.preprocess,
+      num_classes=dataset.num_classes,
+      allow_empty=True,
+  )
+
+
+def _evaluate_on(experiment: Experiment, images, labels, own_tests=None):
   config, algorithm = experiment.config, experiment.algorithm
   return make_evaluate(
       algorithm,
@@ -212,4 +233,5 @@ def _evaluate_on(experiment: Experiment, images, labels):
       clients_per_group=config.eval_clients_per_group,
       data=None if algorithm.calibrate is None else experiment.data,
       backend=_backend(experiment),
+      own_tests=own_tests,
   )

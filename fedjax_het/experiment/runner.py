@@ -33,6 +33,7 @@ from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import lock, settle_config, store_config
 from fedjax_het.files import read_json, write_atomically
 from fedjax_het.kernels.onednn import no_compilation_cache
+from fedjax_het.reporting import shown
 from fedjax_het.reporting.report import write_report
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Result(NamedTuple):
     summary: A summary of the rows.
     state: The state after the last round.
     finished: False if `stop` ended it before its last round.
+
+  Shown as a table of accuracies, in notebooks as HTML.
   """
 
   workdir: pathlib.Path
@@ -56,6 +59,17 @@ class Result(NamedTuple):
   summary: metrics.Summary
   state: State
   finished: bool
+
+  @property
+  def _title(self) -> str:
+    end = '' if self.finished else ', stopped before its last'
+    return f'{self.workdir}: {self.summary.rounds} rounds{end}'
+
+  def __repr__(self) -> str:
+    return shown.as_text(self._title, self.summary, self.facts)
+
+  def _repr_html_(self) -> str:
+    return shown.as_html(self._title, self.summary, self.facts)
 
 
 def run(
@@ -212,7 +226,8 @@ def _begin(
     raise processes.on_all(
         ValueError(
             f'The data or their partition are not those with which the run in '
-            f'{folder} was begun; check data_dir, or choose another workdir.'
+            f'{folder} was begun; check data_dir and data_file, or choose '
+            'another workdir.'
         )
     )
   if restored.notes['versions'] != notes['versions']:

@@ -141,17 +141,17 @@ def _read(job: _Job) -> dict[str, Any]:
 
 def _check(jobs: list[_Job]) -> None:
   """Checks all cells before the first one runs."""
-  columns: dict[tuple[str, str | None], dict[str, None]] = {}
+  columns: dict[tuple[Any, ...], dict[str, None]] = {}
   for job in jobs:
     if job.path.exists():
       _read(job)
     else:
       check(job.config)
-      data = (job.config.dataset, job.config.data_dir)
+      data = tuple(job.config[entry] for entry in sources.ENTRIES)
       columns.setdefault(data, {})[job.column] = None
   for data, names in columns.items():
     try:
-      sources.load(*data)
+      sources.load_entries(*data)
     except FileNotFoundError as e:
       needed = ', '.join(filter(None, names))
       raise FileNotFoundError(
@@ -228,7 +228,8 @@ class _Sweep:
 def _cell(job: _Job, result) -> dict[str, Any]:
   """What is kept of a run; paths of the machine are left out."""
   config = json.loads((result.workdir / 'config.json').read_text())
-  config.pop('data_dir', None)
+  for name in ('data_dir', 'data_file'):
+    config.pop(name, None)
   rows = _of_mean(result.rows, job.mean)
   tests = [row for row in rows if row['split'] == 'test']
   summary = summarise(rows, config['target_accuracy'])
@@ -244,6 +245,13 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   }
   if views:
     more['views'] = views
+  personal = {
+      name: summary.last[f'personal/{name}']
+      for name in ('accuracy', 'std', 'worst', 'p10')
+      if f'personal/{name}' in summary.last
+  }
+  if personal:
+    more['personal'] = personal
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models
   }

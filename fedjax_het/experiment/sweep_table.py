@@ -14,7 +14,8 @@ from fedjax_het.reporting.results_table import Table, cell_name
 
 # Entries of a config that change only the rounding of a cell's numbers.
 _IRRELEVANT = (
-    'data_dir', 'compilation_cache', 'tensorboard', 'conv_backend'
+    'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
+    'conv_backend',
 )  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
     _check_numbers(name, values)
   for name, values in cell.get('models', {}).items():
     _check_numbers(name, values)
+  _check_numbers('personal', [*cell.get('personal', {}).values()])
   _check_numbers('rounds', cell['rounds'])
 
 

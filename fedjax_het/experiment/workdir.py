@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 from fedjax_het.experiment import config as config_lib
@@ -19,9 +20,12 @@ from fedjax_het.reporting.run_files import read_config
 # depend on it.
 FREE = (
     'data_dir',
+    'data_file',
     'eval_every',
     'eval_batch_size',
     'eval_clients_per_group',
+    'personal_test',
+    'partition.file',
     'target_accuracy',
     'checkpoint_every',
     'keep_checkpoints',
@@ -43,7 +47,8 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
   """
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
   parts = (config.algorithm.name, config.dataset, config.partition.name, now)
-  name = '-'.join(parts)
+  # A data set's name may hold a slash, such as tfds:NAME/CONFIG.
+  name = re.sub(r'[^\w.-]', '_', '-'.join(parts))
   path = pathlib.Path(parent) / name
   suffix = 1
   while path.exists():

@@ -2,18 +2,24 @@
 
 `MODELS` maps a name to a constructor, called as
 `MODELS[name](input_shape, num_classes, **options)`; `create` does the same
-and checks its input. In every model the block before the classifier ends in
-a vector (a global mean, flattening, the class token), so that s_out is [B, D].
+and checks its input. A name with a colon, 'my_file:net', imports a constructor
+of the user's, which may also return a linen module. In every model the block
+before the classifier ends in a vector (a global mean, flattening, the class
+token), so that s_out is [B, D].
 """
 
 from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
+import typing
+
+import flax.linen as nn
 
 from fedjax_het.kernels import onednn
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
+from fedjax_het.models import by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
@@ -48,11 +54,29 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
 }
 
 
+def constructor(name: str) -> Callable[..., BlockModel]:
+  """The constructor of a model.
+
+  Args:
+    name: A key of `MODELS`, or an import path, see `by_path.find`.
+
+  Returns:
+    The function.
+
+  Raises:
+    ValueError: If the name is unknown, or cannot be imported.
+  """
+  if by_path.is_path(name):
+    return by_path.find(name)
+  check_name('model', name, MODELS)
+  return MODELS[name]
+
+
 def model_options(name: str) -> dict[str, object]:
   """Options that a model accepts, with their defaults.
 
   Args:
-    name: A key of `MODELS`.
+    name: See `constructor`.
 
   Returns:
     {option: default}.
@@ -60,14 +84,30 @@ def model_options(name: str) -> dict[str, object]:
   Raises:
     ValueError: For an unknown name.
   """
-  check_name('model', name, MODELS)
-  constructor = MODELS[name]
-  fixed = getattr(constructor, 'keywords', {})
+  build = constructor(name)
+  fixed = getattr(build, 'keywords', {})
   return {
       key: parameter.default
-      for key, parameter in inspect.signature(constructor).parameters.items()
+      for key, parameter in inspect.signature(build).parameters.items()
       if parameter.kind == parameter.KEYWORD_ONLY and key not in fixed
   }
+
+
+def _check_shape(name: str, shape: tuple[int, ...]) -> None:
+  """Raises ValueError for a shape that a model cannot take."""
+  # A constructor says by its annotation which ranks it takes.
+  build = constructor(name)
+  hint = typing.get_type_hints(getattr(build, 'func', build)).get('input_shape')
+  any_rank = hint is None or Ellipsis in typing.get_args(hint)
+  wanted = 'positive integers'
+  if not any_rank:
+    wanted = '(height, width, channels), three positive integers'
+  if any(int(n) != n or n < 1 for n in shape) or (
+      len(shape) != 3 and not any_rank
+  ):
+    raise ValueError(
+        f'input_shape of model {name!r} must be {wanted}, got {shape}.'
+    )
 
 
 def create(
@@ -82,8 +122,9 @@ def create(
   """Builds a model by name.
 
   Args:
-    name: A key of `MODELS`.
-    input_shape: (height, width, channels) of one example.
+    name: See `constructor`.
+    input_shape: (height, width, channels) of one example; of any rank for the
+      models that flatten it (`mlp`).
     num_classes: C.
     matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
       and all else stay float32; see `kernels.matmul_dtype`.
@@ -106,11 +147,7 @@ def create(
           f'{suggest(option, known, "it takes")}'
       )
   shape = tuple(input_shape)
-  if len(shape) != 3 or any(int(n) != n or n < 1 for n in shape):
-    raise ValueError(
-        'input_shape must be (height, width, channels), three positive '
-        f'integers, got {input_shape!r}.'
-    )
+  _check_shape(name, shape)
   if int(num_classes) != num_classes or num_classes < 1:
     raise ValueError(
         f'num_classes must be a positive integer, got {num_classes!r}.'
@@ -119,7 +156,19 @@ def create(
   check_choice('conv_backend', conv_backend, CONV_BACKENDS)
   if conv_backend == 'onednn':
     onednn.check()
-  model = MODELS[name](shape, num_classes, **options)
+  model = constructor(name)(shape, num_classes, **options)
+  if isinstance(model, nn.Module):
+    # Of other options the shapes are others, and so must the names be.
+    parts = [f'{option}{value}' for option, value in sorted(options.items())]
+    parts.insert(0, by_path.function_of(name))
+    model = BlockModel.from_module(
+        model, shape, num_classes, name='_'.join(parts)
+    )
+  if not isinstance(model, BlockModel):
+    raise ValueError(
+        f'Model {name!r} must be a BlockModel or a flax.linen module, got '
+        f'{type(model).__name__}.'
+    )
   return dataclasses.replace(
       model, matmul_dtype=matmul_dtype, conv_backend=conv_backend
   )
@@ -131,6 +180,7 @@ __all__ = [
     'BlockModel',
     'Head',
     'Variables',
+    'constructor',
     'create',
     'model_options',
 ]

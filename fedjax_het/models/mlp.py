@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 def mlp(
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     num_classes: int,
     *,
     depth: int = 2,
@@ -46,7 +46,7 @@ def mlp(
   """`depth` hidden layers of `hidden` ReLU units and a linear head.
 
   Args:
-    input_shape: (height, width, channels) of one example.
+    input_shape: Shape of one example, of any rank; it is flattened.
     num_classes: C.
     depth: Hidden layers, at least 2: `stem`, `layer1`, `layer2`, ...
     hidden: Units in each.

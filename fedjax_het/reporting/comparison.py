@@ -26,12 +26,14 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
   table = [[
       'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
       'best (round)', 'target in round', 'up', 'down', 'a round',
-      'virtual time',
+      'virtual time', 'own test examples',
   ]]  # fmt: skip
   for folder in folders:
     config, _, rows = read_run(folder)
     with report.fitting(folder):
       table.append(_line(folder, config, rows))
+  if all(line[-1] == '-' for line in table[1:]):
+    table = [line[:-1] for line in table]
   return tables.as_markdown(table)
 
 
@@ -56,6 +58,7 @@ def _line(folder: pathlib.Path, config, rows) -> list[str]:
       '-'
       if summary.virtual_time is None
       else f'{summary.virtual_time:,.1f} s',
+      tables.personal_line(summary.last),
   ]
 
 

@@ -186,6 +186,7 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
           if 'times' in drawn
           else []
       ),
+      *_personal(summary, facts),
       *_server(rows),
       *_paper(config, facts, summary),
       '## Who holds what',
@@ -219,6 +220,11 @@ _COMMUNICATION = (
     'Bytes counted from the arrays that travelled, parts left empty not '
     'included. Per client and round: the mean over all visits.'
 )
+_PERSONAL = (
+    "Each client's model in the last round, on test examples that are dealt "
+    'like its training examples. Clients count alike, whatever their number of '
+    'examples, but in the last column, in which examples do.'
+)
 _MEMORY = (
     'A count of state, 4 bytes a number; not the activations and optimiser '
     'state that training needs on top. MB are 10^6 bytes.'
@@ -248,6 +254,18 @@ def _server(rows) -> list[str]:
   return [
       "Metrics of the server's own training, the means over a round's "
       'updates of the server.',
+      tables.as_markdown(table),
+  ]
+
+
+def _personal(summary: Summary, facts: Mapping[str, Any]) -> list[str]:
+  """The section on clients' own test examples; [] where there are none."""
+  table = tables.personal(summary, facts)
+  if not table:
+    return []
+  return [
+      '## Each client on its own test examples',
+      _PERSONAL,
       tables.as_markdown(table),
   ]
 

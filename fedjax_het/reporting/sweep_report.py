@@ -14,6 +14,13 @@ from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.paper_targets import Target
 from fedjax_het.reporting.results_table import Table, slug
 
+# Columns on clients' own test examples, where a cell has them.
+_PERSONAL = dict(
+    accuracy='own test: mean',
+    std='own test: deviation',
+    worst='own test: worst',
+    p10='own test: 10th percentile',
+)
 Cells = Sequence[Mapping[str, Any]]
 
 
@@ -79,7 +86,7 @@ def _viewed(
       for round_num, value in zip(cell['rounds'], values, strict=True)
       if None not in (value, target) and value >= target
   ]
-  left_out = ('worst', 'models')
+  left_out = ('worst', 'models', 'personal')
   return {
       **{k: v for k, v in cell.items() if k not in left_out},
       'accuracy': values,
@@ -174,6 +181,12 @@ def _column(table: Table, cells: Cells, column: str) -> str:
   compared = any(target is not None for target in targets.values())
   timed = any(target and target.reached for target in targets.values())
   header += ['last - paper'] * compared + ['paper: target in round'] * timed
+  tested = any(
+      'personal' in cell
+      for label in labels
+      for cell in _of(table, cells, label, column)
+  )
+  header += [*_PERSONAL.values()] * tested
   rows = [header]
   for label, target in targets.items():
     mine = _of(table, cells, label, column)
@@ -193,6 +206,10 @@ def _column(table: Table, cells: Cells, column: str) -> str:
         '-' if target is None else target.text,
     ]
     row += [_difference(last, target)] * compared + [_round(target)] * timed
+    row += [
+        _spread([c['personal'][name] for c in mine if 'personal' in c])
+        for name in _PERSONAL
+    ] * tested
     rows.append(row)
   return tables.as_markdown(rows)
 

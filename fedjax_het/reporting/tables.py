@@ -1,6 +1,7 @@
 """Tables and numbers as text, for terminals and for Markdown."""
 
 from collections.abc import Mapping, Sequence
+import html
 from typing import Any
 
 from fedjax_het.reporting.summary import Summary
@@ -28,6 +29,24 @@ def as_markdown(table: Sequence[Sequence[str]]) -> str:
   rule = ['---', *['---:'] * (len(header) - 1)]
   rows = [header, rule, *body]
   return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
+
+
+def as_html(table: Sequence[Sequence[str]]) -> str:
+  """An HTML table, the first column to the left, others to the right."""
+
+  def line(row, tag):
+    cells = (
+        f'<{tag} style="text-align: {"left" if i == 0 else "right"}">'
+        f'{html.escape(cell)}</{tag}>'
+        for i, cell in enumerate(row)
+    )
+    return f'<tr>{"".join(cells)}</tr>'
+
+  header, *body = table
+  rows = ''.join(line(row, 'td') for row in body)
+  return (
+      f'<table><thead>{line(header, "th")}</thead><tbody>{rows}</tbody></table>'
+  )
 
 
 def percent(value: float | None) -> str:
@@ -96,6 +115,52 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
   return table
 
 
+def personal(summary: Summary, facts: Mapping[str, Any]) -> Table:
+  """Clients on their own test examples: statistics of the last round.
+
+  Args:
+    summary: A run's summary, with at least one evaluation.
+    facts: Its facts.
+
+  Returns:
+    The table, with all clients last; [] for a run without such tests.
+  """
+  last = summary.last
+  if 'personal/accuracy' not in last:
+    return []
+  table = [[
+      'group', 'clients tested', 'mean', 'standard deviation', 'worst',
+      '10th percentile', 'mean over examples',
+  ]]  # fmt: skip
+  counts = {
+      name: sum(v is not None for v in last[f'personal/clients/{name}'])
+      for name in facts['groups']
+  }
+  rows = {name: (f'/{name}', count) for name, count in counts.items()}
+  rows['all clients'] = '', sum(counts.values())
+  for label, (suffix, count) in rows.items():
+    numbers = [
+        '-' if not count else percent(last[f'personal/{name}{suffix}'])
+        for name in ('accuracy', 'std', 'worst', 'p10', 'pooled')
+    ]
+    table.append([label, str(count), *numbers])
+  return table
+
+
+def personal_line(row: Mapping[str, Any] | None) -> str:
+  """A row's statistics over clients on their own test examples, or '-'."""
+  if not row or row.get('personal/accuracy') is None:
+    return '-'
+  mean, std, worst, tenth = (
+      percent(row[f'personal/{name}'])
+      for name in ('accuracy', 'std', 'worst', 'p10')
+  )
+  return (
+      f'mean {mean}, standard deviation {std}, worst {worst}, 10th percentile '
+      f'{tenth}'
+  )
+
+
 def totals(summary: Summary, target: float | None) -> list[str]:
   """Lines on what all rounds took."""
   lines = [
@@ -104,6 +169,12 @@ def totals(summary: Summary, target: float | None) -> list[str]:
       f'seconds per round: {seconds(summary.round_seconds)} (median, without '
       'compilation)',
   ]
+  if summary.last and 'personal/accuracy' in summary.last:
+    lines.insert(
+        0,
+        'clients on their own test examples, last round: '
+        + personal_line(summary.last),
+    )
   if summary.virtual_time is not None:
     lines.append(f'the whole run took {virtual(summary.virtual_time)}')
   if summary.lost:

@@ -1,0 +1,181 @@
+"""Checks of the arrays that users bring: features, labels and indices."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.names import shown
+
+# What JAX stores in place of 64-bit types.
+_NARROW = {'int64': np.int32, 'uint64': np.uint32, 'float64': np.float32}
+
+
+def features(values, name: str = 'images') -> np.ndarray:
+  """Features as they are stored: of any rank, and of their own type.
+
+  Args:
+    values: [N, ...] floats, integers or bools.
+    name: What they are called in messages.
+
+  Returns:
+    [N, ...] of the same type; 64-bit types become 32-bit ones.
+
+  Raises:
+    ValueError: If they are no array of numbers, or hold NaN, infinity or
+      numbers that 32 bits cannot hold.
+  """
+  array = _array(values, name)
+  kinds = (np.bool_, np.integer, np.floating)
+  if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+    raise ValueError(
+        f'{name} must be floats, integers or bools, got dtype {array.dtype}.'
+    )
+  if not array.ndim:
+    raise ValueError(f'{name} must be [N, ...], got the number {array}.')
+  narrow = np.dtype(_NARROW.get(array.dtype.name, array.dtype))
+  if narrow != array.dtype and narrow.kind in 'iu':
+    _check_range(array, name, narrow)
+  with np.errstate(over='ignore'):
+    array = array.astype(narrow, copy=False)
+  if jnp.issubdtype(narrow, np.floating):
+    _check_finite(array, name)
+  return array
+
+
+def labels(
+    values, num: int, num_classes: int | None = None, name: str = 'labels'
+) -> np.ndarray:
+  """Labels as they are stored: integers and bools as int32, else float32.
+
+  Args:
+    values: [N, ...] classes from 0 on, or real numbers. Integers of several
+      entries an example are negative where a task of its own says so.
+    num: N, how many there must be.
+    num_classes: Classes that there are; None if that is not known, or if the
+      labels are real numbers.
+    name: What they are called in messages.
+
+  Returns:
+    [N, ...] int32 or float32.
+
+  Raises:
+    ValueError: If there are not N of them, a class is out of its range, or a
+      number is not finite.
+  """
+  array = features(values, name)
+  if len(array) != num:
+    raise ValueError(
+        f'{name} holds {len(array):,} entries for {num:,} examples.'
+    )
+  if jnp.issubdtype(array.dtype, np.floating):
+    if num_classes is not None:
+      raise ValueError(
+          f'{name} must be integers in 0..{num_classes - 1} for {num_classes} '
+          f'classes, got dtype {array.dtype}.'
+      )
+    return array.astype(np.float32, copy=False)
+  array = _check_range(array, name, np.dtype(np.int32)).astype(np.int32)
+  # Labels of several entries may mark some as missing; a task of its own
+  # knows.
+  classes = array.ndim == 1 or num_classes is not None
+  if classes and array.size and array.min() < 0:
+    raise ValueError(
+        f'{name} must be classes from 0 on, got {array.min()}; give floats for '
+        'a task whose targets are real numbers.'
+    )
+  if num_classes is not None and array.size and array.max() >= num_classes:
+    raise ValueError(
+        f'{name} must lie in 0..{num_classes - 1} for {num_classes} classes, '
+        f'got {array.max()}.'
+    )
+  return array
+
+
+def indices(values, num: int, name: str) -> np.ndarray:
+  """Indices of examples.
+
+  Args:
+    values: A sequence of integers.
+    num: How many examples there are.
+    name: Whose they are, such as 'client 3'.
+
+  Returns:
+    [M] int32, maybe empty.
+
+  Raises:
+    ValueError: If they are no vector of integers in 0..num - 1.
+  """
+  array = _array(values, name)
+  if not array.size and array.ndim == 1:
+    return np.zeros(0, np.int32)
+  if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    raise ValueError(
+        f'{name} must be a list of example numbers, got shape {array.shape} '
+        f'and dtype {array.dtype}.'
+    )
+  wrong = (array < 0) | (array >= num)
+  if wrong.any():
+    raise ValueError(
+        f'{name} names example {array[wrong][0]}, but there are {num:,} '
+        f'examples, 0..{num - 1}.'
+    )
+  return array.astype(np.int32)
+
+
+def parts(
+    values: Sequence, num: int, allow_empty: bool = False
+) -> list[np.ndarray]:
+  """`indices` of several clients, each of which needs an example.
+
+  Args:
+    values: One sequence of example numbers per client.
+    num: How many examples there are.
+    allow_empty: Whether a client may have no example.
+
+  Returns:
+    One int32 array per client.
+
+  Raises:
+    ValueError: If there is no client, a client has no example, or an index is
+      wrong.
+  """
+  if not len(values):
+    raise ValueError('A federation needs at least one client, got none.')
+  found = [indices(part, num, f'client {k}') for k, part in enumerate(values)]
+  empty = [k for k, part in enumerate(found) if not len(part)]
+  if empty and not allow_empty:
+    raise ValueError(
+        f'Client {empty[0]} has no example; each client needs one.'
+    )
+  return found
+
+
+def _array(values, name: str) -> np.ndarray:
+  try:
+    return np.asarray(values)
+  except ValueError as e:
+    raise ValueError(f'{name} must be one array: {shown(str(e))}.') from e
+
+
+def _check_range(array, name: str, narrow: np.dtype) -> np.ndarray:
+  """Raises ValueError for integers that a narrower type cannot hold."""
+  if array.size and array.dtype.kind in 'iu':
+    info = np.iinfo(narrow)
+    low, high = int(array.min()), int(array.max())
+    if low < info.min or high > info.max:
+      raise ValueError(
+          f'{name} must lie in {info.min}..{info.max}, which {narrow} holds, '
+          f'got {low if low < info.min else high}.'
+      )
+  return array
+
+
+def _check_finite(array: np.ndarray, name: str) -> None:
+  """Raises ValueError for NaN and infinity, naming the first example."""
+  finite = np.isfinite(array)
+  if not finite.all():
+    place = tuple(np.argwhere(~finite)[0])
+    raise ValueError(
+        f'{name} must be finite, got {array[place]} in example {place[0]}.'
+    )

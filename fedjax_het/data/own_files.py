@@ -1,0 +1,244 @@
+"""Data sets of users: an .npz file, folders of images, a tfds builder by name.
+
+Each reader returns `Splits` and the number of classes, or raises a one-line
+error that names the file and what is wrong. Features keep their type: uint8
+images are normalised by 255, floats are standardised.
+"""
+
+import importlib.util
+import pathlib
+import zipfile
+
+import numpy as np
+
+from fedjax_het.data import arrays, raw_formats, tfds_source
+from fedjax_het.names import shown, suggest
+
+Splits = raw_formats.Splits
+NPZ, IMAGE_FOLDER, TFDS = 'npz', 'image_folder', 'tfds:'
+NAMES = (NPZ, IMAGE_FOLDER)
+_ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
+_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm')
+
+
+def read_npz(path: pathlib.Path) -> tuple[Splits, int]:
+  """Reads arrays that `np.savez(path, x_train=..., ...)` wrote.
+
+  Args:
+    path: The file, with the arrays x_train [N, ...], y_train [N], x_test
+      [M, ...] and y_test [M]. Labels are integers 0..C-1. uint8 features
+      [N, H, W] are grey images and get a channel.
+
+  Returns:
+    The splits, and the number of classes: the largest label plus one.
+
+  Raises:
+    FileNotFoundError: If there is no such file.
+    ValueError: If it is no such file, or an array is missing or wrong.
+  """
+  raw_formats.check_file(path)
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      lacking = [name for name in _ARRAYS if name not in file.files]
+      if lacking:
+        raise ValueError(
+            f'{path} lacks {", ".join(lacking)}; it holds '
+            f'{", ".join(file.files) or "no array"}.'
+        )
+      found = [file[name] for name in _ARRAYS]
+  except (zipfile.BadZipFile, EOFError, KeyError, TypeError) as e:
+    raise ValueError(f'{path} is no .npz file ({shown(str(e))}).') from e
+  except ValueError as e:
+    if str(path) in str(e):
+      raise
+    raise ValueError(f'{path} cannot be read: {shown(str(e))}.') from e
+  return checked(found, str(path), _ARRAYS)
+
+
+def checked(found, where: str, names=_ARRAYS) -> tuple[Splits, int]:
+  """Four arrays as splits, if they fit together.
+
+  Args:
+    found: Training features and labels, test features and labels.
+    where: Where they come from, for messages.
+    names: What they are called there.
+
+  Returns:
+    The splits, and the number of classes.
+
+  Raises:
+    ValueError: In one line that begins with `where`.
+  """
+  try:
+    train, y_train = _features_and_labels(*found[:2], *names[:2])
+    test, y_test = _features_and_labels(*found[2:], *names[2:])
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+      raise ValueError(
+          f'{names[0]} holds {train.shape[1:]} {train.dtype}, but {names[2]} '
+          f'{test.shape[1:]} {test.dtype}; both must have one shape and dtype.'
+      )
+  except ValueError as e:
+    raise ValueError(f'{where}: {e}') from e
+  if train.dtype == np.uint8 and train.ndim == 3:
+    train, test = train[..., None], test[..., None]
+  num_classes = 1 + max(int(y_train.max()), int(y_test.max()))
+  return Splits(train, y_train, test, y_test), num_classes
+
+
+def _features_and_labels(x, y, x_name: str, y_name: str):
+  """A split's arrays as they are stored; labels are classes."""
+  x = arrays.features(x, x_name)
+  y = arrays.labels(y, len(x), name=y_name)
+  if y.ndim != 1 or y.dtype != np.int32 or not len(y):
+    raise ValueError(
+        f'{y_name} must be [N] integers, at least one, got shape {y.shape} and '
+        f'dtype {y.dtype}.'
+    )
+  return x, y
+
+
+def read_image_folder(
+    folder: pathlib.Path, image_size: int | None = None
+) -> tuple[Splits, int]:
+  """Reads `folder/train/<class>/*` and `folder/test/<class>/*`.
+
+  Args:
+    folder: The folder. Classes are numbered in the order of the sorted names
+      of the class folders in `train`; those in `test` must be among them.
+    image_size: Height and width to which each image is resized, bilinearly;
+      None if all images have one size.
+
+  Returns:
+    The splits, images [N, H, W, 3] uint8 ([N, H, W, 1] if all are grey) by
+    class and file name, and the number of classes.
+
+  Raises:
+    FileNotFoundError: If a folder is missing.
+    ImportError: If Pillow is not installed.
+    ValueError: If a class is empty or unknown, an image is broken, or images
+      have several sizes and `image_size` is None.
+  """
+  if importlib.util.find_spec('PIL') is None:
+    raise ImportError(
+        f'{folder}: reading images needs Pillow; run `pip install pillow`.'
+    )
+  for split in ('train', 'test'):
+    if not (folder / split).is_dir():
+      raise FileNotFoundError(
+          f'{folder} has no folder {split}; an image folder holds '
+          'train/CLASS/*.png and test/CLASS/*.png.'
+      )
+  classes = _class_names(folder / 'train')
+  unknown = sorted(set(_class_names(folder / 'test')) - set(classes))
+  if unknown:
+    raise ValueError(
+        f'{folder / "test" / unknown[0]}: train has no such class'
+        f'{suggest(unknown[0], classes)}'
+    )
+  train, test = (
+      _image_paths(folder / split, classes) for split in ('train', 'test')
+  )
+  files = [path for path, _ in (*train, *test)]
+  images = _read_images(files, image_size)
+  labels = np.array([label for _, label in (*train, *test)], np.int32)
+  num = len(train)
+  splits = Splits(images[:num], labels[:num], images[num:], labels[num:])
+  return splits, len(classes)
+
+
+def _class_names(folder: pathlib.Path) -> list[str]:
+  """The sorted names of the class folders; a ValueError if there is none."""
+  found = sorted(
+      path.name
+      for path in folder.iterdir()
+      if path.is_dir() and not path.name.startswith('.')
+  )
+  if not found:
+    raise ValueError(f'{folder} has no class folders.')
+  return found
+
+
+def _image_paths(
+    folder: pathlib.Path, classes: list[str]
+) -> list[tuple[pathlib.Path, int]]:
+  """(file, label) of all images of a split."""
+  found = []
+  for label, name in enumerate(classes):
+    place = folder / name
+    files = sorted(
+        path
+        for path in (place.iterdir() if place.is_dir() else ())
+        if path.suffix.lower() in _SUFFIXES
+    )
+    if not files and (place.is_dir() or folder.name == 'train'):
+      raise ValueError(
+          f'{place} has no image ({", ".join(_SUFFIXES)}).'
+      )
+    found += [(path, label) for path in files]
+  return found
+
+
+def _read_images(
+    paths: list[pathlib.Path], image_size: int | None
+) -> np.ndarray:
+  """[N, H, W, 3 or 1] uint8."""
+  from PIL import Image  # pylint: disable=g-import-not-at-top
+
+  found, first = [], None
+  for path in paths:
+    raw_formats.check_file(path)
+    try:
+      with Image.open(path) as image:
+        image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
+        if image_size is not None:
+          image = image.resize((image_size, image_size), Image.BILINEAR)
+        pixels = np.asarray(image)
+    except Exception as e:  # Broken images raise exceptions of many types.
+      raise ValueError(
+          f'{path}: not a readable image ({" ".join(str(e).split())}).'
+      ) from e
+    first = first or (path, pixels.shape[:2])
+    if pixels.shape[:2] != first[1]:
+      raise ValueError(
+          f'{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, but '
+          f'{first[0]} has {first[1][0]} x {first[1][1]}; set image_size to '
+          'resize all of them.'
+      )
+    found.append(pixels)
+  if any(pixels.ndim == 3 for pixels in found):
+    found = [
+        pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=-1)
+        for pixels in found
+    ]
+  images = np.stack(found)
+  return images if images.ndim == 4 else images[..., None]
+
+
+def read_tfds(
+    name: str, data_dir: pathlib.Path, verify: bool = True
+) -> tuple[Splits, int]:
+  """Reads a data set that tensorflow-datasets has prepared.
+
+  Args:
+    name: The builder's name, maybe with a config: 'mnist', 'NAME/CONFIG'.
+    data_dir: tensorflow-datasets' own folder.
+    verify: See `tfds_source.read_prepared`.
+
+  Returns:
+    The splits, and the number of classes.
+
+  Raises:
+    FileNotFoundError: If it is not prepared there in a form that can be read.
+    ValueError: See `tfds_source.read_prepared`.
+  """
+  folder, why_not = tfds_source.find_prepared(data_dir, name)
+  if folder is None:
+    raise FileNotFoundError(
+        f'{name} is not prepared in {data_dir}'
+        + (f': {why_not}' if why_not else '')
+        + f'. Prepare it with `tfds build {name} --data_dir={data_dir} '
+        '--file_format=array_record`; nothing is downloaded here.'
+    )
+  splits = tfds_source.read_prepared(folder, verify)
+  names = ('train images', 'train labels', 'test images', 'test labels')
+  return checked(splits, str(folder), names)

@@ -1,0 +1,165 @@
+"""Users' arrays: stored as they are, or refused in one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.data import arrays
+from fedjax_het.data.federated import Normalise, federate, unchanged
+from fedjax_het.data.preprocess import (
+  Standardise,
+  as_floats,
+  make_preprocess,
+  statistics,
+)
+
+PARTS = [[0, 1], [2, 3, 4]]
+
+
+def images(dtype, shape=()):
+  rng = np.random.default_rng(0)
+  return (2 * rng.random((5, *shape))).astype(dtype)
+
+
+@pytest.mark.parametrize('shape', [(), (3,), (2, 2), (4, 4, 1), (2, 3, 2, 2)])
+@pytest.mark.parametrize(
+    'dtype',
+    ['float32', 'float16', 'bfloat16', 'int32', 'int16', 'uint8', 'bool'],
+)
+def test_features_of_any_rank_are_stored_as_they_are(dtype, shape):
+  x = images(jnp.dtype(dtype), shape)
+  data = federate(x, np.arange(5), PARTS)
+  assert data.images.dtype == x.dtype and data.images.shape == x.shape
+  np.testing.assert_array_equal(np.asarray(data.images), x)
+  batch = data.client(1).batch(jnp.array([0, 2]))
+  np.testing.assert_array_equal(np.asarray(batch.x), x[[2, 4]])
+  assert batch.y.tolist() == [2, 4] and batch.x.dtype == x.dtype
+
+
+@pytest.mark.parametrize(
+    ('wide', 'narrow'),
+    [('float64', 'float32'), ('int64', 'int32'), ('uint64', 'uint32')],
+)
+def test_64_bits_become_32(wide, narrow):
+  data = federate(images(wide, (3,)), np.arange(5), PARTS)
+  assert data.images.dtype == narrow
+  np.testing.assert_array_equal(
+      np.asarray(data.images), images(wide, (3,)).astype(narrow)
+  )
+
+
+def test_float_images_in_0_1_are_not_rounded():
+  """They once became uint8 zeros without a word."""
+  x = np.linspace(0, 0.99, 5 * 16).reshape(5, 4, 4, 1)
+  data = federate(x, np.arange(5), PARTS)
+  np.testing.assert_allclose(np.asarray(data.images), x, rtol=1e-6)
+
+
+def test_labels_are_int32_or_float32():
+  for given, dtype in (
+      (np.arange(5, dtype=np.int64), 'int32'),
+      (np.array([True, False, True, True, False]), 'int32'),
+      (np.linspace(0, 1, 5), 'float32'),
+      (np.linspace(0, 1, 10).reshape(5, 2), 'float32'),
+      ([4, 3, 2, 1, 0], 'int32'),
+  ):
+    data = federate(images('float32'), given, PARTS)
+    assert data.labels.dtype == dtype
+    np.testing.assert_allclose(np.asarray(data.labels), np.float32(given))
+
+
+def refused(message, x=None, y=None, parts=PARTS, **options):
+  x = images('float32', (3,)) if x is None else x
+  y = np.arange(5) if y is None else y
+  with pytest.raises(ValueError) as error:
+    federate(x, y, parts, **options)
+  assert '\n' not in str(error.value)
+  assert message in str(error.value)
+
+
+def test_wrong_features_are_refused():
+  nan = images('float32', (2, 2))
+  nan[3, 0, 1] = np.nan
+  refused('images must be finite, got nan in example 3.', nan)
+  huge = images('float64', (2,))
+  huge[1, 1] = 1e300
+  refused('images must be finite, got inf in example 1.', huge)
+  refused(
+      'images must lie in -2147483648..2147483647, which int32 holds, got '
+      '1099511627776.',
+      np.array([0, 1, 2, 3, 2**40]),
+  )
+  refused('floats, integers or bools, got dtype <U1', np.array(list('abcde')))
+  refused('floats, integers or bools, got dtype complex', np.zeros(5, complex))
+  refused('images must be one array', [[1.0], [1.0, 2.0]])
+  refused('images must be [N, ...], got the number', np.float32(1))
+
+
+def test_wrong_labels_are_refused():
+  refused('labels holds 1,442 entries for 5 examples.', y=np.zeros(1442, int))
+  refused('labels must be classes from 0 on, got -1', y=[0, 1, 2, -1, 0])
+  refused(
+      'labels must lie in 0..2 for 3 classes, got 4.', num_classes=3
+  )
+  refused(
+      'labels must be integers in 0..2 for 3 classes, got dtype float32',
+      y=np.zeros(5), num_classes=3,
+  )  # fmt: skip
+  refused('labels must be finite, got inf', y=np.array([0, 1, np.inf, 0, 0]))
+  federate(images('uint8'), np.arange(5), PARTS, num_classes=5)
+  words = np.full((5, 2), -1)  # A task may read -1 as missing.
+  assert federate(images('uint8'), words, PARTS).labels.min() == -1
+  refused('labels must be classes from 0', y=words, num_classes=3)
+
+
+def test_wrong_indices_are_refused():
+  refused('at least one client, got none', parts=[])
+  refused('Client 1 has no example', parts=[[0], []])
+  refused(
+      'client 1 names example 5, but there are 5 examples, 0..4.',
+      parts=[[0], [5]],
+  )
+  refused('client 0 names example -1', parts=[[-1]])
+  refused('client 0 must be a list of example numbers', parts=[[0.5]])
+  refused('client 0 must be a list of example numbers', parts=[[[0, 1]]])
+  refused('client 0 names example 1099511627776', parts=[[2**40]])
+  refused('the public set names example 9', public=[9])
+  assert arrays.indices([], 3, 'x').dtype == np.int32
+
+
+def test_statistics_of_floats_are_those_of_each_column():
+  rng = np.random.default_rng(0)
+  x = rng.normal([3.0, -50.0, 7.0], [2.0, 0.1, 0.0], (3000, 3))
+  x = x.reshape(1000, 3, 3).astype(np.float32)
+  mean, std = statistics(x)
+  rows = x.reshape(-1, 3).astype(np.float64)
+  np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-9)
+  np.testing.assert_allclose(std[:2], rows.std(0)[:2], rtol=1e-9)
+  assert std[2] == 1  # A constant column stays 0 instead of NaN.
+  inputs = np.asarray(make_preprocess(x)(x))
+  np.testing.assert_allclose(inputs.reshape(-1, 3).mean(0), 0, atol=1e-3)
+  np.testing.assert_allclose(
+      inputs.reshape(-1, 3).std(0), [1, 1, 0], atol=1e-3
+  )
+
+
+def test_the_preprocessing_follows_the_type():
+  pixels = images('uint8', (2, 2, 3))
+  assert make_preprocess(pixels) == Normalise(*statistics(pixels))
+  floats = images('float32', (2,))
+  assert make_preprocess(floats, (0.5,), (2.0,)) == Standardise((0.5,), (2.0,))
+  assert make_preprocess(images('int32')) is unchanged
+  assert make_preprocess(images('bool')) is as_floats
+  assert as_floats(images('bool')).dtype == np.float32
+
+
+def test_standardised_features_are_augmented_with_a_key():
+  def add(amount):
+    return lambda key, x: x + amount
+
+  x = np.array([[1.0], [3.0]], np.float32)
+  standardise = Standardise((1.0,), (2.0,), add(4.0), add(0.5))
+  assert standardise(x).tolist() == [[0.0], [1.0]]
+  key = jax.random.key(0)
+  assert standardise(x, key).tolist() == [[2.5], [3.5]]

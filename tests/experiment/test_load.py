@@ -1,0 +1,163 @@
+"""Reading a run back: config, metrics and models are those of the run."""
+
+import flax.serialization
+import jax
+import numpy as np
+import pytest
+
+import fedjax_het as fh
+from fedjax_het import experiment
+from fedjax_het.data import sources
+from fedjax_het.reporting import shown
+from tests.experiment.tiny_runs import tiny_config
+
+
+def tiny(algorithm, **changes):
+  config = tiny_config(algorithm, num_rounds=2, **changes)
+  config.groups.large.depth = 2  # One shape: less to compile.
+  return config
+
+
+@pytest.fixture(scope='module')
+def results(tmp_path_factory):
+  """A run with models of groups, and one with models of clients."""
+  folder = tmp_path_factory.mktemp('runs')
+  return {
+      name: experiment.run(tiny(name, seed=3), folder / name)
+      for name in ('fedavg', 'private')
+  }
+
+
+def files(folder):
+  return {
+      path: path.stat().st_mtime_ns for path in sorted(folder.rglob('*'))
+  }
+
+
+def accuracy(model, x, y):
+  apply, variables = model
+  return np.mean(np.asarray(apply(variables, x)).argmax(axis=1) == y)
+
+
+@pytest.mark.parametrize('name', ['fedavg', 'private'])
+def test_models_give_the_accuracies_of_the_last_line(results, name):
+  result = results[name]
+  before = files(result.workdir)
+  run = fh.load_run(result.workdir)
+  digits = sources.load('digits')
+  last, models = result.summary.last, run.models()
+  assert [*models] == (
+      ['large', 'small'] if name == 'fedavg' else [0, 1, 2, 3, 4]
+  )
+  for group, clients in run.groups.items():
+    mine = [group] if name == 'fedavg' else clients
+    found = [
+        accuracy(models[key], digits.test_images, digits.test_labels)
+        for key in mine
+    ]
+    np.testing.assert_allclose(
+        found, last[f'accuracy/{group}/models'], rtol=1e-6
+    )
+  assert run.rounds == 2
+  assert files(result.workdir) == before  # Nothing is written or touched.
+
+
+def test_config_and_metrics_are_those_of_the_run(results):
+  run = fh.load_run(results['fedavg'].workdir)
+  assert run.config.to_dict() == tiny('fedavg', seed=3).to_dict()
+  assert run.rows == results['fedavg'].rows
+  table = run.metrics()
+  assert table['round'] == [0, 1, 2]
+  assert table['accuracy/small'] == [
+      row['accuracy/small'] for row in run.rows if row['split'] == 'test'
+  ]
+  assert {len(column) for column in table.values()} == {3}
+  assert 'accuracy/small/models' not in table
+  assert run.metrics('train')['clients'] == [4, 4]
+  with pytest.raises(ValueError, match=r"Unknown split 'tset'.*'test'"):
+    run.metrics('tset')
+
+
+def test_columns_have_a_place_for_every_line():
+  rows = [
+      dict(round=1, split='train', loss=None, server=dict(loss=2.0)),
+      dict(round=2, split='train', loss=1.0, nonfinite=[3]),
+      dict(round=2, split='test', accuracy=0.5),
+  ]
+  assert shown.columns(rows, 'train') == {
+      'round': [1, 2], 'loss': [None, 1.0], 'server/loss': [2.0, None],
+  }
+
+
+def test_a_model_is_exported_and_read_by_flax(results, tmp_path):
+  model = fh.load_run(results['private'].workdir).model(client=4)
+  model.save(tmp_path / 'client.msgpack')
+  data = (tmp_path / 'client.msgpack').read_bytes()
+  plain = flax.serialization.msgpack_restore(data)
+  assert {*plain} == {'params', 'stats'}
+  zeros = jax.tree.map(np.zeros_like, model.variables)
+  again = flax.serialization.from_bytes(zeros, data)
+  for got, want in zip(
+      jax.tree.leaves(again), jax.tree.leaves(model.variables), strict=True
+  ):
+    np.testing.assert_array_equal(got, want)
+  x = np.zeros((1, 8, 8, 1), np.uint8)
+  np.testing.assert_array_equal(
+      model.apply(again, x), model.apply(model.variables, x)
+  )
+  with pytest.raises(ValueError, match=r'takes inputs of shape \(8, 8, 1\)'):
+    model.apply(again, np.zeros((1, 8, 8), np.uint8))
+
+
+def test_wrong_questions_are_refused(results, tmp_path):
+  shared = fh.load_run(results['fedavg'].workdir)
+  personal = fh.load_run(results['private'].workdir)
+  for call, message in (
+      (lambda: shared.model(), 'either a group or a client'),
+      (lambda: shared.model('small', client=0), 'either a group or a client'),
+      (lambda: shared.model('smal'), "Unknown group 'smal'; did you mean"),
+      (lambda: shared.model(client=5), r'client must be one of 0\.\.4, got 5'),
+      (lambda: shared.model(client=-1), 'client must be at least 0'),
+      (lambda: personal.model('small'), r'name one of the clients \[2, 3, 4\]'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      call()
+  with pytest.raises(FileNotFoundError, match='is not a workdir'):
+    fh.load_run(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_stays(tmp_path):
+  config = tiny('private', checkpoint_every=1)
+  result = experiment.run(config, tmp_path)
+  newest = tmp_path / 'checkpoints' / '2'
+  for path in newest.rglob('*'):
+    if path.is_file():
+      path.write_bytes(b'')
+  before = files(tmp_path)
+  run = fh.load_run(tmp_path)
+  assert run.rounds == 1 and files(tmp_path) == before
+  digits = sources.load('digits')
+  found = accuracy(
+      run.model(client=2), digits.test_images, digits.test_labels
+  )
+  rows = [row for row in result.rows if row['split'] == 'test']
+  assert found == pytest.approx(rows[1]['accuracy/small/models'][0])
+
+
+@pytest.mark.parametrize('read_back', [False, True])
+def test_a_run_is_shown_as_a_short_table(results, read_back):
+  shown_run = results['private']
+  if read_back:
+    shown_run = fh.load_run(shown_run.workdir)
+  text = repr(shown_run)
+  assert len(text) < 1000 and len(text.splitlines()) < 15
+  assert str(results['private'].workdir) in text
+  percent = f'{100 * results["private"].summary.last["accuracy/small"]:.2f} %'
+  assert percent in text
+  html = shown_run._repr_html_()
+  assert html.count('<tr>') == 5 and percent in html
+
+
+def test_names_are_escaped_in_html(results):
+  result = results['private']._replace(workdir='<b>&')
+  assert '&lt;b&gt;&amp;' in result._repr_html_()

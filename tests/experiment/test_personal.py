@@ -1,0 +1,155 @@
+"""Personalised evaluation of a run: its lines, report and tables."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.data import sources, splits
+from fedjax_het.engine.evaluate import Scores
+from fedjax_het.engine.own_test import OwnScores
+from fedjax_het.experiment import personal
+from fedjax_het.reporting import comparison, tables
+from tests.experiment.tiny_runs import tiny_config, without_seconds
+
+
+def scores(accuracy, size, first=0):
+  accuracy = np.array(accuracy, np.float32)
+  ids = first + np.arange(len(accuracy))
+  own = OwnScores(
+      ids, np.array(size), {'accuracy': accuracy}, 2 * accuracy
+  )
+  return Scores(ids, {'accuracy': accuracy}, accuracy, own=own)
+
+
+def test_statistics_over_clients_by_hand():
+  row = personal.entries({
+      'a': scores([0.5, 1.0, 0.0, 0.75], [2, 10, 0, 4]),
+      'b': scores([0.25], [4], first=4),
+  })
+  # Client 2 has no test example: it counts nowhere.
+  assert row['personal/clients/a'] == [0.5, 1.0, None, 0.75]
+  assert row['personal/clients/b'] == [0.25]
+  values = dict(
+      accuracy=0.625,  # (0.5 + 1 + 0.75 + 0.25) / 4
+      std=np.sqrt((0.125**2 + 0.375**2) / 2),
+      worst=0.25,
+      p10=0.25 + 0.3 * 0.25,  # A tenth of the way over three gaps.
+      pooled=(1 + 10 + 3 + 1) / 20,
+      loss=1.25,
+  )
+  for name, value in values.items():
+    np.testing.assert_allclose(row[f'personal/{name}'], value, rtol=1e-6)
+  assert row['personal/accuracy/a'] == 0.75
+  assert row['personal/worst/a'] == 0.5
+  assert row['personal/std/b'] == 0
+  assert len(row) == 3 * len(values) + 2
+  assert personal.entries({'a': scores([1.0], [1])._replace(own=None)}) == {}
+
+
+def test_a_group_without_test_examples_has_no_numbers():
+  row = personal.entries({'a': scores([0.5], [2]), 'b': scores([0.0], [0])})
+  assert row['personal/accuracy'] == row['personal/accuracy/a'] == 0.5
+  assert row['personal/accuracy/b'] is None
+  assert row['personal/clients/b'] == [None]
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """A run without and one with own test examples."""
+  folder = tmp_path_factory.mktemp('runs')
+  config = tiny_config('private', num_rounds=2)
+  config.groups.large.depth = 2  # One shape: less to compile.
+  plain = experiment.run(config, folder / 'plain')
+  config.personal_test = True
+  return plain, experiment.run(config, folder / 'own')
+
+
+def test_all_else_stays_bit_for_bit(runs):
+  plain, own = (
+      without_seconds(result.workdir / 'metrics.jsonl') for result in runs
+  )
+  for row in own:
+    found = [key for key in row if key.startswith('personal/')]
+    assert len(found) == (20 if row['split'] == 'test' else 0)
+    for key in found:
+      row.pop(key)
+  assert own == plain
+
+
+def test_clients_are_tested_on_examples_dealt_like_their_own(runs):
+  _, own = runs
+  config = tiny_config('private')
+  built = experiment.build(config)
+  assert built.own_tests is None
+  data = sources.load('digits')
+  want = splits.split_like(
+      data.train_labels, built.parts, data.test_labels, seed=0
+  )
+  config.personal_test = True
+  built = experiment.build(config)
+  for got, part in zip(built.own_tests, want, strict=True):
+    np.testing.assert_array_equal(got, part)
+  last = own.summary.last
+  clients = [
+      *last['personal/clients/large'], *last['personal/clients/small']
+  ]
+  assert len(clients) == 5
+  # Clients see a few classes, on which they are better than on all ten.
+  assert last['personal/accuracy'] > last['accuracy/clients'] + 0.05
+  pooled = np.average(clients, weights=[len(part) for part in want])
+  np.testing.assert_allclose(last['personal/pooled'], pooled, rtol=1e-6)
+
+
+def test_report_terminal_and_comparison_show_it(runs):
+  plain, own = runs
+  text = (own.workdir / 'report.md').read_text()
+  assert '## Each client on its own test examples' in text
+  mean = tables.percent(own.summary.last['personal/accuracy'])
+  table = tables.personal(own.summary, own.facts)
+  assert table[-1][:3] == ['all clients', '5', mean]
+  assert [row[0] for row in table[1:3]] == ['large', 'small']
+  assert f'own test examples, last round: mean {mean}' in repr(own)
+  assert 'own test' not in (plain.workdir / 'report.md').read_text()
+  assert tables.personal(plain.summary, plain.facts) == []
+  table = comparison.compare([plain.workdir, own.workdir])
+  assert f'| mean {mean}, standard' in table
+  assert 'own test' not in comparison.compare([plain.workdir])
+
+
+def test_a_file_gives_the_partition_and_the_tests(tmp_path):
+  file = tmp_path / 'parts.json'
+  train = [list(range(k, 1200, 5)) for k in range(5)]
+  test = [[0, 1], [2], [], [3, 4, 5], [0]]
+  file.write_text(json.dumps(dict(train=train, test=test)))
+  config = tiny_config('fedmd', personal_test=True, public_size=200)
+  config.partition = dict(name='file', seed=0, file=str(file))
+  built = experiment.build(config)
+  assert [part.tolist() for part in built.parts] == train
+  assert [part.tolist() for part in built.own_tests] == test
+  # The public set is of what the file leaves.
+  public = np.asarray(built.data.public)
+  assert len(set(public)) == 200 and public.min() >= 1200
+  config.public_size = 242
+  public = np.asarray(experiment.build(config).data.public)
+  assert public.tolist() == list(range(1200, 1442))
+  for changes, message in (
+      (dict(public_size=243), 'public_size: .* leaves 242 examples'),
+      (dict(train_size=1000), 'train_size=1000: a partition by file'),
+  ):
+    wrong = config.copy_and_resolve_references()
+    wrong.update(changes)
+    with pytest.raises(ValueError, match=message):
+      experiment.build(wrong)
+
+
+def test_a_partition_by_file_needs_one():
+  config = tiny_config('private')
+  config.partition = dict(name='file', seed=0)
+  with pytest.raises(ValueError, match=r'^partition\.file is missing; '):
+    experiment.check(config)
+  config.partition = dict(name='file', seed=0, file='none.json')
+  experiment.check(config)
+  with pytest.raises(FileNotFoundError, match='no such partition file'):
+    experiment.build(config)

@@ -1,0 +1,148 @@
+"""The examples of the pages for users run as they stand."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedjax_het as fh
+from fedjax_het import experiment
+from tests.experiment.tiny_runs import tiny_config
+from tests.test_docs import ROOT, examples, execute
+
+DATA = examples(ROOT / 'docs' / 'your_data.md')
+PAGES = ('your_data', 'reading_a_run')
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_examples_are_short(page):
+  for code in examples(ROOT / 'docs' / f'{page}.md').values():
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+
+
+def test_arrays_train():
+  names = execute(DATA['arrays'])
+  data, model = names['data'], names['model']
+  assert data.images.dtype == 'float32' and data.images.shape == (569, 30)
+  federation = fh.Federation(
+      (fh.Group('all', model, np.arange(6)),),
+      fh.LocalTraining(optax.adam, lambda round_num: 1e-3, 2, 16),
+  )
+  algorithm = fh.ALGORITHMS['fedavg'](federation)
+  state = fh.init_state(algorithm, federation, jax.random.key(0))
+  run_round = fh.make_round(algorithm, federation, cohort_size=6)
+  for _ in range(3):
+    state, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
+  evaluate = fh.make_evaluate(
+      algorithm, federation, names['x'], names['y'], data.preprocess
+  )
+  assert evaluate(state)['all'].accuracy[0] > 0.85
+
+
+def test_the_table_of_refusals():
+  page = (ROOT / 'docs' / 'your_data.md').read_text()
+  zeros, labels = np.zeros((10, 8, 8)), np.zeros(10, int)
+  nan = zeros.copy()
+  nan[3] = np.nan
+  model = fh.create('mini_resnet6', (8, 8, 1), 10)
+  federation = fh.Federation(
+      (fh.Group('a', model, np.arange(1)),),
+      fh.LocalTraining(optax.sgd, lambda round_num: 1e-3, 1, 5),
+  )
+  algorithm = fh.ALGORITHMS['fedavg'](federation)
+
+  def wrong_rank():
+    fh.make_evaluate(algorithm, federation, zeros, labels, lambda x, key=0: x)
+
+  def wrong_rank_in_training():
+    data = fh.federate(zeros, labels, [np.arange(10)])
+    state = fh.init_state(algorithm, federation, jax.random.key(0))
+    run_round = fh.make_round(algorithm, federation, cohort_size=1)
+    run_round(state, data, jax.random.key(1), jax.random.key(2))
+
+  for call in (
+      lambda: fh.federate(zeros, np.zeros(1442, int), [[0]]),
+      lambda: fh.federate(zeros, labels + 12, [[0]], num_classes=10),
+      lambda: fh.federate(nan, labels, [[0]]),
+      wrong_rank,
+      wrong_rank_in_training,
+  ):
+    with pytest.raises(ValueError) as error:
+      call()
+    assert f'`{error.value}`' in page
+
+
+def test_the_npz_file_and_its_command(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  execute(DATA['npz'])
+  config = tiny_config('fedavg', dataset='npz', data_file='cancer.npz')
+  built = experiment.build(config)
+  assert built.dataset.train_images.shape == (469, 30)
+  assert built.dataset.num_classes == 2
+
+
+def test_a_module_is_a_model(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  model = execute(code['module'])['model']
+  variables = model.init(jax.random.key(0))
+  x = np.zeros((2, 8, 8, 1), np.float32)
+  assert model.apply(variables, x)[0].shape == (2, 10)
+  (tmp_path / 'my_file.py').write_text(code['module'] + code['function'])
+  made = fh.create('my_file:net', (8, 8, 1), 10, features=4)
+  assert made.outputs['net_features4_trunk'] == (4,)
+
+
+@pytest.mark.slow
+def test_the_commands_run(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  execute(DATA['npz'])
+  execute(DATA['partition'])
+  for arguments in (
+      ['configs/fedavg.py:quick', 'dataset=npz', 'data_file=cancer.npz'],
+      ['configs/fedin.py:file=parts.json', 'personal_test=true',
+       'num_rounds=1'],
+  ):  # fmt: skip
+    config, *entries = arguments
+    done = subprocess.run(
+        [sys.executable, '-m', 'launch.train', f'--config={config}',
+         *(f'--config.{entry}' for entry in entries)],
+        capture_output=True, text=True, env=dict(PYTHONPATH=str(ROOT)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 'Report: ' in done.stdout
+
+
+def test_the_partition_is_that_of_the_file(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = execute(DATA['partition'])
+  from configs import fedin
+
+  config = fedin.get_config('file=parts.json')
+  config.personal_test = True
+  built = experiment.build(config)
+  assert [part.tolist() for part in built.parts] == names['train']
+  assert [part.tolist() for part in built.own_tests] == names['test']
+  with pytest.raises(ValueError, match='exclude each other'):
+    fedin.get_config('iid,file=parts.json')
+
+
+def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  config = tiny_config('private', num_rounds=1)
+  monkeypatch.setattr(fh, 'default_config', lambda name: config)
+  names = execute(DATA['personal'])
+  table, number = capsys.readouterr().out.rsplit('\n', 2)[:2]
+  assert 'own test examples, last round: mean' in table
+  assert 0 < float(number) < 1
+  (tmp_path / 'runs' / 'personal').rename(tmp_path / 'runs' / 'quick')
+  code = examples(ROOT / 'docs' / 'reading_a_run.md')['load']
+  read = execute(code)
+  logits = np.asarray(read['logits'])
+  hits = logits.argmax(axis=1) == read['digits'].test_labels
+  first = names['result'].summary.last['accuracy/small/models'][0]
+  assert np.mean(hits) == pytest.approx(first)
+  assert (tmp_path / 'client0.msgpack').stat().st_size > 1000
