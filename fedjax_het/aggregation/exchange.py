@@ -6,7 +6,7 @@ block, and `server_step` moves the server along the mean (`server.py`).
 `WeightExchange` composes them for averaging; a method may also call each alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -160,13 +160,19 @@ class WeightExchange(NamedTuple):
     return jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
 
   def average(
-      self, server: Variables | Optimized, deltas: Mapping[str, Delta]
+      self,
+      server: Variables | Optimized,
+      deltas: Mapping[str, Delta],
+      revise: Callable[..., dict[str, Any]] = lambda mean, sent: mean,
   ) -> Variables | Optimized:
     """Moves every shared block along the weighted mean change of its senders.
 
     Args:
       server: The server.
       deltas: {group name: sum of its clients' uplinks}.
+      revise: `(mean, sent) -> mean`, what a method makes of the mean change of
+        the trainable leaves, {key: tree}, before the server's step; `sent` is
+        {key: [] bool}. Running statistics move by their mean change.
 
     Returns:
       The new server; a block that nobody sent keeps its values and its
@@ -180,6 +186,7 @@ class WeightExchange(NamedTuple):
       opt_state = init_server_step(self.tx, params)  # It holds no array.
     # D <- sum_k p_k (y_k - x) / sum_k p_k, x <- x + tx(-D).
     mean, sent = weighted_mean((d.change.params, d.weight) for d in sums)
+    mean = revise(mean, sent)
     params, opt_state = server_step(self.tx, params, opt_state, mean, sent)
     # Running statistics s <- s + D.
     mean, sent = weighted_mean((d.change.stats, d.weight) for d in sums)
@@ -193,22 +200,22 @@ class WeightExchange(NamedTuple):
       self,
       server: Variables | Optimized,
       received: Mapping[str, Received],
-      part=None,
+      part: Callable[..., Delta] = lambda summed: summed,
+      revise: Callable[..., dict[str, Any]] = lambda mean, sent: mean,
   ) -> Variables | Optimized:
     """`average` over what a round delivered.
 
     Args:
       server: The server.
       received: {group name: Received}.
-      part: Picks the `Delta` out of `Received.summed`; None if it is one.
+      part: Picks the `Delta` out of `Received.summed`.
+      revise: As for `average`.
 
     Returns:
       The new server.
     """
-    part = part or (lambda summed: summed)
-    return self.average(
-        server, {name: part(r.summed) for name, r in received.items()}
-    )
+    deltas = {name: part(r.summed) for name, r in received.items()}
+    return self.average(server, deltas, revise)
 
 
 def server_variables(server: Variables | Optimized) -> Variables:

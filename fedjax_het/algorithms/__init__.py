@@ -16,6 +16,7 @@ from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
+from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedavg': fedavg,
     'fedprox': fedprox,
     'scaffold': scaffold,
+    'fednova': fednova,
     'fedin': fedin,
     'fedhe': fedhe,
     'fd': fd,

@@ -166,6 +166,16 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             [('Table 1', 67.9, 1.7, 120)],
         ),
         (
+            config_of('fednova', 'cifar10', 'dirichlet'),
+            [('Table 1', 61.4, 2.5, 229)],
+        ),
+        (
+            config_of('fednova', 'fashion_mnist', 'iid',
+                      aggregation='architecture'),
+            [('Table 4', 84.2, None, None)],
+        ),
+        (config_of('fednova', 'cifar10', 'iid', server_momentum=0.9), []),
+        (
             config_of('fedrolex', 'cinic10', 'iid'),
             [('Table 1', 68.7, None, None)],
         ),
