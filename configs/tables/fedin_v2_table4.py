@@ -1,6 +1,12 @@
 """FedIN v2's Table 4: averaging inside each architecture alone."""
 
-from configs import fedavg, fedin, fednova, fedprox
+from configs import (
+  fedavg,
+  fedgen,
+  fedin,
+  fednova,
+  fedprox,
+)
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -24,6 +30,7 @@ METHODS = {
     'FedAvg': (_by_size(fedavg.get_config), 'v2,architecture'),
     'FedProx': (_by_size(fedprox.get_config), 'v2,architecture'),
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
+    'FedGen': (_by_size(fedgen.get_config), 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (
@@ -38,8 +45,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_table4 --data_dir=DIR`.
 
-  Of the paper's rows the library lacks Scaffold, MOON, InclusiveFL,
-  FedGen, FedSelect and InCoAvg.
+  Of the paper's rows the library lacks Scaffold, MOON, InclusiveFL, FedSelect
+  and InCoAvg.
 
   Args:
     scale: One of `SCALES`.

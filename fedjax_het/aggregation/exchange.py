@@ -41,6 +41,22 @@ class Delta(NamedTuple):
   weight: jax.Array
 
 
+def end_of(before: Variables, delta: Delta) -> Variables:
+  """What one client had at the end of its visit, from what it sent.
+
+  Args:
+    before: x, what the server sent it, {shared key: tree} of the keys of the
+      delta.
+    delta: p (y - x) and p.
+
+  Returns:
+    y, up to rounding; x where p is 0.
+  """
+  safe = jnp.where(delta.weight > 0, delta.weight, 1.0)
+  # y = x + p (y - x) / p.
+  return jax.tree.map(lambda x, d: x + d / safe, before, delta.change)
+
+
 class Optimized(NamedTuple):
   """A server's tree with the state of its optimiser, where that has any.
 

@@ -3,7 +3,8 @@
 Each block of a model has a shared key, or none: blocks with equal keys are
 averaged together whatever architecture they stand in, blocks without a key
 stay on their client. Layer-wise averaging, averaging inside an architecture,
-averaging of the ends only, and no averaging differ in nothing but this key.
+averaging of the ends or the classifier only, and no averaging differ in nothing
+but this key.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,11 @@ def ends_only(group: Group, block: str) -> str | None:
   return None if block in group.model.intermediate else block
 
 
+def classifier_only(group: Group, block: str) -> str | None:
+  """Averages the classifier; FedGen's partial sharing."""
+  return block if block in group.model.classifier else None
+
+
 def nothing(group: Group, block: str) -> None:
   """Averages nothing: every client keeps its own model."""
   del group, block
@@ -40,6 +46,7 @@ SHARINGS = {
     'layerwise': layerwise,
     'architecture': per_architecture,
     'ends': ends_only,
+    'classifier': classifier_only,
     'none': nothing,
 }
 

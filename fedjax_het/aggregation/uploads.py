@@ -28,6 +28,30 @@ def gather_uploads(
   )
 
 
+def clear_padding(received: Received, num_clients: int) -> Received:
+  """What a group has sent, with zeros kept in padding slots.
+
+  Args:
+    received: The group's uploads.
+    num_clients: The id that padding slots hold.
+
+  Returns:
+    The same, so that `kept` can be added up over its slots.
+  """
+  real = received.client_id < num_clients
+
+  def clear(leaf):
+    mask = jnp.expand_dims(real, range(1, leaf.ndim))
+    return jnp.where(mask, leaf, jnp.zeros_like(leaf))
+
+  return received._replace(kept=jax.tree.map(clear, received.kept))
+
+
+def sum_uploads(uploads):
+  """Adds up leaves [S, ...] over their slots, see `clear_padding`."""
+  return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), uploads)
+
+
 def keep_latest(store, client_id, uploads):
   """Puts uploads in the place of their senders' earlier ones.
 

@@ -40,7 +40,7 @@ def fedavg(
     federation: Groups and local training.
     aggregation: 'layerwise' averages a block over all clients that own it,
       'architecture' only inside a group, 'ends' only extractor and
-      classifier, 'none' nothing.
+      classifier, 'classifier' only that, 'none' nothing.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
       number of examples (the original paper).
     server_lr: The server's learning rate, 1 in the paper. The steps of the

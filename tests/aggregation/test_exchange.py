@@ -168,7 +168,7 @@ def test_assemble_undoes_the_split(name):
     jax.tree.map(
         np.testing.assert_array_equal, model, group.model.init(key)
     )
-  assert exchange.personal == (name in ('ends', 'none'))
+  assert exchange.personal == (name in ('ends', 'classifier', 'none'))
 
 
 def test_local_statistics_stay_on_the_client():

@@ -1,0 +1,37 @@
+"""FedGen: a generator of features, trained by the server."""
+
+from configs import common
+
+
+def _architecture(config):
+  """Averages inside each architecture only."""
+  config.algorithm.aggregation = 'architecture'
+
+
+def _classifier(config):
+  """Partial sharing: the classifier travels, extractors stay."""
+  config.algorithm.aggregation = 'classifier'
+
+
+VARIANTS = dict(architecture=_architecture, classifier=_classifier)
+
+
+def get_config(arg=''):
+  """FedGen on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedgen.py[:variant,...]`.
+
+  The generator is trained for the 50 minibatches of the authors' code, of the
+  clients' batch size. Classifiers of all groups must take vectors of one size:
+  those of `fedhe`'s nets do not.
+
+  Measured without variants, seed 0, two CPU cores: mean client accuracy
+  00.0 % after 20 rounds.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('fedgen', arg, VARIANTS)

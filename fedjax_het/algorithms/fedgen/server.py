@@ -1,0 +1,152 @@
+"""FedGen's server: how it trains the generator on the clients' classifiers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_het.algorithms.fedgen.generator import (
+  Generator,
+  draw_labels,
+  draw_noise,
+  generate,
+)
+from fedjax_het.algorithms.fedgen.uploads import Heads
+from fedjax_het.data.federated import InMemory
+from fedjax_het.engine.local import fit
+from fedjax_het.engine.task import Task
+from fedjax_het.engine.types import LocalTraining, Turn
+from fedjax_het.models.blocks import Variables
+
+
+def label_weights(counts, took_part) -> jax.Array:
+  """omega_k(y) = c_k[y] / sum_j c_j[y] over the clients that took part.
+
+  Args:
+    counts: [S, C], c_k.
+    took_part: [S] bool.
+
+  Returns:
+    [S, C]; rows of the others are 0.
+  """
+  counts = jnp.where(took_part[:, None], counts, 0.0)
+  return counts / jnp.maximum(jnp.sum(counts, axis=0), 1.0)[None]
+
+
+def diversity_loss(noise, z) -> jax.Array:
+  """exp(-mean_{b,b'} d_eps(b, b') d_z(b, b')), in (0, 1].
+
+  Args:
+    noise: [B, m]; d_eps is the mean of squared differences.
+    z: [B, d]; d_z is the mean of absolute differences.
+
+  Returns:
+    A scalar, 1 where all outputs are equal.
+  """
+  d_eps = jnp.mean((noise[:, None] - noise[None]) ** 2, axis=2)
+  d_z = jnp.mean(jnp.abs(z[:, None] - z[None]), axis=2)
+  return jnp.exp(-jnp.mean(d_eps * d_z))
+
+
+def head_logits(heads: Sequence[Heads], z) -> jax.Array:
+  """[S, B, C]: what the classifiers of all groups say of z [B, d]."""
+
+  def logits(one: Heads):
+    return jax.vmap(
+        lambda params: one.model.apply(
+            Variables(params, {}), z, start=one.model.cut[1]
+        )[0]
+    )(one.params)
+
+  return jnp.concatenate([logits(one) for one in heads])
+
+
+def generator_loss(
+    net: Generator, task: Task, heads: Sequence[Heads], omega, eta: float
+) -> Callable[..., Any]:
+  """The generator's loss, as `fit` takes it, on batches of (noise, label).
+
+  Args:
+    net: G.
+    task: The task.
+    heads: The classifiers, constant.
+    omega: [S, C], as of `label_weights`.
+    eta: Weight of the diversity.
+
+  Returns:
+    The loss function.
+  """
+
+  def loss_fn(variables, batch, key):
+    del key
+    z, stats = generate(net, variables, batch.x, batch.y, train=True)
+    # sum_k mean_b omega_k(y_b) CE(head_k(G(y_b)), y_b).
+    losses = jax.vmap(task.losses, (0, None))(head_logits(heads, z), batch.y)
+    teacher = jnp.sum(jnp.mean(omega[:, batch.y] * losses, axis=1))
+    diversity = diversity_loss(batch.x, z)
+    metrics = dict(teacher_loss=teacher, diversity_loss=diversity)
+    return teacher + eta * diversity, (stats, metrics)
+
+  return loss_fn
+
+
+def generator_training(
+    task: Task, learning_rate: float, decay: float, l2: float, batch_size: int
+) -> LocalTraining:
+  """Adam with an L2 term; its rate falls by `decay` in every round."""
+  return LocalTraining(
+      lambda rate: optax.chain(
+          optax.add_decayed_weights(l2), optax.adam(rate)
+      ),
+      # 3e-4 0.98^t.
+      lambda round_num: learning_rate * decay**round_num,
+      epochs=1,
+      batch_size=batch_size,
+      task=task,
+  )
+
+
+def train_generator(
+    net: Generator,
+    variables: Variables,
+    opt_state: Any,
+    loss_fn: Callable[..., Any],
+    local: LocalTraining,
+    qualified,
+    steps: int,
+    turn: Turn,
+) -> tuple[Variables, Any, dict[str, jax.Array]]:
+  """Trains the generator on labels that some client has trained on.
+
+  Args:
+    net: G.
+    variables: Its variables.
+    opt_state: Its optimiser's state.
+    loss_fn: As of `generator_loss`.
+    local: As of `generator_training`.
+    qualified: [C] bool, the labels to draw; with none there is no step.
+    steps: Minibatches.
+    turn: The server's turn.
+
+  Returns:
+    The variables, the optimiser's state, and the metrics, NaN without a step.
+  """
+  if not steps:
+    return variables, opt_state, {}
+  num = steps * local.batch_size
+  keys = jax.random.split(jax.random.fold_in(turn.key, 2))
+  drawn = InMemory(
+      draw_noise(keys[0], num, net.noise_size),
+      draw_labels(keys[1], qualified, num),
+      jnp.where(jnp.any(qualified), num, 0),
+  )
+  variables, opt_state, metrics, num_steps = fit(
+      loss_fn, local, variables, drawn, turn, opt_state=opt_state
+  )
+  metrics['generator_loss'] = metrics.pop('train_loss')
+  return variables, opt_state, {
+      name: jnp.where(num_steps > 0, value, jnp.nan)
+      for name, value in metrics.items()
+  }  # fmt: skip
