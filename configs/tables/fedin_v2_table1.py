@@ -2,6 +2,7 @@
 
 from configs import (
   fedavg,
+  fedfomo,
   fedgen,
   fedin,
   fednova,
@@ -25,6 +26,7 @@ METHODS = {
     'FedNova': (fednova.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedGen': (fedgen.get_config, 'v2'),
+    'FedFomo': (fedfomo.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
@@ -47,7 +49,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
-  Of the paper's rows the library lacks MOON, FedFomo, FedET,
+  Of the paper's rows the library lacks MOON, FedET,
   InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:

@@ -12,6 +12,7 @@ from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedepth import fedepth
+from fedjax_het.algorithms.fedfomo import fedfomo
 from fedjax_het.algorithms.fedgen import fedgen
 from fedjax_het.algorithms.fedgkt import fedgkt
 from fedjax_het.algorithms.fedhe import fedhe
@@ -33,6 +34,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'scaffold': scaffold,
     'fednova': fednova,
     'fedin': fedin,
+    'fedfomo': fedfomo,
     'fedhe': fedhe,
     'fd': fd,
     'fedmd': fedmd,

@@ -1,0 +1,35 @@
+"""FedFomo: every client mixes the models that help it."""
+
+from configs import common
+
+
+def _architecture(config):
+  """Clients receive models of their own architecture only."""
+  config.algorithm.aggregation = 'architecture'
+
+
+def _global_mix(config):
+  """One coefficient of a model for all blocks, whoever owns them."""
+  config.algorithm.mix = 'global'
+
+
+VARIANTS = dict(architecture=_architecture, global_mix=_global_mix)
+
+
+def get_config(arg=''):
+  """FedFomo on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedfomo.py[:variant,...]`.
+
+  Models are personal, and are evaluated on the test set that all share.
+
+  Measured without variants, seed 0, two CPU cores: mean client accuracy
+  TODO % after 20 rounds.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('fedfomo', arg, VARIANTS)

@@ -1,0 +1,165 @@
+"""How a client judges and mixes models: weights, overlays, held-out data."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.data.federated import ClientData
+from fedjax_het.engine.local import map_examples
+from fedjax_het.engine.task import Task, masked_mean
+from fedjax_het.engine.types import Maybe
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
+  """Splits a client's examples into training and validation, always alike.
+
+  Validation has n - round((1 - share) n) of n examples, but never the last
+  one: at equal distances in the order of the labels, so that it is stratified.
+
+  Args:
+    data: The examples.
+    share: The share to hold out, in [0, 1).
+
+  Returns:
+    (training, validation).
+  """
+  n, place = data.size, jnp.arange(data.length)
+  num = n - jnp.round((1 - share) * n).astype(n.dtype)
+  num = jnp.minimum(num, n - 1)
+  padding = place >= n
+  labels = data.labels[data.index]
+  order = jnp.lexsort((labels if labels.ndim == 1 else place, padding))
+  # Example j of the order is chosen where floor(j num / n) steps up.
+  steps = jnp.arange(data.length + 1) * num // n
+  chosen = jnp.zeros_like(padding).at[order].set(steps[1:] > steps[:-1])
+  kind = jnp.where(padding, 2, chosen)
+
+  def part(kind, size, longest):
+    first = jnp.argsort(kind, stable=True)[:longest]
+    return data.replace(index=data.index[first], size=size)
+
+  most = min(math.ceil(share * data.length) + 1, data.length)
+  return (
+      part(kind, n - num, data.length),
+      part(jnp.where(padding, 2, ~chosen), num, most),
+  )
+
+
+def stack(base, trained, received, num: int):
+  """b_i, theta_i and the donors' theta_n as one array for each leaf.
+
+  Args:
+    base: {block: tree}, b_i.
+    trained: {block: tree}, theta_i.
+    received: {block: Maybe} of the blocks that travel, leaves [M, ...].
+    num: Number of donors, M.
+
+  Returns:
+    {block: Maybe} with leaves [2 + M, ...]. A donor that lacks a block is not
+    present there.
+  """
+
+  def one(name):
+    absent = Maybe(
+        jax.tree.map(
+            lambda b: jnp.broadcast_to(b, (num, *b.shape)), base[name]
+        ),
+        jnp.zeros(num, bool),
+    )
+    value, present = received.get(name, absent)
+    values = jax.tree.map(
+        lambda b, own, other: jnp.concatenate([b[None], own[None], other]),
+        base[name], trained[name], value,
+    )  # fmt: skip
+    return Maybe(values, jnp.concatenate([jnp.ones(2, bool), present]))
+
+  return {name: one(name) for name in base}
+
+
+def overlay(models, n):
+  """{block: tree}: b_i with the blocks that candidate `n` holds of `stack`."""
+  return {
+      name: jax.tree.map(lambda v, p=p: jnp.where(p[n], v[n], v[0]), values)
+      for name, (values, p) in models.items()
+  }
+
+
+def validation_losses(
+    model: BlockModel, task: Task, models: Variables, data: ClientData
+) -> jax.Array:
+  """[2 + M], L_i of every candidate, in inference mode.
+
+  Args:
+    model: The client's architecture.
+    task: What it is trained for.
+    models: `Variables` of `stack`s.
+    data: The validation examples.
+  """
+
+  def loss(n):
+    variables = Variables(*(overlay(part, n) for part in models))
+    losses = map_examples(
+        lambda batch: task.losses(model.apply(variables, batch.x)[0], batch.y),
+        data,
+        data.length,
+    )
+    return masked_mean(losses, jnp.arange(data.length) < data.size)
+
+  num = len(next(iter(models.params.values())).present)
+  return jax.lax.map(loss, jnp.arange(num))
+
+
+def gains(losses, params) -> jax.Array:
+  """Decrease of the loss per unit of distance.
+
+  Args:
+    losses: [2 + M], L_i of b_i, theta_i and the donors.
+    params: A `stack` of parameters.
+
+  Returns:
+    w, [2 + M]; that of b_i is 0.
+  """
+
+  def squares(v):
+    return jnp.sum(jnp.square(v - v[:1]).reshape(len(v), -1), axis=1)
+
+  distance = jnp.sqrt(sum(
+      jnp.where(present, squares(v), 0.0)
+      for values, present in params.values()
+      for v in jax.tree.leaves(values)
+  ))  # fmt: skip
+  # w_n = (L(b) - L(theta_n)) / ||theta_n - b||, 0 where theta_n is b.
+  far = distance > 0
+  return jnp.where(
+      far, (losses[0] - losses) / jnp.where(far, distance, 1.0), 0.0
+  )
+
+
+def mixed(models, w, mix: str):
+  """b + sum_n a_n (theta_n - b) / sum_n a_n, with a_n = max(w_n, 0).
+
+  Args:
+    models: A `stack`.
+    w: [2 + M], as of `gains`.
+    mix: 'block' for sums over those who hold the block, 'global' for all.
+
+  Returns:
+    {block: tree}; a model whose coefficient is 1 is copied bit for bit.
+  """
+  a = jnp.maximum(w, 0.0)
+
+  def block(values, present):
+    held = jnp.where(present, a, 0.0)
+    total = jnp.sum(held if mix == 'block' else a)
+    share = held / jnp.where(total > 0, total, 1.0)
+    best = jnp.argmax(share)
+
+    def leaf(v):
+      move = jnp.tensordot(share, v - v[:1], 1, precision='highest')
+      return jnp.where(share[best] == 1, v[best], v[0] + move)
+
+    return jax.tree.map(leaf, values)
+
+  return {name: block(*one) for name, one in models.items()}
