@@ -1,6 +1,14 @@
 """FedIN v2's Table 1: ResNets of five depths on four data sets, two splits."""
 
-from configs import fedavg, fedin, fedprox, fedrolex, heterofl, scaffold
+from configs import (
+  fedavg,
+  fedin,
+  fedprox,
+  fedrolex,
+  heterofl,
+  inclusivefl,
+  scaffold,
+)
 from configs.tables import _papers
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -14,6 +22,7 @@ METHODS = {
     'FedProx': (fedprox.get_config, 'v2'),
     'SCAFFOLD': (scaffold.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
+    'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
@@ -31,13 +40,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Seven methods on eight columns, three seeds.
+  """Eight methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedNova, MOON, FedGen, FedFomo, FedET,
-  InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
+  ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.

@@ -19,6 +19,7 @@ from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
+from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.splitmix import splitmix
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,
+    'inclusivefl': inclusivefl,
     'splitmix': splitmix,
 }
 
