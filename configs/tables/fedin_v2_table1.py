@@ -9,6 +9,7 @@ from configs import (
   fedprox,
   fedrolex,
   heterofl,
+  inclusivefl,
   scaffold,
 )
 from configs.tables import _papers
@@ -27,6 +28,7 @@ METHODS = {
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedGen': (fedgen.get_config, 'v2'),
     'FedFomo': (fedfomo.get_config, 'v2'),
+    'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
@@ -48,9 +50,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
-
-  Of the paper's rows the library lacks MOON, FedET,
-  InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.

@@ -6,6 +6,7 @@ from configs import (
   fedin,
   fednova,
   fedprox,
+  inclusivefl,
 )
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
@@ -31,6 +32,7 @@ METHODS = {
     'FedProx': (_by_size(fedprox.get_config), 'v2,architecture'),
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
     'FedGen': (_by_size(fedgen.get_config), 'v2,architecture'),
+    'InclusiveFL': (_by_size(inclusivefl.get_config), 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (
@@ -44,9 +46,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """Four methods on Fashion-MNIST, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table4 --data_dir=DIR`.
-
-  Of the paper's rows the library lacks Scaffold, MOON, InclusiveFL, FedSelect
-  and InCoAvg.
 
   Args:
     scale: One of `SCALES`.

@@ -1,6 +1,6 @@
 """FedIN v2's Table 6: 10 to 200 clients, on CIFAR-10."""
 
-from configs import fedavg, fedin
+from configs import fedavg, fedin, inclusivefl
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -9,6 +9,7 @@ SCALES = _papers.SCALES
 CLIENTS = (10, 20, 50, 100, 200)
 METHODS = {
     'FedAvg': (fedavg.get_config, 'v2'),
+    'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
 }
 COLUMNS = {
@@ -40,12 +41,11 @@ def _rows(scale: str):
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Two methods by five numbers of clients and two splits, three seeds.
+  """Three methods by five numbers of clients and two splits, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table6 --data_dir=DIR`.
 
-  A tenth of the clients takes part in a round, as in the rest of the paper. Of
-  its rows the library lacks InclusiveFL.
+  A tenth of the clients takes part in a round, as in the rest of the paper.
 
   Args:
     scale: One of `SCALES`.

@@ -22,6 +22,7 @@ from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
+from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.splitmix import splitmix
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,
+    'inclusivefl': inclusivefl,
     'splitmix': splitmix,
 }
 

@@ -1,0 +1,42 @@
+"""The depth of a trunk.
+
+Blocks of a trunk whose names end in a number, such as 'stage4_block1', are its
+depth: a deeper model of the same family holds more of them. What follows the
+last one is the trunk's head.
+"""
+
+import jax
+
+from fedjax_het.models.blocks import BlockModel
+
+
+def numbered_blocks(model: BlockModel) -> tuple[str, ...]:
+  """Names of the blocks that make a trunk's depth, in order.
+
+  Args:
+    model: The model; its last block does not count.
+
+  Returns:
+    The names of those with parameters and a number at the end.
+
+  Raises:
+    ValueError: If there is none.
+  """
+  params = model.abstract_variables.params
+  blocks = tuple(
+      name
+      for name in model.block_names[:-1]
+      if name[-1].isdigit() and jax.tree.leaves(params[name])
+  )
+  if not blocks:
+    raise ValueError(
+        f"Model {model.name!r} has no numbered block, such as 'layer1', by "
+        'which its depth is counted.'
+    )
+  return blocks
+
+
+def head_blocks(model: BlockModel) -> tuple[str, ...]:
+  """Names of the trunk's blocks behind its last numbered one."""
+  last = numbered_blocks(model)[-1]
+  return model.block_names[model.block_names.index(last) + 1 :]
