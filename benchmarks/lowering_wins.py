@@ -1,12 +1,12 @@
 """Times all ways per pass of all layers, and lists where each way is fastest.
 
   python -m benchmarks.lowering_wins [--data=cifar10,...] [--batches=16,...]
-    [--quick] [--output=FILE]
+    [--every=4] [--quick] [--output=FILE]
 
 The result says which ways of `fedjax_het.kernels.conv` can be deleted. It
 covers each distinct convolution of the nets of `configs` and of
 `benchmarks.nets`, with batches of 10, 16 and 64, on one and on two threads. It
-takes hours for all data sets. A worker process per number of threads measures
+takes hours for all data sets; `--every=4` takes each fourth layer. A worker process per number of threads measures
 as `benchmarks.lowerings` does: the ways of a pass in turn, in a loop, least
 time of each. The two workers take turns layer by layer. A way that is three
 times slower than another in its first call is not repeated.
@@ -266,6 +266,7 @@ def main() -> None:
   parser.add_argument('--quick', action='store_true', help='one tiny layer')
   parser.add_argument('--data', default=','.join(_DATA), help='data sets')
   parser.add_argument('--batches', default=','.join(map(str, BATCH_SIZES)))
+  parser.add_argument('--every', type=int, default=1, help='each n-th layer')
   parser.add_argument('--output', help='JSON file to write or to continue')
   parser.add_argument('--child', type=int, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -280,7 +281,7 @@ def main() -> None:
   suffix = '_quick' if args.quick else ''
   path = args.output or common.RESULTS / f'lowering_wins{suffix}.json'
   rows = survey(
-      [_QUICK_LAYER] if args.quick else distinct_layers(data),
+      [_QUICK_LAYER] if args.quick else distinct_layers(data)[:: args.every],
       BATCH_SIZES[:1] if args.quick else [*map(int, args.batches.split(','))],
       2 if args.quick else 4,
       pathlib.Path(path),

@@ -10,13 +10,15 @@ from fedjax_het.algorithms import fedavg
 from fedjax_het.models import create
 
 INPUT_SHAPE = (32, 32, 3)
-# {model: (batch size, optimizer)}: those of FedIN, FeDepth, FedHe and of the
-# simulators' CIFAR-10 benchmark.
+# {model: (batch size, optimizer)}: those of FedIN, FeDepth, FedHe, of the
+# simulators' CIFAR-10 benchmark and of NIID-Bench, and a vision transformer.
 NETS = {
     'resnet18': (16, optax.adam),
     'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
     'fedhe_cnn9': (50, optax.adam),
     'dropout_cnn': (10, optax.sgd),
+    'simple_cnn': (64, functools.partial(optax.sgd, momentum=0.9)),
+    'vit_t16': (16, optax.sgd),
 }
 STEPS = 8
 
