@@ -57,29 +57,21 @@ def public_data():
   return tiny_data(public=NUM_PUBLIC)
 
 
-def two_rounds(run_round, state, data=None, keys=KEYS):
+def two_rounds(run_round, state, keys=KEYS):
   """The state after them, on the host."""
   for _ in range(2):
-    state, _ = run_round(state, data or public_data(), *keys)
+    state, _ = run_round(state, public_data(), *keys)
   return jax.device_get(state)
 
 
-def run(name, backend, federation=None, data=None):
+def run(name, backend, federation=None):
   """The state after two rounds of another program, on the host."""
   algorithm, federation = make(name, federation or federate(name))
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=COHORT, backend=backend
   )
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  return two_rounds(run_round, state, data)
-
-
-def longer(data):
-  """The same clients in longer tables, with examples in the padding."""
-  strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
-  inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]
-  index = jnp.pad(data.index, ((0, 0), (0, 5)))
-  return data.replace(index=jnp.where(inside, index, strange))
+  return two_rounds(run_round, state)
 
 
 @pytest.fixture(scope='module', params=sorted(ALGORITHMS))
@@ -129,15 +121,16 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
       assert any(np.any(a != b) for a, b in zip(before, after))
 
 
-def test_backend_group_order_and_padding_do_not_matter(name, reference):
-  """Nor the length of the tables, nor what stands in their padding.
+def test_batches_of_clients_and_the_order_of_groups_do_not_matter(
+    name, reference
+):
+  """Both at once, since every program takes seconds to compile.
 
-  All at once, since every program takes seconds to compile. A client's
-  randomness follows its identity, not its group's place or its table.
+  A client's randomness follows its identity, not its group's place.
   """
   federation = federate(name)
   federation = dataclasses.replace(federation, groups=federation.groups[::-1])
-  got = run(name, Backend('vmap', 2), federation, longer(public_data()))
+  got = run(name, Backend('vmap', 2), federation)
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
@@ -219,6 +212,10 @@ def test_padding_of_a_client_changes_nothing(name, case):
   algorithm, federation = make(name, federate(name, norm=True), case)
   group = federation.groups[1]
   data = tiny_data((5, 6, 3, 7, 8, 6), public=NUM_PUBLIC)
+  strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
+  inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]
+  longer = jnp.pad(data.index, ((0, 0), (0, 5)))
+  padded = data.replace(index=jnp.where(inside, longer, strange))
   server = algorithm.init(jax.random.key(0))
   client = algorithm.init_client(group, 1, jax.random.key(0))
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
@@ -228,7 +225,7 @@ def test_padding_of_a_client_changes_nothing(name, case):
     sent = algorithm.downlink(server, group, visit)
     return algorithm.client_update(group, client, sent, data.client(1), visit)
 
-  assert_close(update(longer(data)), update(data), rtol=1e-4, atol=1e-5)
+  assert_close(update(padded), update(data), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
