@@ -43,7 +43,7 @@ SETTING = (
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Four methods on Fashion-MNIST, three seeds.
+  """The methods on Fashion-MNIST, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table4 --data_dir=DIR`.
 
