@@ -7,6 +7,7 @@ from configs import (
   fedprox,
   fedrolex,
   heterofl,
+  moon,
   scaffold,
 )
 from configs.tables import _papers
@@ -22,6 +23,7 @@ METHODS = {
     'FedProx': (fedprox.get_config, 'v2'),
     'SCAFFOLD': (scaffold.get_config, 'v2'),
     'FedNova': (fednova.get_config, 'v2'),
+    'MOON': (moon.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
@@ -40,12 +42,12 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Eight methods on eight columns, three seeds.
+  """Nine methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
-  Of the paper's rows the library lacks MOON, FedGen, FedFomo, FedET,
+  Of the paper's rows the library lacks FedGen, FedFomo, FedET,
   InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
 
   Args:

@@ -1,6 +1,6 @@
 """FedIN v2's Table 4: averaging inside each architecture alone."""
 
-from configs import fedavg, fedin, fednova, fedprox
+from configs import fedavg, fedin, fednova, fedprox, moon
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -24,6 +24,7 @@ METHODS = {
     'FedAvg': (_by_size(fedavg.get_config), 'v2,architecture'),
     'FedProx': (_by_size(fedprox.get_config), 'v2,architecture'),
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
+    'MOON': (_by_size(moon.get_config), 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (
@@ -34,11 +35,11 @@ SETTING = (
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Four methods on Fashion-MNIST, three seeds.
+  """Five methods on Fashion-MNIST, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table4 --data_dir=DIR`.
 
-  Of the paper's rows the library lacks Scaffold, MOON, InclusiveFL,
+  Of the paper's rows the library lacks Scaffold, InclusiveFL,
   FedGen, FedSelect and InCoAvg.
 
   Args:

@@ -20,6 +20,7 @@ from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
+from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.splitmix import splitmix
@@ -31,6 +32,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedprox': fedprox,
     'scaffold': scaffold,
     'fednova': fednova,
+    'moon': moon,
     'fedin': fedin,
     'fedhe': fedhe,
     'fd': fd,
