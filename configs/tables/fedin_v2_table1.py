@@ -7,6 +7,7 @@ from configs import (
   fedprox,
   fedrolex,
   heterofl,
+  incoavg,
   moon,
   scaffold,
 )
@@ -26,6 +27,7 @@ METHODS = {
     'MOON': (moon.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
+    'InCoAvg': (incoavg.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -42,13 +44,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Nine methods on eight columns, three seeds.
+  """Ten methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedGen, FedFomo, FedET,
-  InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
+  InclusiveFL, ScaleFL, FedDPA and FedSelect.
 
   Args:
     scale: One of `SCALES`.

@@ -1,6 +1,6 @@
 """FedIN v2's Table 4: averaging inside each architecture alone."""
 
-from configs import fedavg, fedin, fednova, fedprox, moon
+from configs import fedavg, fedin, fednova, fedprox, incoavg, moon
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -25,6 +25,7 @@ METHODS = {
     'FedProx': (_by_size(fedprox.get_config), 'v2,architecture'),
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
     'MOON': (_by_size(moon.get_config), 'v2,architecture'),
+    'InCoAvg': (_by_size(incoavg.get_config), 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (
@@ -35,12 +36,12 @@ SETTING = (
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Five methods on Fashion-MNIST, three seeds.
+  """Six methods on Fashion-MNIST, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table4 --data_dir=DIR`.
 
   Of the paper's rows the library lacks Scaffold, InclusiveFL,
-  FedGen, FedSelect and InCoAvg.
+  FedGen and FedSelect.
 
   Args:
     scale: One of `SCALES`.

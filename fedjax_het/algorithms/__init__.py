@@ -20,6 +20,7 @@ from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
+from fedjax_het.algorithms.incoavg import incoavg
 from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
@@ -33,6 +34,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'scaffold': scaffold,
     'fednova': fednova,
     'moon': moon,
+    'incoavg': incoavg,
     'fedin': fedin,
     'fedhe': fedhe,
     'fd': fd,
