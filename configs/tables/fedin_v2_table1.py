@@ -10,6 +10,8 @@ from configs import (
   fedrolex,
   heterofl,
   inclusivefl,
+  incoavg,
+  moon,
   scaffold,
 )
 from configs.tables import _papers
@@ -25,11 +27,13 @@ METHODS = {
     'FedProx': (fedprox.get_config, 'v2'),
     'SCAFFOLD': (scaffold.get_config, 'v2'),
     'FedNova': (fednova.get_config, 'v2'),
+    'MOON': (moon.get_config, 'v2'),
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedGen': (fedgen.get_config, 'v2'),
     'FedFomo': (fedfomo.get_config, 'v2'),
     'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
+    'InCoAvg': (incoavg.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -46,7 +50,7 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Eight methods on eight columns, three seeds.
+  """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.

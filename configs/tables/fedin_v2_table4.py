@@ -7,6 +7,8 @@ from configs import (
   fednova,
   fedprox,
   inclusivefl,
+  incoavg,
+  moon,
 )
 from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
@@ -33,6 +35,8 @@ METHODS = {
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
     'FedGen': (_by_size(fedgen.get_config), 'v2,architecture'),
     'InclusiveFL': (_by_size(inclusivefl.get_config), 'v2,architecture'),
+    'MOON': (_by_size(moon.get_config), 'v2,architecture'),
+    'InCoAvg': (_by_size(incoavg.get_config), 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (

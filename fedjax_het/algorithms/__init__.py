@@ -23,6 +23,8 @@ from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
+from fedjax_het.algorithms.incoavg import incoavg
+from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.splitmix import splitmix
@@ -34,6 +36,8 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedprox': fedprox,
     'scaffold': scaffold,
     'fednova': fednova,
+    'moon': moon,
+    'incoavg': incoavg,
     'fedin': fedin,
     'fedfomo': fedfomo,
     'fedhe': fedhe,

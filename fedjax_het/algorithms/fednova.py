@@ -89,8 +89,8 @@ def fednova(
   """FedNova over clients of one or several architectures.
 
   Args:
-    federation: Groups and local training. With `Federation.sizes`, clients
-      that all take as many steps as the largest give FedAvg bit for bit.
+    federation: Groups and local training. With `Federation.sizes`, tau / A_k
+      is exactly 1 where all clients take as many steps as the largest.
     aggregation: As for `fedavg`.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
       number of examples (the paper). Steps are proportional to examples, so

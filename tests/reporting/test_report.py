@@ -176,6 +176,14 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
         ),
         (config_of('fednova', 'cifar10', 'iid', server_momentum=0.9), []),
         (
+            config_of('moon', 'cifar10', 'dirichlet'),
+            [('Table 1', 67.4, 1.8, 129)],
+        ),
+        (
+            config_of('incoavg', 'svhn_cropped', 'iid'),
+            [('Table 1', 90.0, None, None)],
+        ),
+        (
             config_of('fedrolex', 'cinic10', 'iid'),
             [('Table 1', 68.7, None, None)],
         ),

@@ -1,0 +1,187 @@
+"""InCoAvg: deep layers corrected by the mean change of a shallow one.
+
+Deep layers are owned by few clients. After FedAvg's mean over the owners of
+each leaf, the server corrects the change g_l of a layer by that of g_0, the
+first layer of the same shape in its stage, both as the mean left them:
+
+  theta = clip(|<g_0, g_l>| / <g_0, g_0>, 0, 5)
+  u     = (g_l / ||g_l|| + theta g_0 / ||g_0||) (||g_l|| + ||g_0||) / 2
+  x_l  <- x_l + clip(u, -0.1, 0.1)
+
+Products and norms are taken for each k x k kernel of a convolution by itself,
+one pair of an input and an output channel, and over the whole of other leaves.
+Norms and <g_0, g_0> have 1e-7 added where they divide.
+
+That is the rule of the authors' code. The paper prints -<g_0, g_l> / <g_0, g_0>
+in place of theta ('paper', with the code's bounds), from its Theorem 3.1, whose
+solution is g_l itself where <g_0, g_l> >= 0 and else its projection
+g_l - <g_0, g_l> / <g_0, g_0> g_0 ('theorem', which neither normalises nor
+clips). For a positive product 'code' and 'paper' have opposite signs.
+
+What is corrected, as in the authors' code: in the blocks of a stage behind the
+first (`stage3_block1`) every convolution, by the last of its shape in the
+first; in a transformer's encoder blocks the scale of the second norm, by that
+of the first. Here stages of dense layers (`layer1`, `layer2`) are treated as
+convolutions are. Other leaves, and running statistics, move by their mean.
+
+References:
+  Chan, Zhou, Zhao, Jiang, Ngai, `Internal Cross-Layer Gradients for Extending
+  Homogeneity to Heterogeneity in Federated Learning
+  <https://openreview.net/forum?id=Cc0qk6r4Nd>`_, ICLR 2024, Theorem 3.1.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.aggregation.averaging import average_weights, model_training
+from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.engine.needs import requires
+from fedjax_het.engine.types import FederatedAlgorithm, Federation
+from fedjax_het.options import one_of, positive
+
+RULES = ('code', 'paper', 'theorem')
+_EPS = 1e-7
+
+Path = tuple[str, ...]
+
+
+def _stages(params: Mapping[str, Any]) -> list[list[str]]:
+  """Keys that are equal up to the number at their end, in its order."""
+  stages = {}
+  for key in params:
+    name, number = re.fullmatch(r'(.*?)(\d*)', key, re.DOTALL).groups()
+    if number:
+      stages.setdefault(name, {})[int(number)] = key
+  return [[stage[n] for n in sorted(stage)] for stage in stages.values()]
+
+
+def _kernels(key: str, tree: Mapping[str, Any]) -> dict[Path, tuple[int, ...]]:
+  """Shapes of a block's kernels, without those of shortcuts."""
+  return {
+      (key, *path): leaf.shape
+      for path, leaf in sorted(flatten_dict(tree).items())
+      if path[-1] == 'kernel' and 'shortcut' not in path[0]
+  }
+
+
+def _is_encoder(tree: Mapping[str, Any]) -> bool:
+  """Whether a block is a transformer's: two norms and no convolution."""
+  kernels = _kernels('', tree).values()
+  return {'norm1', 'norm2'} <= tree.keys() and all(len(k) < 4 for k in kernels)
+
+
+def layer_pairs(params: Mapping[str, Any]) -> list[tuple[Path, Path]]:
+  """The leaves that are corrected, each with its reference.
+
+  Args:
+    params: {key: tree}, the server's parameters, or their shapes.
+
+  Returns:
+    Pairs of paths, which begin with the key.
+  """
+  pairs = []
+  for stage in _stages(params):
+    first = {}
+    for key in stage:
+      if _is_encoder(params[key]):
+        pairs.append(((key, 'norm2', 'scale'), (key, 'norm1', 'scale')))
+        continue
+      kernels = _kernels(key, params[key])
+      pairs += [(p, first[shape]) for p, shape in kernels.items()
+                if shape in first]  # fmt: skip
+      # Of several kernels of a shape the last.
+      first = {shape: path for path, shape in kernels.items()} | first
+  return pairs
+
+
+def corrected(
+    g, reference, *, rule: str, max_ratio: float, max_change: float
+) -> jax.Array:
+  """The change of a leaf, corrected by another's.
+
+  Args:
+    g: g_l; the first two axes of an array of four are those of a kernel.
+    reference: g_0, of the same shape.
+    rule: One of `RULES`.
+    max_ratio: Bound of theta; not for 'theorem'.
+    max_change: Bound of every number of the result; not for 'theorem'.
+
+  Returns:
+    An array like `g`.
+  """
+  axes = (0, 1) if g.ndim == 4 else None
+
+  def total(array):
+    return jnp.sum(array, axis=axes, keepdims=True)
+
+  # alpha = <g_0, g_0>, beta = <g_0, g_l>.
+  alpha, beta = total(reference * reference), total(reference * g)
+  if rule == 'theorem':
+    # g_l if beta >= 0, else g_l - beta / alpha g_0.
+    ratio = jnp.where(beta < 0, beta / jnp.where(alpha > 0, alpha, 1.0), 0.0)
+    return g - ratio * reference
+  ratio = jnp.clip(beta / (alpha + _EPS), -max_ratio, max_ratio)
+  theta = jnp.abs(ratio) if rule == 'code' else -ratio
+  # u = (g_l / ||g_l|| + theta g_0 / ||g_0||) (||g_l|| + ||g_0||) / 2
+  norm, norm_0 = jnp.sqrt(total(g * g)), jnp.sqrt(alpha)
+  direction = g / (norm + _EPS) + theta * reference / (norm_0 + _EPS)
+  u = direction * (norm + norm_0) / 2
+  return jnp.clip(u, -max_change, max_change)
+
+
+@requires(keep_optimizer=False)
+def incoavg(
+    federation: Federation,
+    *,
+    rule: str = 'code',
+    max_ratio: float = 5.0,
+    max_change: float = 0.1,
+    aggregation: str = 'layerwise',
+    weights: str = 'uniform',
+) -> FederatedAlgorithm:
+  """InCo Aggregation over FedAvg.
+
+  Args:
+    federation: Groups and local training. Where no two leaves make a pair,
+      such as for clients that all hold a ResNet10, the method is FedAvg.
+    rule: 'code', 'paper' or 'theorem', see above.
+    max_ratio: Bound of theta, 5 in the authors' code.
+    max_change: Bound of what a corrected number moves in a round, 0.1 there.
+    aggregation: As for `fedavg`; with 'architecture' the layers of one
+      architecture correct each other.
+    weights: As for `fedavg`; 'uniform' in the paper.
+
+  Returns:
+    The algorithm; server and clients hold what they hold in FedAvg.
+
+  Raises:
+    ValueError: If an option is unknown or out of range, or shared blocks differ
+      in shape.
+  """
+  one_of('rule', rule, RULES)
+  positive(max_ratio=max_ratio, max_change=max_change)
+  exchange = make_exchange(federation, aggregation, weights)
+
+  def cross_layer(mean, sent):
+    g = flatten_dict(mean, keep_empty_nodes=True)
+    new = dict(g)
+    for leaf, reference in layer_pairs(mean):
+      u = corrected(
+          g[leaf], g[reference], rule=rule, max_ratio=max_ratio,
+          max_change=max_change,
+      )  # fmt: skip
+      # Without a change of the reference there is nothing to correct by.
+      new[leaf] = jnp.where(sent[reference[0]], u, g[leaf])
+    return unflatten_dict(new)
+
+  plain = average_weights(exchange, *model_training(federation.local))
+  return plain._replace(
+      server_update=lambda server, received, turn: (
+          exchange.collect(server, received, revise=cross_layer), {}
+      )
+  )

@@ -1,0 +1,431 @@
+"""MOON's loss by hand, a round against NumPy, and MOON beside FedAvg."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.algorithms import fedavg, moon
+from fedjax_het.algorithms.moon import Client, contrast, moon_loss
+from fedjax_het.data.federated import Batch
+from fedjax_het.engine import rounds
+from fedjax_het.engine.task import CLASSIFICATION
+from fedjax_het.engine.traffic import full_bytes
+from fedjax_het.engine.types import Federation, Group, Visit
+from fedjax_het.models.blocks import Variables
+from tests.algorithms.test_scaffold import assert_trees, rounds_of
+from tests.models.test_reach import small_maps
+from tests.tiny import (
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+  tiny_model,
+)
+
+E1, E2 = np.eye(4, dtype=np.float32)[:2, None]
+
+
+@pytest.mark.parametrize(
+    ('rows', 'temperature', 'want'),
+    [
+        ((E1, E1, E2), 0.5, 0.126928),  # log(1 + e^-2)
+        ((E1, E2, E1), 0.5, 2.126928),
+        ((E1, E1, E2), 1.0, 0.313262),  # log(1 + e^-1)
+        ((E1, E1, -E1), 0.5, 0.018150),  # log(1 + e^-4)
+    ],
+)
+def test_the_loss_of_unit_vectors(rows, temperature, want):
+  got = contrast(*map(jnp.asarray, rows), temperature)
+  np.testing.assert_allclose(got, [want], rtol=2e-5)
+
+
+@pytest.fixture(scope='module')
+def vectors():
+  rng = np.random.default_rng(0)
+  return tuple(rng.normal(0, 1, (3, 5, 4)).astype(np.float32))
+
+
+def test_it_is_the_fraction_of_the_paper(vectors):
+  def cos(a, b):
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.sum(a * b, axis=1) / norms
+
+  z, z_g, z_p = vectors
+  near, far = np.exp(cos(z, z_g) / 0.5), np.exp(cos(z, z_p) / 0.5)
+  want = -np.log(near / (near + far))
+  np.testing.assert_allclose(contrast(z, z_g, z_p, 0.5), want, rtol=1e-5)
+
+
+def test_lengths_do_not_count(vectors):
+  z, z_g, z_p = vectors
+  want = contrast(z, z_g, z_p, 0.5)
+  np.testing.assert_allclose(
+      contrast(3 * z, 0.2 * z_g, 7 * z_p, 0.5), want, rtol=1e-5
+  )
+  slope = jax.grad(lambda z: jnp.sum(contrast(z, z_g, z_p, 0.5)))(z)
+  np.testing.assert_allclose(np.sum(slope * z, axis=1), 0, atol=1e-6)
+  assert np.min(np.linalg.norm(slope, axis=1)) > 1e-2
+
+
+def test_equal_models_say_nothing(vectors):
+  z, z_g, _ = vectors
+  loss, slope = jax.value_and_grad(
+      lambda z: jnp.mean(contrast(z, z_g, z_g, 0.5))
+  )(z)
+  np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+  assert not np.any(slope)
+
+
+def test_features_of_zeros_have_a_loss_and_a_gradient(vectors):
+  zero = jnp.zeros((5, 4))
+  for rows in ((zero, *vectors[:2]), (zero,) * 3, (vectors[0], zero, zero)):
+    loss, slope = jax.value_and_grad(
+        lambda z, rest=rows[1:]: jnp.mean(contrast(z, *rest, 0.5))
+    )(rows[0])
+    np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+    assert np.all(np.isfinite(slope)) and np.max(np.abs(slope)) < 2
+
+
+def perturbed(model, seed):
+  """Variables that no model starts with, variances positive."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+      lambda leaf: jnp.asarray(
+          rng.uniform(0.2, 1.0, leaf.shape)
+          * np.where(rng.random(leaf.shape) < 0.5, 1, -1) ** (leaf.ndim > 1),
+          jnp.float32,
+      ),
+      model.abstract_variables,
+  )
+
+
+def test_the_passes_of_a_step():
+  """y in training mode, the two others in test mode; padding is left out."""
+  model = tiny_model(2)
+  y, x, previous = (perturbed(model, seed) for seed in range(3))
+  rng = np.random.default_rng(3)
+  images = jnp.asarray(rng.normal(0, 1, (5, *model.input_shape)), jnp.float32)
+  mask = jnp.arange(5) < 3
+  batch = Batch(images, jnp.array([0, 1, 2, 0, 1]), mask, jnp.arange(5))
+  last = len(model.blocks) - 1
+
+  def loss(y, visited, mu):
+    loss_fn = moon_loss(
+        model, CLASSIFICATION, x, previous, jnp.bool_(visited), mu, 0.5
+    )
+    return loss_fn(y, batch, jax.random.key(0))
+
+  logits, stats = model.apply(y, images, train=True, mask=mask)
+  plain = CLASSIFICATION.loss(logits, batch.y, mask)
+  z, _ = model.apply(y, images, stop=last, train=True, mask=mask)
+  z_g, z_p = (model.apply(v, images, stop=last)[0] for v in (x, previous))
+  away = np.mean(contrast(z, z_g, z_p, 0.5)[:3])
+  total, (got_stats, metrics) = loss(y, True, 5.0)
+  np.testing.assert_allclose(metrics['contrastive_loss'], away, rtol=1e-6)
+  np.testing.assert_allclose(total, plain + 5 * away, rtol=1e-6)
+  assert_trees(got_stats, stats, rtol=0)
+  np.testing.assert_allclose(loss(y, False, 5.0)[0], plain, rtol=1e-6)
+  # What stands in place of prev_k on a first visit makes no NaN.
+  slope = jax.grad(lambda y: loss(y, False, 5.0)[0])(y)
+  assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+
+
+# Beside FedAvg, through the engine.
+
+
+@pytest.fixture(scope='module')
+def played():
+  """States of two rounds, three of four clients: FedAvg and mu = 5."""
+  local = tiny_local(optax.sgd, 0.1, epochs=1)
+  federation = tiny_federation((1,), 4, local=local)
+  data, states = tiny_data((8, 6, 8, 7)), {}
+  for name, algorithm in (
+      ('fedavg', fedavg(federation)),
+      ('five', moon(federation, mu=5.0)),
+  ):
+    run_round = rounds.make_round(
+        algorithm, federation, cohort_size=3, backend='map'
+    )
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    states[name] = [jax.device_get(state)]
+    for _ in range(2):
+      state, reports = run_round(
+          state, data, jax.random.key(1), jax.random.key(2)
+      )
+      states[name].append(jax.device_get(state))
+    states[name].append(reports)
+  return federation, states
+
+
+def test_without_the_loss_it_is_fedavg_bit_for_bit():
+  """With norms XLA fuses differently, and the last bits differ."""
+  local = tiny_local(functools.partial(optax.sgd, momentum=0.9), 0.1)
+  federation = tiny_federation((1,), 4, norm=False, local=local)
+  got, want = (
+      rounds_of(algorithm, federation, tiny_data((8, 6, 8, 7)), 2, 3)
+      for algorithm in (moon(federation, mu=0.0), fedavg(federation))
+  )
+  for mine, theirs in zip(got, want, strict=True):
+    assert_trees(mine.server, theirs.server, rtol=0, atol=0)
+
+
+def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(played):
+  _, states = played
+  _, first, second, reports = states['five']
+  _, want, later, _ = states['fedavg']
+  # The zeros that are added change how XLA fuses, and so the last bits.
+  assert_trees(first.server, want.server, rtol=1e-5, atol=1e-6)
+  apart = jax.tree.map(
+      lambda a, b: np.abs(a - b).max(), second.server.params,
+      later.server.params,
+  )  # fmt: skip
+  assert max(jax.tree.leaves(apart)) > 1e-4
+  seen = [r.metrics['contrastive_loss'] for r in reports.values()]
+  assert np.max(seen[0]) > 0.1
+
+
+def test_a_client_keeps_the_model_that_it_trained(played):
+  """With statistics, and before the mean: the mean of them is the server's."""
+  federation, states = played
+  start, first, second, _ = states['five']
+  kept, cohort = [], 0
+  for group in federation.groups:
+    client = first.clients[group.name]
+    assert not np.any(start.clients[group.name].visited)
+    for row in np.flatnonzero(client.visited):
+      kept.append(jax.tree.map(lambda a, row=row: a[row], client.previous))
+    for row in np.flatnonzero(~client.visited):
+      assert not any(np.any(a[row]) for a in jax.tree.leaves(client.previous))
+    cohort += np.sum(client.visited)
+    # Who was there is still known in the next round.
+    assert np.all(second.clients[group.name].visited >= client.visited)
+  assert cohort == 3
+  for part in (0, 1):
+    mean = jax.tree.map(
+        lambda *leaves: np.mean(leaves, axis=0),
+        *(variables[part]['stem'] for variables in kept),
+    )
+    got = first.server[part]['stem']
+    assert_trees(mean, got, rtol=1e-5, atol=1e-6)
+
+
+def test_who_is_not_there_keeps_its_model(played):
+  """A cohort leaves one of four out; its model is that of an earlier visit."""
+  federation, states = played
+  _, first, second, reports = states['five']
+  for group in federation.groups:
+    there = np.isin(group.client_ids, reports[group.name].client_id)
+    for row in range(group.num_clients):
+      old, new = (
+          jax.tree.map(lambda a, row=row: a[row], s.clients[group.name])
+          for s in (first, second)
+      )
+      same = all(
+          np.array_equal(a, b)
+          for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new))
+      )
+      assert same != there[row]
+
+
+def visit_of(model, local, client, data, **options):
+  """What a client returns that begins at `perturbed(model, 0)`."""
+  federation = Federation((Group('g', model, np.arange(1)),), local)
+  algorithm = moon(federation, **options)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+  return jax.jit(
+      lambda client: algorithm.client_update(
+          federation.groups[0], client, perturbed(model, 0), data.client(0),
+          visit,
+      )
+  )(client)  # fmt: skip
+
+
+def test_a_visit_without_a_step_or_a_rate():
+  """No step: the state stays. No rate: prev_k is x, with statistics of y."""
+  model = tiny_model(1)
+  old = Client(
+      Variables({}, {}), perturbed(model, 1), jnp.bool_(False)
+  )
+  data = tiny_data((4,))
+  none = data.replace(sizes=jnp.zeros_like(data.sizes))
+  new, uplink, _ = visit_of(model, tiny_local(), old, none)
+  assert_trees(new, old, rtol=0)
+  assert uplink.summed.weight == 0
+  still = dataclasses.replace(tiny_local(optax.sgd, 0.0), epochs=1)
+  new, uplink, _ = visit_of(
+      model, still, old._replace(visited=jnp.bool_(True)), data
+  )
+  assert_trees(new.previous.params, perturbed(model, 0).params, rtol=0)
+  assert not any(map(np.any, jax.tree.leaves(uplink.summed.change.params)))
+  assert new.visited and np.any(
+      new.previous.stats['stem']['BatchNorm_0']['mean']
+      != perturbed(model, 0).stats['stem']['BatchNorm_0']['mean']
+  )
+
+
+def test_unused_weights_can_be_dropped():
+  model = small_maps(2)
+  client = Client(
+      Variables({}, {}), perturbed(model, 1), jnp.bool_(True)
+  )
+  results = [
+      visit_of(
+          model,
+          tiny_local(optax.sgd, 0.1, drop_unused_weights=drop),
+          client,
+          tiny_data((6,)),
+          mu=5.0,
+      )
+      for drop in (False, True)
+  ]
+  assert_trees(*results[::-1], rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_model_travels():
+  federation = tiny_federation((1, 2))
+  algorithm, group = moon(federation), federation.groups[1]
+  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
+  sent = algorithm.downlink(algorithm.init(visit.key), group, visit)
+  client = algorithm.init_client(group, 1, visit.key)
+  uplink = jax.eval_shape(
+      lambda: algorithm.client_update(
+          group, client, sent, tiny_data((5, 8, 3, 7)).client(1), visit
+      )[1]
+  )
+  assert full_bytes(sent) == full_bytes(group.model.abstract_variables)
+  assert full_bytes(uplink) == full_bytes(sent) + 4
+
+
+# One round in NumPy.
+
+
+def oracle_features(weights, names, x):
+  """Inputs of all layers of a dense ReLU net; the last is R."""
+  inputs = [x]
+  for name in names[:-1]:
+    a = inputs[-1] @ weights[name]['kernel'] + weights[name]['bias']
+    inputs.append(np.maximum(a, 0.0))
+  return inputs
+
+
+def oracle_cosine(a, b):
+  """cos(a, b) of rows and its gradient with respect to a."""
+  norm_a = np.linalg.norm(a, axis=1, keepdims=True)
+  norm_b = np.linalg.norm(b, axis=1, keepdims=True)
+  # Zero rows of a have no gradient behind the ReLU anyway.
+  norm_a, norm_b = (np.where(n > 0, n, 1.0) for n in (norm_a, norm_b))
+  cos = np.sum(a * b, axis=1, keepdims=True) / (norm_a * norm_b)
+  return cos, (b / norm_b - cos * a / norm_a) / norm_a
+
+
+def oracle_gradient(y, x, previous, names, images, labels, mu, temperature):
+  """Gradient of CE + mu l, of the quotient form of l."""
+  inputs = oracle_features(y, names, images)
+  z, head = inputs[-1], y[names[-1]]
+  logits = z @ head['kernel'] + head['bias']
+  p = np.exp(logits - logits.max(axis=1, keepdims=True))
+  p /= p.sum(axis=1, keepdims=True)
+  d = (p - np.eye(p.shape[1])[labels]) / len(labels)
+  grads = {names[-1]: dict(kernel=z.T @ d, bias=d.sum(axis=0))}
+  d = d @ head['kernel'].T
+  if previous is not None:
+    cos_g, dcos_g = oracle_cosine(z, oracle_features(x, names, images)[-1])
+    cos_p, dcos_p = oracle_cosine(
+        z, oracle_features(previous, names, images)[-1]
+    )
+    near, far = np.exp(cos_g / temperature), np.exp(cos_p / temperature)
+    # -log(near / (near + far)) by z.
+    share = far / (near + far)
+    d = d + mu * share * (dcos_p - dcos_g) / temperature / len(labels)
+  for name, a, out in zip(
+      names[-2::-1], inputs[-2::-1], inputs[:0:-1], strict=True
+  ):
+    d = d * (out > 0)
+    grads[name] = dict(kernel=a.T @ d, bias=d.sum(axis=0))
+    d = d @ y[name]['kernel'].T
+  return grads
+
+
+def test_one_round_in_numpy():
+  """Two depths, four clients, the last on its first visit; three steps."""
+  federation = tiny_federation(
+      (1, 2), norm=False, local=tiny_local(optax.sgd, 0.1, 3, 8)
+  )
+  data, mu, temperature = tiny_data((5, 8, 3, 7)), 5.0, 0.4
+  algorithm = moon(federation, mu=mu, temperature=temperature, weights='data')
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  deep = federation.groups[1].model
+  server = perturbed(deep, 7)
+  clients = {
+      group.name: Client(
+          state.clients[group.name].own,
+          jax.tree.map(
+              lambda *rows: jnp.stack(rows),
+              *(perturbed(group.model, 10 + k) for k in group.client_ids),
+          ),
+          jnp.asarray(group.client_ids != 3),
+      )
+      for group in federation.groups
+  }
+  state = state._replace(server=server, clients=clients)
+  before = jax.device_get(state)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=4, backend='map'
+  )
+  after, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
+
+  def dense(tree):
+    return {
+        n: {i: np.float64(leaf) for i, leaf in block['Dense_0'].items()}
+        for n, block in tree.items()
+    }
+
+  x, images = dense(before.server.params), preprocess(data.images)
+  total = {n: {i: 0.0 for i in leaves} for n, leaves in x.items()}
+  weight = dict.fromkeys(x, 0)
+  for group in federation.groups:
+    names = list(group.model.block_names)
+    for row, k in enumerate(group.client_ids.tolist()):
+      old, new = (
+          jax.tree.map(lambda a, row=row: a[row], s.clients[group.name])
+          for s in (before, after)
+      )
+      index = np.asarray(data.index[k, : data.sizes[k]])
+      batch = (
+          np.asarray(images, np.float64)[index].reshape(len(index), -1),
+          np.asarray(data.labels)[index],
+      )
+      y = {n: dict(x[n]) for n in names}
+      previous = dense(old.previous.params) if old.visited else None
+      for _ in range(3):
+        grads = oracle_gradient(
+            y, x, previous, names, *batch, mu, temperature
+        )
+        for n in names:
+          y[n] = {i: y[n][i] - 0.1 * grads[n][i] for i in y[n]}
+      assert new.visited
+      assert_trees(dense(new.previous.params), y, rtol=1e-5, atol=1e-5)
+      for n in names:
+        weight[n] += len(index)
+        total[n] = {
+            i: total[n][i] + len(index) * (y[n][i] - x[n][i]) for i in y[n]
+        }
+  want = {
+      n: {i: x[n][i] + total[n][i] / weight[n] for i in x[n]} for n in x
+  }
+  assert_trees(dense(after.server.params), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [dict(mu=np.nan), dict(mu=-1.0), dict(temperature=0.0),
+     dict(temperature=np.inf)],
+)  # fmt: skip
+def test_wrong_options_are_refused(options):
+  with pytest.raises(ValueError, match=f'{next(iter(options))} must be'):
+    moon(tiny_federation(), **options)
