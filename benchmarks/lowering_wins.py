@@ -6,10 +6,11 @@
 The result says which ways of `fedjax_het.kernels.conv` can be deleted. It
 covers each distinct convolution of the nets of `configs` and of
 `benchmarks.nets`, with batches of 10, 16 and 64, on one and on two threads. It
-takes hours for all data sets; `--every=4` takes each fourth layer. A worker process per number of threads measures
-as `benchmarks.lowerings` does: the ways of a pass in turn, in a loop, least
-time of each. The two workers take turns layer by layer. A way that is three
-times slower than another in its first call is not repeated.
+takes hours for all data sets; `--every=4` takes each fourth layer. A worker
+process per number of threads measures as `benchmarks.lowerings` does: the ways
+of a pass in turn, in a loop, least time of each. The two workers take turns
+layer by layer. A way that is three times slower than another in its first call
+is not repeated.
 
 A way wins if it is more than 3 % faster than every other way. Wins are counted
 twice: among all ways, and among the ways without oneDNN. The file is written
