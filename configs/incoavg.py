@@ -29,7 +29,7 @@ def get_config(arg=''):
   Run: `python -m launch.train --config=configs/incoavg.py[:variant,...]`.
 
   Measured without variants, seed 0, two CPU cores: mean client accuracy
-  TODO % after 20 rounds.
+  91.9 % after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.

@@ -104,7 +104,6 @@ def moon_loss(
   last = len(model.blocks) - 1
 
   def frozen(variables, batch):
-    """R in test mode, [B, D]."""
     z, _ = model.apply(variables, batch.x, stop=last, mask=batch.mask)
     return z.reshape(len(z), -1)
 
@@ -116,12 +115,8 @@ def moon_loss(
         variables._replace(stats=stats), z, start=last, **pass_on
     )
     loss = task.loss(logits, batch.y, batch.mask)
-    away = contrast(
-        z.reshape(len(z), -1),
-        frozen(received, batch),
-        frozen(previous, batch),
-        temperature,
-    )
+    others = frozen(received, batch), frozen(previous, batch)
+    away = contrast(z.reshape(len(z), -1), *others, temperature)
     # 0 on the first visit, whatever there is in place of prev_k.
     away = jnp.where(visited, masked_mean(away, batch.mask), 0.0)
     # CE + mu mean l
@@ -162,7 +157,6 @@ def moon(
   local = federation.local
 
   def init_client(group, client_id, key):
-    del client_id
     nothing = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         group.model.abstract_variables,
@@ -173,13 +167,11 @@ def moon(
   def client_update(group, client, sent, data, visit):
     model, previous = group.model, client.previous
     start = exchange.assemble(group, client.own, sent)
-    x, frozen = start, previous
-    if local.drop_unused_weights:
-      x, frozen = model.trim(start), model.trim(previous)
-    loss_fn = model_loss(model, local.task)
+    trim = model.trim if local.drop_unused_weights else lambda whole: whole
+    x, loss_fn = trim(start), model_loss(model, local.task)
     if mu > 0:
       loss_fn = moon_loss(
-          model, local.task, x, frozen, client.visited, mu, temperature
+          model, local.task, x, trim(previous), client.visited, mu, temperature
       )
     y, _, metrics, num_steps = fit(loss_fn, local, x, data, visit)
     y = model.fill(y, start)
