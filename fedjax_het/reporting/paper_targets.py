@@ -94,6 +94,8 @@ _V2_TABLE_1 = {
     '56.1±2.1 183',
     'FedGen': '89.1 88.7±1.2 39 91.7 89.2±1.4 64 78.3 69.6±2.2 134 65.1 '
     '58.4±2.5 142',
+    'FedET': '90.2 89.5±1.5 29 89.8 88.6±1.6 70 75.4 71.1±2.6 117 67.3 '
+    '60.8±2.4 121',
     'FedRolex': '90.9 88.7±1.3 100 91.3 87.0±1.2 81 79.8 68.0±1.6 165 68.7 '
     '57.4±2.3 159',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
@@ -209,6 +211,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       fedprox='FedProx',
       scaffold='SCAFFOLD',
       fedgen='FedGen',
+      fedet='FedET',
       fedrolex='FedRolex',
   )
   if name in plain:
