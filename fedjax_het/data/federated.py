@@ -79,6 +79,21 @@ class InMemory:
     return Batch(self.x[position], self.y[position], mask, position)
 
 
+class Unaugmented(NamedTuple):
+  """Preprocessing that does not augment, whatever the key.
+
+  Attributes:
+    preprocess: See `ClientData`.
+  """
+
+  preprocess: Callable[..., jax.Array]
+
+  def __call__(self, images, key=None):
+    """uint8 -> float32."""
+    del key
+    return self.preprocess(images)
+
+
 @flax.struct.dataclass
 class ClientData:
   """The examples of one client.
@@ -110,6 +125,10 @@ class ClientData:
     """The public set in the form of a client's data."""
     size = jnp.int32(len(self.public))
     return self.replace(index=self.public, size=size)
+
+  def unaugmented(self) -> 'ClientData':
+    """The same examples, never augmented."""
+    return self.replace(preprocess=Unaugmented(self.preprocess))
 
   def batch(self, position, mask=None, key=None) -> Batch:
     """Gathers the examples at `position` ([B] int32) of the client's table."""

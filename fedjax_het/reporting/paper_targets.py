@@ -102,6 +102,8 @@ _V2_TABLE_1 = {
     '56.3±2.6 156',
     'InclusiveFL': '88.4 89.1±1.0 31 90.9 88.7±0.9 67 75.0 67.2±1.7 160 65.8 '
     '54.7±1.9 134',
+    'FedET': '90.2 89.5±1.5 29 89.8 88.6±1.6 70 75.4 71.1±2.6 117 67.3 '
+    '60.8±2.4 121',
     'FedRolex': '90.9 88.7±1.3 100 91.3 87.0±1.2 81 79.8 68.0±1.6 165 68.7 '
     '57.4±2.3 159',
     'InCoAvg': '90.6 89.5±1.2 22 90 87.4±1.8 55 78.7 67.5±2.6 127 67.2 '
@@ -241,6 +243,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       fedgen='FedGen',
       moon='MOON',
       incoavg='InCoAvg',
+      fedet='FedET',
       fedrolex='FedRolex',
       fedfomo='FedFomo',
       inclusivefl='InclusiveFL',

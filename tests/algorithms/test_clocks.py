@@ -4,6 +4,7 @@ No model moves and what a client distils from is what it computes itself, so
 every distillation loss is 0: whatever waits, whatever is stale.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -74,6 +75,9 @@ def make(name):
       sizes=np.full(NUM, SIZE),
       num_public=NUM_PUBLIC,
   )
+  if needs_of(ALGORITHMS[name]).server_model:
+    (group,) = federation.groups
+    federation = dataclasses.replace(federation, server_model=group.model)
   return ALGORITHMS[name](federation, **OPTIONS.get(name, {})), federation
 
 

@@ -14,7 +14,7 @@ from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.types import Visit
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.config import default_config
-from tests.tiny import tiny_data, tiny_federation, tiny_local
+from tests.tiny import tiny_data, tiny_federation, tiny_local, tiny_model
 
 NUM_PUBLIC = 5
 # {method: whether it keeps its clients' optimisers by itself}.
@@ -38,7 +38,10 @@ def federate(keep, depths=(1, 2), **kwargs):
 
 def visit_shapes(name, keep):
   """Client before and after, downlink and uplink, as shapes."""
-  federation = federate(keep)
+  large = needs_of(ALGORITHMS[name]).server_model
+  federation = federate(
+      keep, server_model=tiny_model(3, norm=False) if large else None
+  )
   algorithm, group = ALGORITHMS[name](federation), federation.groups[1]
   turn = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
 

@@ -118,8 +118,11 @@ def test_the_papers_settings():
   for name in METHODS:
     other = load(name).get_config('v2').to_dict()
     mine = v2.to_dict()
-    # FedMD needs a public set, FedAsync runs by another clock.
-    own_entries = ['algorithm', 'public_size', 'clock', 'devices']
+    # FedMD needs a public set, Fed-ET a model of the server, FedAsync runs by
+    # another clock.
+    own_entries = [
+        'algorithm', 'public_size', 'server_model', 'clock', 'devices'
+    ]  # fmt: skip
     # Widths have groups of their own.
     own_entries += ['groups'] if one_model(name) else []
     for own in own_entries:

@@ -1,7 +1,5 @@
 """The subsets of the public set on which FedMD's clients agree."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,18 +60,6 @@ def public_subset(seed, number, data: ClientData, size: int) -> ClientData:
   whole, rest = np.divmod(np.arange(size) * num, size)
   offset = jax.random.randint(jax.random.fold_in(key, 1), (), 0, num)
   place = whole.astype(np.int32) + (rest.astype(np.int32) + offset) // size
-  return data.replace(
-      index=data.public[by_class[place]],
-      size=jnp.int32(size),
-      preprocess=_Plain(data.preprocess),
+  return data.unaugmented().replace(
+      index=data.public[by_class[place]], size=jnp.int32(size)
   )
-
-
-class _Plain(NamedTuple):
-  """Preprocessing that does not augment, whatever the key."""
-
-  preprocess: Any
-
-  def __call__(self, images, key=None):
-    del key
-    return self.preprocess(images)

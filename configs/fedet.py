@@ -1,0 +1,47 @@
+"""Fed-ET: an ensemble of small models teaches a large one on the server."""
+
+import ml_collections
+
+from configs import common, fedmd
+from fedjax_het.experiment.config import group_spec
+
+
+def _architecture(config):
+  """Averages inside each architecture only, as in the paper."""
+  config.algorithm.aggregation = 'architecture'
+
+
+VARIANTS = dict(architecture=_architecture)
+
+
+def get_config(arg=''):
+  """Fed-ET on the embedded digits, a tenth of them public, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/fedet.py[:variant,...]`.
+
+  The server's model is that of the last group, the deepest, as a tree of its
+  own. Its classifier must have the shape of all groups'.
+
+  Measured without variants, seed 0, two CPU cores: mean client accuracy
+  00.0 % after 20 rounds, 00.0 % for the server's model.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  config = common.get_config('fedet', arg, VARIANTS)
+  config.public_size = fedmd.PUBLIC[config.dataset]
+  if config.algorithm.aggregation == 'ends':  # FedIN v1's.
+    config.algorithm.aggregation = 'layerwise'
+  last = list(config.groups)[-1]
+  entry = config.groups[last]
+  own = entry.to_dict() if isinstance(entry, ml_collections.ConfigDict) else {}
+  options = {k: v for k, v in own.items() if k not in ('model', 'clients')}
+  model = group_spec(config, last).model
+  config.server_model = (
+      ml_collections.ConfigDict(dict(model=model, **options))
+      if options else model
+  )  # fmt: skip
+  return config
