@@ -2,6 +2,7 @@
 
 from configs import (
     fedavg,
+    feddpa,
     fedfomo,
     fedin,
     fedprox,
@@ -24,6 +25,7 @@ METHODS = {
     'HeteroFL': (heterofl.get_config, 'v2'),
     'FedFomo': (fedfomo.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
+    'FedDPA': (feddpa.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -40,13 +42,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Eight methods on eight columns, three seeds.
+  """Nine methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedNova, MOON, FedGen, FedET,
-  InclusiveFL, ScaleFL, FedDPA, InCoAvg and FedSelect.
+  InclusiveFL, ScaleFL, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.
