@@ -24,7 +24,7 @@ def get_config(arg=''):
   Models are personal, and are evaluated on the test set that all share.
 
   Measured without variants, seed 0, two CPU cores: mean client accuracy
-  TODO % after 20 rounds.
+  61.9 % after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.

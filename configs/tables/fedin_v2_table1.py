@@ -2,6 +2,7 @@
 
 from configs import (
   fedavg,
+  feddpa,
   fedet,
   fedfomo,
   fedgen,
@@ -36,6 +37,7 @@ METHODS = {
     'FedET': (fedet.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'InCoAvg': (incoavg.get_config, 'v2'),
+    'FedDPA': (feddpa.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -52,6 +54,7 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
+  """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.feddpa import feddpa
 from fedjax_het.algorithms.fedepth import fedepth
 from fedjax_het.algorithms.fedet import fedet
 from fedjax_het.algorithms.fedfomo import fedfomo
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'incoavg': incoavg,
     'fedin': fedin,
     'fedfomo': fedfomo,
+    'feddpa': feddpa,
     'fedhe': fedhe,
     'fd': fd,
     'fedmd': fedmd,

@@ -108,6 +108,8 @@ _V2_TABLE_1 = {
     '57.4±2.3 159',
     'InCoAvg': '90.6 89.5±1.2 22 90 87.4±1.8 55 78.7 67.5±2.6 127 67.2 '
     '57.5±2.6 135',
+    'FedDPA': '90.0 89.4±1.2 30 90.9 89.6±1.4 58 77.2 73.5±2.2 96 68.4 '
+    '59.4±2.3 93',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -247,6 +249,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       fedrolex='FedRolex',
       fedfomo='FedFomo',
       inclusivefl='InclusiveFL',
+      feddpa='FedDPA',
   )
   if name in plain:
     # The papers' servers average.

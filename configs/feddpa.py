@@ -1,0 +1,50 @@
+"""FedDPA: entries that matter for a client's own data stay with it."""
+
+from configs import common
+
+
+def _architecture(config):
+  """Averages inside each architecture only."""
+  config.algorithm.aggregation = 'architecture'
+
+
+def _local_norm(config):
+  """Running statistics stay on the client, as in the authors' code."""
+  config.local_stats = True
+
+
+def _code(config):
+  """As the authors' code: weights by examples, clipping and noise.
+
+  A sigma of 1 is an example; the code computes one by an accountant.
+  """
+  _local_norm(config)
+  config.algorithm.weights = 'data'
+  config.algorithm.clip = config.algorithm.target
+  config.algorithm.sigma = 1.0
+
+
+VARIANTS = dict(
+    architecture=_architecture, local_norm=_local_norm, code=_code
+)
+
+
+def get_config(arg=''):
+  """FedDPA on the embedded digits, else as `fedin.py`.
+
+  Run: `python -m launch.train --config=configs/feddpa.py[:variant,...]`.
+
+  A visit has twice the epochs of other methods, `local.epochs` in each phase.
+  The clients' models are evaluated on the test set that all share; the server's
+  are the view 'global'.
+
+  Measured without variants, seed 0, two CPU cores, after 20 rounds: mean client
+  accuracy TODO %, view 'global' TODO %.
+
+  Args:
+    arg: Variants of `common` and of this file, separated by commas.
+
+  Returns:
+    The config.
+  """
+  return common.get_config('feddpa', arg, VARIANTS)

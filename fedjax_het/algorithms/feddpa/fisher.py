@@ -1,0 +1,68 @@
+"""Which entries matter for a client: the diagonal of its Fisher information."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.data.federated import ClientData, FederatedData
+from fedjax_het.engine.local import LocalTraining
+from fedjax_het.engine.static_norm import static_statistics
+from fedjax_het.models.blocks import BlockModel, Variables
+
+
+def own_statistics(
+    model: BlockModel, local: LocalTraining, params, data: ClientData
+):
+  """Norm statistics over the examples of one client, {block: tree}."""
+  one = FederatedData(
+      data.images, data.labels, data.index[None], data.size[None],
+      data.preprocess,
+  )  # fmt: skip
+  return static_statistics(model, params, one, batch_size=local.batch_size)
+
+
+def fisher(model: BlockModel, task, variables: Variables, data: ClientData):
+  """The diagonal of the empirical Fisher information.
+
+  Args:
+    model: The architecture.
+    task: Its `losses` are -log p(y | input).
+    variables: Where it is taken, in inference mode.
+    data: The client's examples; nothing is augmented.
+
+  Returns:
+    F like the parameters: the mean over examples of squared gradients.
+  """
+
+  def loss(params, i):
+    batch = data.batch(i[None])
+    outputs, _ = model.apply(Variables(params, variables.stats), batch.x)
+    return task.losses(outputs, batch.y)[0]
+
+  def add(i, total):
+    grads = jax.grad(loss)(variables.params, i)
+    return jax.tree.map(lambda t, g: t + jnp.square(g), total, grads)
+
+  zeros = jax.tree.map(jnp.zeros_like, variables.params)
+  total = jax.lax.fori_loop(0, data.size, add, zeros)
+  # F <- 1/n sum_i g_i^2.
+  return jax.tree.map(lambda t: t / jnp.maximum(data.size, 1), total)
+
+
+def personal_entries(information, threshold: float):
+  """M: where F, scaled to [0, 1] in each tensor, exceeds tau.
+
+  Args:
+    information: F, {block: tree}.
+    threshold: tau.
+
+  Returns:
+    {block: tree of bool}. In a constant tensor the scaled F is 0.
+  """
+
+  def mask(f):
+    low, high = jnp.min(f), jnp.max(f)
+    spread = jnp.where(high > low, high - low, 1.0)
+    # (F - min F) / (max F - min F) > tau; rounding may not exceed 1.
+    return jnp.minimum((f - low) / spread, 1.0) > threshold
+
+  return jax.tree.map(mask, information)

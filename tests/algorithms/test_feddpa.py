@@ -1,0 +1,422 @@
+"""FedDPA by hand, against NumPy over a round, and beside FedAvg and Private."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.aggregation.personal_entries import (
+  blend,
+  complement,
+  fit_masked,
+  fraction,
+)
+from fedjax_het.algorithms import fedavg, feddpa, private
+from fedjax_het.algorithms.feddpa import distance, penalised, released
+from fedjax_het.algorithms.feddpa.fisher import fisher, personal_entries
+from fedjax_het.engine import rounds
+from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.types import Visit
+from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
+from tests.quadratics import quadratics
+from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+
+KEY = jax.random.key(0)
+CLOSE = dict(rtol=1e-5, atol=1e-6)
+
+
+def test_fisher_takes_each_example_by_itself():
+  """Gradients h (w - a) of 1 and -2: 2.5; of their mean it would be 0.25."""
+  federation, data = quadratics([1], sizes=2, owned='l1 l2')
+  model = federation.groups[0].model
+  data = data.replace(labels=jnp.array([-1, 2])).client(0)
+  start = model.init(KEY)
+  got = fisher(model, federation.task, start, data)
+  np.testing.assert_allclose([got['l1']['w'], got['l2']['w']], 2.5)
+  moved = start._replace(
+      params={**start.params, 'l1': dict(w=jnp.float32(2.0))}
+  )
+  got = fisher(model, federation.task, moved, data)
+  np.testing.assert_allclose([got['l1']['w'], got['l2']['w']], [4.5, 2.5])
+
+
+def test_personal_entries_by_hand():
+  information = dict(
+      a=jnp.array([4.0, 1.0, 0.0, 2.0]), b=jnp.full((2, 2), 3.0),
+      c=jnp.array([[5.0]]), d=jnp.array([0.0, 0.4, 1.0]),
+  )  # fmt: skip
+  for scale in (1.0, 1e-20):
+    scaled = jax.tree.map(lambda f, scale=scale: scale * f, information)
+    mask = personal_entries(scaled, 0.4)
+    assert mask['a'].tolist() == [True, False, False, True]
+    assert not np.any(mask['b']) and not np.any(mask['c'])
+  # tau itself is shared.
+  assert personal_entries(information, 0.4)['d'].tolist() == [
+      False, False, True
+  ]
+  assert not np.any(jax.tree.leaves(personal_entries(information, 1.0)['a']))
+  assert np.all(personal_entries(information, -1.0)['b'])
+  mask = personal_entries(information, 0.4)['a']
+  start = blend(mask, jnp.full(4, 9.0), jnp.ones(4))
+  assert start.tolist() == [9, 1, 1, 9]
+  assert complement(mask).tolist() == [False, True, True, False]
+  assert float(fraction(dict(a=mask, b=jnp.ones(4, bool)))) == 0.75
+
+
+def test_penalties_by_hand():
+  """Differences (3, 4) and (0, 1): R = 6."""
+  x = dict(a=jnp.zeros(2), b=jnp.zeros((1, 2)))
+  w = dict(a=jnp.array([3.0, 4.0]), b=jnp.array([[0.0, 1.0]]))
+  assert float(distance(w, x)) == 6.0
+  none = jax.tree.map(jnp.zeros_like, w)
+
+  def gradient(strength, aim, w):
+    got = penalised(strength, aim, x)(none, w)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(got)])
+
+  towards = np.array([0.6, 0.8, 0.0, 1.0])
+  for strength, aim, want in (
+      (0.1, 0.0, 0.05 * towards),
+      (0.05, 0.5, 0.025 * towards),
+      (0.05, 7.0, -0.025 * towards),
+      (0.0, 0.5, 0 * towards),
+  ):
+    np.testing.assert_allclose(gradient(strength, aim, w), want, rtol=1e-6)
+  # At x itself nothing pulls, and nothing is NaN.
+  assert not np.any(gradient(0.1, 0.0, x)) and float(distance(x, x)) == 0.0
+  assert not np.any(gradient(0.05, 0.5, x))
+  ones = jax.tree.map(jnp.ones_like, w)
+  got = penalised(0.1, 0.0, x)(ones, w)
+  np.testing.assert_allclose(got['a'], 1 + 0.05 * towards[:2], rtol=1e-6)
+
+
+def test_clipping_and_noise():
+  update = dict(a=jnp.array([3.0]), b=jnp.array([[4.0]]))
+  got = released(update, 0.5, 0.0, 4, KEY)
+  np.testing.assert_allclose([got['a'][0], got['b'][0, 0]], [0.3, 0.4], 1e-6)
+  small = dict(a=jnp.array([0.1, 0.2]), b=jnp.array([[0.2]]))
+  assert_trees(released(small, 0.5, 0.0, 4, KEY), small, rtol=0)
+  # sigma S / sqrt(N) = 2 * 0.5 / 10, independent in all entries.
+  many = dict(a=jnp.zeros((200, 500)), b=jnp.zeros((200, 500)))
+  noise = released(many, 0.5, 2.0, 100, KEY)
+  for leaf in jax.tree.leaves(noise):
+    np.testing.assert_allclose(np.std(leaf), 0.1, rtol=0.01)
+  assert abs(np.corrcoef(noise['a'].ravel(), noise['b'].ravel())[0, 1]) < 0.01
+
+
+def adamw(lr):
+  return optax.adamw(lr, weight_decay=0.1)
+
+
+def momentum(lr):
+  return optax.sgd(lr, momentum=0.9)
+
+
+@pytest.mark.parametrize('tx', [adamw, momentum])
+def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
+  federation = tiny_federation((1,), 1, local=tiny_local(tx, 0.1))
+  (group,), data = federation.groups, tiny_data((8,)).client(0)
+  start = group.model.init(KEY)
+  mask = jax.tree.map(
+      lambda a: jax.random.bernoulli(jax.random.key(a.size), 0.5, a.shape),
+      start.params,
+  )
+  visit = Visit(jnp.int32(0), jnp.int32(0), KEY)
+  fit = jax.jit(
+      lambda mask: fit_masked(
+          group.model, federation.local, start, data, visit, mask
+      )
+  )
+  end, state, _, num = fit(mask)
+  assert int(num) == 4
+  moved = jax.tree.map(lambda a, b: a != b, start.params, end.params)
+  for m, changed in zip(jax.tree.leaves(mask), jax.tree.leaves(moved)):
+    assert not np.any(changed & ~m) and np.any(changed & m)
+  # Moments of the others stay 0.
+  alike = jax.tree.structure(mask)
+  for moments in jax.tree.leaves(
+      state, is_leaf=lambda node: jax.tree.structure(node) == alike
+  ):
+    if jax.tree.structure(moments) == alike:
+      others = jax.tree.map(lambda m, v: ~m & (v != 0), mask, moments)
+      assert not any(np.any(leaf) for leaf in jax.tree.leaves(others))
+  # Without an entry there is no step: statistics stay, too.
+  nothing = jax.tree.map(jnp.zeros_like, mask)
+  end, _, metrics, num = fit(nothing)
+  assert int(num) == 0 and float(metrics['train_loss']) == 0
+  assert_trees(end, start, rtol=0)
+
+
+# Rounds of the engine.
+
+
+def small(norm=False, batch_size=8, **fields):
+  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  federation = tiny_federation(
+      (1, 2), norm=norm, local=tiny_local(optax.sgd, 0.1, 3, batch_size),
+      **fields,
+  )  # fmt: skip
+  return federation, tiny_data((5, 8, 3, 7))
+
+
+@functools.cache
+def played(method, norm=False, num=2, cohort_size=4, batch_size=8, **options):
+  """The states after each round, and the last report."""
+  federation, data = small(norm, batch_size)
+  algorithm = method(federation, **options)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, KEY)
+  states = [jax.device_get(state)]
+  for _ in range(num):
+    state, report = run_round(state, data, jax.random.key(1), jax.random.key(2))
+    states.append(jax.device_get(state))
+  return states, report
+
+
+def test_without_personal_entries_it_is_fedavg():
+  """tau = 1, lambda2 = 0: parameters and statistics, in minibatches."""
+  setting = dict(norm=True, batch_size=4, cohort_size=3)
+  got, report = played(feddpa, threshold=1.0, lambda2=0.0, **setting)
+  want, plain = played(fedavg, **setting)
+  for a, b in zip(got, want):
+    assert_trees(a.server, b.server, rtol=1e-5, atol=1e-6)
+  for name, group in report.items():
+    assert not np.any(group.metrics['personal_share'])
+    np.testing.assert_allclose(
+        group.metrics['train_loss'], plain[name].metrics['train_loss'], **CLOSE
+    )
+    # As many bytes, too.
+    assert rounds.round_bytes(group, 4) == rounds.round_bytes(plain[name], 4)
+  other, _ = played(feddpa, threshold=1.0, **setting)
+  gap = other[1].server.params['stem']['Dense_0']['kernel'] - (
+      want[1].server.params['stem']['Dense_0']['kernel']
+  )
+  assert np.abs(gap).max() > 1e-4
+
+
+def test_with_personal_entries_only_it_is_local_training():
+  """tau = -1, lambda1 = 0, full batches: what the server has is not used."""
+  got, report = played(feddpa, threshold=-1.0, lambda1=0.0)
+  want, _ = played(private)
+  for a, b in zip(got, want):
+    for name in a.clients:
+      assert_trees(a.clients[name], b.clients[name][0], rtol=1e-5, atol=1e-6)
+  for group in report.values():
+    np.testing.assert_allclose(group.metrics['personal_share'], 1.0, rtol=1e-6)
+  # lambda1 pulls towards x.
+  pulled, _ = played(feddpa, threshold=-1.0, lambda1=1.0)
+  gaps = [
+      float(distance(
+          states[-1].clients['tiny1'].params,
+          {n: states[-2].server.params[n]
+           for n in states[-1].clients['tiny1'].params},
+      )) for states in (pulled, got)
+  ]  # fmt: skip
+  assert gaps[0] < gaps[1]
+
+
+def test_without_a_learning_rate_nothing_moves():
+  federation = tiny_federation(
+      (1, 2), norm=False, local=tiny_local(optax.sgd, 0.0)
+  )
+  algorithm = feddpa(federation)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=4, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, KEY)
+  before = jax.device_get(state)
+  state, _ = run_round(
+      state, tiny_data((5, 8, 3, 7)), jax.random.key(1), jax.random.key(2)
+  )
+  assert_trees(state.server, before.server, rtol=0)
+  assert_trees(state.clients, before.clients, rtol=0)
+
+
+def test_a_visit_moves_the_running_statistics():
+  """In both phases: each of the steps 3 and 4 trains in training mode."""
+  for options in (dict(threshold=1.0), dict(threshold=-1.0), {}):
+    states, _ = played(feddpa, norm=True, num=1, **options)
+    for client in states[1].clients.values():
+      for leaf, old in zip(
+          jax.tree.leaves(client.stats),
+          jax.tree.leaves(states[0].clients['tiny1'].stats) * 2,
+      ):
+        assert np.all(np.any(leaf != np.ravel(old)[0], axis=-1))
+
+
+def test_noise_is_sent_and_not_kept():
+  loud, _ = played(feddpa, num=1, clip=1e3, sigma=1e-3)
+  plain, _ = played(feddpa, num=1)
+  assert_trees(loud[1].clients, plain[1].clients, rtol=0)
+  gaps = jax.tree.map(lambda a, b: a - b, loud[1].server, plain[1].server)
+  noise = np.concatenate([np.ravel(g) for g in jax.tree.leaves(gaps.params)])
+  # S sigma / sqrt(N) = 0.5, of 4 (or, mid1, of 2) clients.
+  assert 0.15 < np.std(noise) < 0.45
+  limit, _ = played(feddpa, num=1, clip=1e3)
+  assert_trees(limit[1].server, plain[1].server, rtol=1e-5, atol=1e-6)
+
+
+def test_own_models_and_the_servers_are_evaluated():
+  federation, data = small(norm=True)
+  algorithm = feddpa(federation)
+  states, _ = played(feddpa, norm=True)
+  state = jax.tree.map(jnp.asarray, states[-1])
+  scores = make_evaluate(
+      algorithm, federation, np.asarray(data.images), np.asarray(data.labels),
+      preprocess,
+  )(state)  # fmt: skip
+  x = preprocess(data.images)
+  for group in federation.groups:
+    for row, k in enumerate(scores[group.name].client_id.tolist()):
+      mine = jax.tree.map(lambda a, row=row: a[row], state.clients[group.name])
+      view = scores[group.name].views['global']
+      for model, found in (
+          (mine, scores[group.name].accuracy),
+          (fedavg(federation).client_model(state.server, (), group), view),
+      ):
+        logits, _ = group.model.apply(model, x)
+        want = np.mean(np.argmax(logits, axis=1) == data.labels)
+        np.testing.assert_allclose(found[row], want, rtol=1e-6, err_msg=str(k))
+
+
+# One round in NumPy, from weights that differ.
+
+
+def norm(a):
+  return np.sqrt(np.sum(a**2))
+
+
+def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip):
+  """The client's new weights and what it sends, step by step as printed."""
+  total = {n: {i: 0.0 for i in w_k[n]} for n in names}
+  for one, label in zip(inputs, labels):
+    g = oracle_gradient(w_k, names, one[None], np.array([label]))
+    for n in names:
+      for i in g[n]:
+        total[n][i] = total[n][i] + g[n][i] ** 2 / len(labels)
+  mask = {
+      n: {
+          i: (f - f.min()) / (np.ptp(f) or 1.0) > 0.4
+          for i, f in total[n].items()
+      }
+      for n in names
+  }
+  w = {
+      n: {i: np.where(mask[n][i], w_k[n][i], x[n][i]) for i in w_k[n]}
+      for n in names
+  }
+  for personal, strength, aim in ((True, 0.1, 0.0), (False, 0.05, 0.5)):
+    for _ in range(steps):
+      g = oracle_gradient(w, names, inputs, labels)
+      r = sum(norm(w[n][i] - x[n][i]) for n in names for i in w[n])
+      sign = np.sign(r - aim)
+      for n in names:
+        for i in w[n]:
+          d = w[n][i] - x[n][i]
+          pull = strength / 2 * sign * d / norm(d) if norm(d) else 0.0
+          moves = mask[n][i] == personal
+          w[n][i] = w[n][i] - moves * rate * (g[n][i] + pull)
+  sent = {n: {i: w[n][i] - x[n][i] for i in w[n]} for n in names}
+  length = np.sqrt(sum(norm(u) ** 2 for n in names for u in sent[n].values()))
+  factor = 1 / max(1, length / clip)
+  sent = {n: {i: factor * u for i, u in sent[n].items()} for n in names}
+  return w, sent, mask
+
+
+def dense(tree):
+  """Without flax's name of the layer."""
+  return {
+      n: {i: np.asarray(a, np.float64) for i, a in block['Dense_0'].items()}
+      for n, block in tree.items()
+  }
+
+
+def test_one_round_in_numpy():
+  """Two architectures, three of four clients, weighted by examples."""
+  federation, data = small()
+  algorithm = feddpa(federation, clip=0.3, weights='data')
+  rng = np.random.default_rng(0)
+
+  def noise(tree):
+    return jax.tree.map(
+        lambda a: (a + rng.normal(0, 0.3, np.shape(a))).astype(np.float32), tree
+    )
+
+  state = rounds.init_state(algorithm, federation, KEY)
+  state = jax.device_get(state)
+  state = state._replace(
+      server=noise(state.server), clients=noise(state.clients)
+  )
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=3, backend='map'
+  )
+  after, reports = run_round(
+      jax.tree.map(jnp.asarray, state), data, jax.random.key(1),
+      jax.random.key(2),
+  )  # fmt: skip
+  images, x = np.asarray(preprocess(data.images)), dense(state.server.params)
+  total = {n: {i: 0.0 for i in x[n]} for n in x}
+  weight, shares = dict.fromkeys(x, 0.0), []
+  for group in federation.groups:
+    ids = np.asarray(reports[group.name].client_id)
+    for row, k in enumerate(group.client_ids.tolist()):
+      one = lambda tree, row=row: dense(  # noqa: E731
+          jax.tree.map(lambda a: a[row], tree.params)
+      )
+      before, got = (one(s.clients[group.name]) for s in (state, after))
+      if k not in ids:
+        assert_trees(got, before, rtol=0)
+        continue
+      index = np.asarray(data.index[k, : data.sizes[k]])
+      w, sent, mask = oracle_visit(
+          before, x, group.model.block_names,
+          images[index].reshape(len(index), -1).astype(np.float64),
+          np.asarray(data.labels)[index], 0.1, 3, 0.3,
+      )  # fmt: skip
+      assert_trees(got, w, **CLOSE)
+      flat = np.concatenate([np.ravel(m) for m in jax.tree.leaves(mask)])
+      shares.append(flat.mean())
+      (place,) = np.flatnonzero(ids == k)
+      np.testing.assert_allclose(
+          reports[group.name].metrics['personal_share'][place], shares[-1], 1e-6
+      )
+      for n in sent:
+        weight[n] += len(index)
+        for i in sent[n]:
+          total[n][i] = total[n][i] + len(index) * sent[n][i]
+  assert len(shares) == 3 and 0.05 < min(shares) and max(shares) < 0.95
+  want = {
+      n: {i: x[n][i] + total[n][i] / (weight[n] or 1.0) for i in x[n]}
+      for n in x
+  }
+  assert_trees(dense(after.server.params), want, **CLOSE)
+
+
+def test_running_statistics_can_stay():
+  federation, _ = small(norm=True)
+  federation = dataclasses.replace(federation, local_stats=True)
+  assert not feddpa(federation).init(KEY).stats
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(threshold=1.5), 'threshold must be at least -1 and at most 1, '),
+        (dict(lambda1=-0.1), 'lambda1 must be at least 0, got -0.1.'),
+        (dict(lambda2=-0.1), 'lambda2 must be at least 0, got -0.1.'),
+        (dict(target=-1.0), 'target must be at least 0, got -1.0.'),
+        (dict(clip=0.0), 'clip must be above 0, got 0.'),
+        (dict(sigma=0.5), 'sigma must be 0 without a clip, got 0.5.'),
+        (dict(weights='size'), "Unknown weights 'size'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+  with pytest.raises(ValueError) as error:
+    feddpa(tiny_federation(), **options)
+  assert str(error.value).startswith(message)
