@@ -8,6 +8,7 @@ from configs import (
   heterofl,
   inclusivefl,
   scaffold,
+  scalefl,
 )
 from configs.tables import _papers
 from fedjax_het.reporting import paper_targets
@@ -24,6 +25,7 @@ METHODS = {
     'HeteroFL': (heterofl.get_config, 'v2'),
     'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
+    'ScaleFL': (scalefl.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -40,13 +42,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Eight methods on eight columns, three seeds.
+  """Nine methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedNova, MOON, FedGen, FedFomo, FedET,
-  ScaleFL, FedDPA, InCoAvg and FedSelect.
+  FedDPA, InCoAvg and FedSelect.
 
   Args:
     scale: One of `SCALES`.
@@ -56,7 +58,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """
   rows = _papers.fedin_rows(METHODS, COLUMNS, scale)
   if scale == 'full':
-    for row in ('HeteroFL', 'FedRolex'):
+    for row in ('HeteroFL', 'FedRolex', 'ScaleFL'):
       for config in rows[row].values():
         for group in config.groups.values():
           # As large as the other methods' models are on average.
@@ -69,8 +71,10 @@ def get_table(scale: str = SCALES[0]) -> Table:
           scale,
           f'{SETTING} HeteroFL: widths of one ResNet152, drawn anew by every '
           'client in every visit. FedRolex: the same widths, each for a fifth '
-          'of the clients, and the accuracy of the full width.',
-          f'{CPU} HeteroFL and FedRolex: widths of a ResNet26.',
+          'of the clients, and the accuracy of the full width. ScaleFL: five '
+          'levels of the same net, each for a fifth of the clients and '
+          'evaluated at its last exit; the paper leaves exits and ratios open.',
+          f'{CPU} HeteroFL, FedRolex and ScaleFL: parts of a ResNet26.',
       ),
       rows=rows,
       paper=_papers.fedin_paper(paper_targets.fedin_v2_table_1, names, COLUMNS),

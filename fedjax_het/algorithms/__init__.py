@@ -22,6 +22,7 @@ from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.algorithms.scalefl import scalefl
 from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'heterofl': heterofl,
     'fedrolex': fedrolex,
     'inclusivefl': inclusivefl,
+    'scalefl': scalefl,
     'splitmix': splitmix,
 }
 

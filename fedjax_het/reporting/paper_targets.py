@@ -96,6 +96,8 @@ _V2_TABLE_1 = {
     '54.7±1.9 134',
     'FedRolex': '90.9 88.7±1.3 100 91.3 87.0±1.2 81 79.8 68.0±1.6 165 68.7 '
     '57.4±2.3 159',
+    'ScaleFL': '91.1 90.1±0.7 95 93.7 90.2±0.7 100 76.4 72.0±2.0 108 69.2 '
+    '58.1±2.4 120',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -215,6 +217,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       scaffold='SCAFFOLD',
       fedrolex='FedRolex',
       inclusivefl='InclusiveFL',
+      scalefl='ScaleFL',
   )
   if name in plain:
     # The papers' servers average.
