@@ -15,6 +15,7 @@ from configs import (
   incoavg,
   moon,
   scaffold,
+  scalefl,
 )
 from configs.tables import _papers
 from fedjax_het.reporting import paper_targets
@@ -38,6 +39,7 @@ METHODS = {
     'FedRolex': (fedrolex.get_config, 'v2'),
     'InCoAvg': (incoavg.get_config, 'v2'),
     'FedDPA': (feddpa.get_config, 'v2'),
+    'ScaleFL': (scalefl.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -57,6 +59,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
+  """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
@@ -69,7 +72,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """
   rows = _papers.fedin_rows(METHODS, COLUMNS, scale)
   if scale == 'full':
-    for row in ('HeteroFL', 'FedRolex'):
+    for row in ('HeteroFL', 'FedRolex', 'ScaleFL'):
       for config in rows[row].values():
         for group in config.groups.values():
           # As large as the other methods' models are on average.
@@ -86,6 +89,10 @@ def get_table(scale: str = SCALES[0]) -> Table:
           'of the training set is public, without labels, and a ResNet26 is '
           'on the server; the accuracies are those of the small models.',
           f'{CPU} HeteroFL and FedRolex: widths of a ResNet26.',
+          'of the clients, and the accuracy of the full width. ScaleFL: five '
+          'levels of the same net, each for a fifth of the clients and '
+          'evaluated at its last exit; the paper leaves exits and ratios open.',
+          f'{CPU} HeteroFL, FedRolex and ScaleFL: parts of a ResNet26.',
       ),
       rows=rows,
       paper=_papers.fedin_paper(paper_targets.fedin_v2_table_1, names, COLUMNS),

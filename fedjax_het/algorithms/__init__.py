@@ -29,6 +29,7 @@ from fedjax_het.algorithms.incoavg import incoavg
 from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
+from fedjax_het.algorithms.scalefl import scalefl
 from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'heterofl': heterofl,
     'fedrolex': fedrolex,
     'inclusivefl': inclusivefl,
+    'scalefl': scalefl,
     'splitmix': splitmix,
 }
 

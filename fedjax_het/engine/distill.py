@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 
-def distillation(student, teacher, temperature: float = 1.0) -> jax.Array:
+def distillation(
+    student, teacher, temperature: float = 1.0, *, detach: bool = True
+) -> jax.Array:
   """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each example.
 
   Its gradient in the student's logits is T (p_student - p_teacher), of
@@ -17,12 +19,15 @@ def distillation(student, teacher, temperature: float = 1.0) -> jax.Array:
 
   Args:
     student: [B, C] logits.
-    teacher: [B, C] logits; nothing flows back into them.
+    teacher: [B, C] logits.
     temperature: T, above 0.
+    detach: Whether nothing flows back into the teacher's logits.
 
   Returns:
     [B] in nats.
   """
-  log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
+  if detach:
+    teacher = jax.lax.stop_gradient(teacher)
+  log_p = jax.nn.log_softmax(teacher / temperature)
   log_q = jax.nn.log_softmax(student / temperature)
   return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)

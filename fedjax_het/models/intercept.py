@@ -4,6 +4,7 @@ Each function returns a context. Within it, calls of layers are intercepted
 while a model is traced.
 """
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import flax.linen as nn
@@ -21,11 +22,15 @@ from fedjax_het.models.norm import (
 NORMS = (BatchNorm, GroupNorm, Identity, LayerNorm)
 
 
-def scaled_norm_inputs(factor: float) -> AbstractContextManager:
+def scaled_norm_inputs(
+    factor: float, skip: Collection[str] = ()
+) -> AbstractContextManager:
   """Multiplies the input of every norm layer, of 'none' ones too.
 
   Args:
     factor: HeteroFL's Scaler is 1 / rate; 1 changes nothing.
+    skip: Names of norms inside of blocks whose input stays as it is, such as
+      'norm_shortcut'.
 
   Returns:
     A context.
@@ -34,7 +39,8 @@ def scaled_norm_inputs(factor: float) -> AbstractContextManager:
     return nullcontext()
 
   def scale(call, args, kwargs, context):
-    if isinstance(context.module, NORMS):
+    norm = context.module
+    if isinstance(norm, NORMS) and norm.name not in skip:
       args = (factor * args[0], *args[1:])
     return call(*args, **kwargs)
 

@@ -110,6 +110,8 @@ _V2_TABLE_1 = {
     '57.5±2.6 135',
     'FedDPA': '90.0 89.4±1.2 30 90.9 89.6±1.4 58 77.2 73.5±2.2 96 68.4 '
     '59.4±2.3 93',
+    'ScaleFL': '91.1 90.1±0.7 95 93.7 90.2±0.7 100 76.4 72.0±2.0 108 69.2 '
+    '58.1±2.4 120',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -250,6 +252,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       fedfomo='FedFomo',
       inclusivefl='InclusiveFL',
       feddpa='FedDPA',
+      scalefl='ScaleFL',
   )
   if name in plain:
     # The papers' servers average.
