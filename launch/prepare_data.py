@@ -25,6 +25,7 @@ from absl import app, flags, logging
 import numpy as np
 
 from fedjax_het.data import raw_formats, sources, tfds_source
+from fedjax_het.names import check_name
 from launch import terminal
 
 _DATASET = flags.DEFINE_string('dataset', None, 'Name; see --list.')
@@ -168,7 +169,7 @@ def prepare(
     OSError: If the disk is full.
     ValueError: If the name is unknown or a file is not what it should be.
   """
-  sources.check_name(name)
+  check_name('data set', name, sources.DATASETS)
   if not sources.DATASETS[name].files:
     summary = summarize(sources.load(name, verify=verify))
     return f'{name} is embedded in scikit-learn; nothing to prepare.\n{summary}'

@@ -25,7 +25,7 @@ ROOMS = (
 # What models are made of, which says nothing of a family.
 PLAIN_MODELS = {
     'blocks', 'heads', 'forward', 'slices', 'norm', 'reach', 'flops',
-    'intercept',
+    'intercept', 'adapt',
 }  # fmt: skip
 
 

@@ -84,6 +84,18 @@ def test_the_npz_file_and_its_command(tmp_path, monkeypatch):
   assert built.dataset.num_classes == 2
 
 
+def test_a_module_is_a_model(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  model = execute(code['module'])['model']
+  variables = model.init(jax.random.key(0))
+  x = np.zeros((2, 8, 8, 1), np.float32)
+  assert model.apply(variables, x)[0].shape == (2, 10)
+  (tmp_path / 'my_file.py').write_text(code['module'] + code['function'])
+  made = fh.create('my_file:net', (8, 8, 1), 10, features=4)
+  assert made.outputs['net_features4_trunk'] == (4,)
+
+
 @pytest.mark.slow
 def test_the_commands_run(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)

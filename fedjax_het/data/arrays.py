@@ -49,7 +49,8 @@ def labels(
   """Labels as they are stored: integers and bools as int32, else float32.
 
   Args:
-    values: [N, ...] classes from 0 on, or real numbers.
+    values: [N, ...] classes from 0 on, or real numbers. Integers of several
+      entries an example are negative where a task of its own says so.
     num: N, how many there must be.
     num_classes: Classes that there are; None if that is not known, or if the
       labels are real numbers.
@@ -75,7 +76,10 @@ def labels(
       )
     return array.astype(np.float32, copy=False)
   array = _check_range(array, name, np.dtype(np.int32)).astype(np.int32)
-  if array.size and array.min() < 0:
+  # Labels of several entries may mark some as missing; a task of its own
+  # knows.
+  classes = array.ndim == 1 or num_classes is not None
+  if classes and array.size and array.min() < 0:
     raise ValueError(
         f'{name} must be classes from 0 on, got {array.min()}; give floats for '
         'a task whose targets are real numbers.'

@@ -49,7 +49,7 @@ from fedjax_het.experiment.config import (
 )
 from fedjax_het.experiment.local import local_training
 from fedjax_het.experiment.tensorboard import check_installed
-from fedjax_het.models import MODELS, BlockModel, create
+from fedjax_het.models import BlockModel, constructor, create
 from fedjax_het.options import INT32_MAX, keyword_options
 
 _log = logging.getLogger(__name__)
@@ -352,7 +352,7 @@ def _warn_of_small_batches(local, groups, parts) -> None:
   none = (str, 'none')  # Of models without the option.
   norms = {
       spec.options.get(
-          'norm', keyword_options(MODELS[spec.model]).get('norm', none)[1]
+          'norm', keyword_options(constructor(spec.model)).get('norm', none)[1]
       )
       for spec in groups
   }

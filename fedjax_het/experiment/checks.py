@@ -30,7 +30,13 @@ from fedjax_het.experiment.fields import (
   Field,
   check_field,
 )
-from fedjax_het.models import MODELS, model_options, onednn
+from fedjax_het.models import (
+  MODELS,
+  by_path,
+  constructor,
+  model_options,
+  onednn,
+)
 from fedjax_het.names import check_name, shown, suggest
 from fedjax_het.options import INT32_MAX, check_options, keyword_options
 from fedjax_het.renamed import check_renamed
@@ -226,8 +232,14 @@ def _check_model(
   `method` are the options that `algorithm` has besides in the same section.
   """
   method = method or {}
-  check_name(f'model of {where}', spec.model, MODELS)
-  known = keyword_options(MODELS[spec.model])
+  if by_path.is_path(spec.model):
+    try:
+      known = keyword_options(constructor(spec.model))
+    except ValueError as e:
+      raise ValueError(f'{where}: {e}') from e
+  else:
+    check_name(f'model of {where}', spec.model, MODELS)
+    known = keyword_options(MODELS[spec.model])
   whose = f'model {spec.model!r}'
   if method:
     whose += f' with algorithm {algorithm!r}'

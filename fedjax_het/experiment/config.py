@@ -17,7 +17,7 @@ from fedjax_het.experiment.fields import (
   check_field,
   plain,
 )
-from fedjax_het.models import MODELS
+from fedjax_het.models import constructor
 from fedjax_het.names import check_name, shown
 from fedjax_het.options import check_options, keyword_options
 from fedjax_het.renamed import check_renamed
@@ -103,7 +103,7 @@ class ModelSpec(NamedTuple):
   """A model by name, with its options.
 
   Attributes:
-    model: A key of `MODELS`.
+    model: A key of `MODELS`, or an import path.
     options: Those of `config.model` that it has, and its own.
   """
 
@@ -115,7 +115,7 @@ class GroupSpec(NamedTuple):
   """What a config says of one group.
 
   Attributes:
-    model: A key of `MODELS`.
+    model: A key of `MODELS`, or an import path.
     clients: Number of clients.
     options: Options of the model: those of `config.model` that it has, and
       the group's own.
@@ -135,10 +135,11 @@ def _is_section(value: Any) -> bool:
 
 
 def _model_known(model: Any) -> dict[str, Any]:
-  """Options of a model; {} for a name that is unknown or cannot be hashed."""
-  if model not in [*MODELS]:
+  """Options of a model; {} for a name that is unknown."""
+  try:
+    return keyword_options(constructor(model))
+  except ValueError:
     return {}
-  return keyword_options(MODELS[model])
 
 
 def _common(config, model: Any) -> dict[str, Any]:

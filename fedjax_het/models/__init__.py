@@ -2,8 +2,10 @@
 
 `MODELS` maps a name to a constructor, called as
 `MODELS[name](input_shape, num_classes, **options)`; `create` does the same
-and checks its input. In every model the block before the classifier ends in
-a vector (a global mean, flattening, the class token), so that s_out is [B, D].
+and checks its input. A name with a colon, 'my_file:net', imports a constructor
+of the user's, which may also return a linen module. In every model the block
+before the classifier ends in a vector (a global mean, flattening, the class
+token), so that s_out is [B, D].
 """
 
 from collections.abc import Callable
@@ -12,9 +14,12 @@ import functools
 import inspect
 import typing
 
+import flax.linen as nn
+
 from fedjax_het.kernels import onednn
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
+from fedjax_het.models import by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
@@ -49,11 +54,29 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
 }
 
 
+def constructor(name: str) -> Callable[..., BlockModel]:
+  """The constructor of a model.
+
+  Args:
+    name: A key of `MODELS`, or an import path, see `by_path.find`.
+
+  Returns:
+    The function.
+
+  Raises:
+    ValueError: If the name is unknown, or cannot be imported.
+  """
+  if by_path.is_path(name):
+    return by_path.find(name)
+  check_name('model', name, MODELS)
+  return MODELS[name]
+
+
 def model_options(name: str) -> dict[str, object]:
   """Options that a model accepts, with their defaults.
 
   Args:
-    name: A key of `MODELS`.
+    name: See `constructor`.
 
   Returns:
     {option: default}.
@@ -61,12 +84,11 @@ def model_options(name: str) -> dict[str, object]:
   Raises:
     ValueError: For an unknown name.
   """
-  check_name('model', name, MODELS)
-  constructor = MODELS[name]
-  fixed = getattr(constructor, 'keywords', {})
+  build = constructor(name)
+  fixed = getattr(build, 'keywords', {})
   return {
       key: parameter.default
-      for key, parameter in inspect.signature(constructor).parameters.items()
+      for key, parameter in inspect.signature(build).parameters.items()
       if parameter.kind == parameter.KEYWORD_ONLY and key not in fixed
   }
 
@@ -74,9 +96,8 @@ def model_options(name: str) -> dict[str, object]:
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
   """Raises ValueError for a shape that a model cannot take."""
   # A constructor says by its annotation which ranks it takes.
-  hint = typing.get_type_hints(
-      getattr(MODELS[name], 'func', MODELS[name])
-  ).get('input_shape')
+  build = constructor(name)
+  hint = typing.get_type_hints(getattr(build, 'func', build)).get('input_shape')
   any_rank = hint is None or Ellipsis in typing.get_args(hint)
   wanted = 'positive integers'
   if not any_rank:
@@ -101,7 +122,7 @@ def create(
   """Builds a model by name.
 
   Args:
-    name: A key of `MODELS`.
+    name: See `constructor`.
     input_shape: (height, width, channels) of one example; of any rank for the
       models that flatten it (`mlp`).
     num_classes: C.
@@ -135,7 +156,19 @@ def create(
   check_choice('conv_backend', conv_backend, CONV_BACKENDS)
   if conv_backend == 'onednn':
     onednn.check()
-  model = MODELS[name](shape, num_classes, **options)
+  model = constructor(name)(shape, num_classes, **options)
+  if isinstance(model, nn.Module):
+    # Of other options the shapes are others, and so must the names be.
+    parts = [f'{option}{value}' for option, value in sorted(options.items())]
+    parts.insert(0, by_path.function_of(name))
+    model = BlockModel.from_module(
+        model, shape, num_classes, name='_'.join(parts)
+    )
+  if not isinstance(model, BlockModel):
+    raise ValueError(
+        f'Model {name!r} must be a BlockModel or a flax.linen module, got '
+        f'{type(model).__name__}.'
+    )
   return dataclasses.replace(
       model, matmul_dtype=matmul_dtype, conv_backend=conv_backend
   )
@@ -147,6 +180,7 @@ __all__ = [
     'BlockModel',
     'Head',
     'Variables',
+    'constructor',
     'create',
     'model_options',
 ]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.kernels.matmul_dtype import using_matmul_dtype
-from fedjax_het.models import forward, reach
+from fedjax_het.models import adapt, forward, reach
 from fedjax_het.models import heads as heads_lib
 from fedjax_het.models.forward import Variables
 from fedjax_het.models.heads import Block, Head
@@ -65,6 +65,51 @@ class BlockModel:
           f'Model {self.name!r}: cut {self.cut} must leave an extractor, '
           f'intermediate layers and a classifier of {len(self.blocks)} blocks.'
       )
+
+  @classmethod
+  def from_module(
+      cls,
+      modules: nn.Module | Mapping[str, nn.Module],
+      input_shape: tuple[int, ...],
+      num_classes: int,
+      *,
+      name: str | None = None,
+      cut: tuple[int, int] | None = None,
+      head: bool = True,
+  ) -> 'BlockModel':
+    """A model of linen modules that know nothing of blocks.
+
+    Clients of two architectures share a block if both have its name, so two
+    architectures need different names, of the model or of their blocks.
+
+    Args:
+      modules: One module, which becomes the trunk; or {block name: module} in
+        the order in which they are applied. A module is called as `module(x)`,
+        with the switch of training that it has, see `adapt.Adapted`.
+      input_shape: Shape of one example.
+      num_classes: C.
+      name: Name of the architecture; None for that of the module's class.
+      cut: See `cut`; None for the first block as extractor and the last as
+        classifier. Of one module the extractor is the identity: methods that
+        send its output then send raw inputs.
+      head: Whether a linear head follows on the flattened output of the last
+        module; False if that gives [B, C] itself.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: If something is no linen module, a module does not take its
+        input or cannot be hashed, or the output is not [B, C].
+    """
+    if name is None:
+      single = isinstance(modules, nn.Module)
+      name = type(modules).__name__.lower() if single else 'net'
+    shape = tuple(input_shape)
+    blocks = adapt.adapted_blocks(modules, num_classes, name, head)
+    adapt.check_modules(blocks, shape, num_classes, name)
+    cut = cut or (1, len(blocks) - 1)
+    return cls(name, blocks, shape, num_classes, cut)
 
   @property
   def block_names(self) -> tuple[str, ...]:

@@ -108,6 +108,9 @@ def test_wrong_labels_are_refused():
   )  # fmt: skip
   refused('labels must be finite, got inf', y=np.array([0, 1, np.inf, 0, 0]))
   federate(images('uint8'), np.arange(5), PARTS, num_classes=5)
+  words = np.full((5, 2), -1)  # A task may read -1 as missing.
+  assert federate(images('uint8'), words, PARTS).labels.min() == -1
+  refused('labels must be classes from 0', y=words, num_classes=3)
 
 
 def test_wrong_indices_are_refused():

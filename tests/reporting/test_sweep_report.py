@@ -283,3 +283,22 @@ def test_an_order_that_is_not_the_papers_is_said(table, tmp_path):
     sweep_report.render(table._replace(paper=numbers), cells, tmp_path)
     text = (tmp_path / 'table.md').read_text()
     assert (said in text) == differs == ('order differs' in text)
+
+
+def test_cells_with_own_tests_have_more_columns(table, cells, tmp_path):
+  assert 'own test' not in sweep_report.render(table, cells, tmp_path)
+  own = dict(accuracy=0.9, std=0.05, worst=0.7, p10=0.75)
+  cells[0]['personal'] = own
+  cells[1]['personal'] = {**own, 'accuracy': 0.8}
+  markdown = sweep_report.render(table, cells, tmp_path)
+  header = [part.strip() for part in markdown.splitlines()[0].split('|')]
+  assert header[-5:-1] == [
+      'own test: mean', 'own test: deviation', 'own test: worst',
+      'own test: 10th percentile',
+  ]  # fmt: skip
+  (private_row,) = lines_of(markdown, 'Private')
+  (fedavg_row,) = lines_of(markdown, 'FedAvg (x1)')
+  assert private_row[-4:] == [
+      '85.0 ± 7.1', '5.0 ± 0.0', '70.0 ± 0.0', '75.0 ± 0.0',
+  ]
+  assert fedavg_row[-4:] == ['-'] * 4

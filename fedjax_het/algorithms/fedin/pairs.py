@@ -1,11 +1,15 @@
 """FedIN's store of feature pairs: the latest of every client."""
 
+import logging
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.types import Federation, Maybe
+from fedjax_het.models.adapt import Identity
+
+_log = logging.getLogger(__name__)
 
 
 class Pairs(NamedTuple):
@@ -42,7 +46,8 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
     federation: The federation.
 
   Returns:
-    Per-example shapes of s_in and s_out.
+    Per-example shapes of s_in and s_out. A warning is given of an extractor
+    that is the identity.
 
   Raises:
     ValueError: Naming two groups that differ.
@@ -51,6 +56,15 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
   for group in federation.groups:
     first, last = group.model.cut
     shapes = group.model.shapes
+    if all(
+        isinstance(block.module, Identity)
+        for block in group.model.blocks[:first]
+    ):
+      _log.warning(
+          'The extractor of group %s is the identity: its clients send their '
+          'raw inputs. Give the model a cut, see BlockModel.from_module.',
+          group.name,
+      )
     seen[group.name] = (shapes[first - 1], shapes[last - 1])
   (first_name, expected), *others = seen.items()
   for name, shapes in others:

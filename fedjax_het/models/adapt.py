@@ -1,0 +1,160 @@
+"""Linen modules of users as models of named blocks."""
+
+from collections.abc import Mapping
+import inspect
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.models.heads import Block
+from fedjax_het.models.layers import Linear
+
+# Parameters by which modules are told that they are trained, and their value.
+_SWITCHES = dict(
+    train=True,
+    training=True,
+    is_training=True,
+    deterministic=False,
+    use_running_average=False,
+)
+_COLLECTIONS = {'params', 'batch_stats'}
+
+
+class Identity(nn.Module):
+  """Passes its input on, in the place of an extractor or a classifier."""
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """Returns x."""
+    del train, mask
+    return x
+
+
+class Adapted(nn.Module):
+  """A module called as blocks are.
+
+  Attributes:
+    module: Called as `module(x)`, with one of the switches of training that it
+      has (`train`, `training`, `is_training`, `deterministic`,
+      `use_running_average`), and with `mask` if its parameters are those of a
+      block, `(x, train, mask)`.
+    flatten: Whether the output is flattened to [B, D].
+  """
+
+  module: nn.Module
+  flatten: bool = False
+
+  def __call__(self, x, train=False, mask=None):
+    """[B, ...] -> [B, ...]; dropout and batch norm follow `train`."""
+    names = [*inspect.signature(type(self.module).__call__).parameters]
+    # A `mask` of other modules is none of padding, such as one of attention.
+    if names[2:] == ['train', 'mask']:
+      y = self.module(x, train, mask)
+    else:
+      switches = {
+          name: train == value
+          for name, value in _SWITCHES.items()
+          if name in names
+      }
+      y = self.module(x, **switches)
+    return y.reshape((y.shape[0], -1)) if self.flatten else y
+
+
+def adapted_blocks(
+    modules: nn.Module | Mapping[str, nn.Module],
+    num_classes: int,
+    name: str,
+    head: bool,
+) -> tuple[Block, ...]:
+  """The blocks of `BlockModel.from_module`, from a module or from several.
+
+  Args:
+    modules: One module, or {block name: module} in the order in which they are
+      applied.
+    num_classes: C.
+    name: Name of the architecture.
+    head: Whether a linear head follows on the flattened output of the last.
+
+  Returns:
+    The blocks. Around one module stand an extractor that passes the input on
+    and, without a head, a classifier that passes its output on.
+
+  Raises:
+    ValueError: If something is no linen module.
+  """
+  if isinstance(modules, Mapping):
+    named = dict(modules)
+  else:
+    named = {f'{name}_trunk': modules}
+  blocks = []
+  for key, module in named.items():
+    if not isinstance(module, nn.Module):
+      raise ValueError(
+          f'Model {name!r}: {key!r} must be a flax.linen module, got '
+          f'{type(module).__name__}.'
+      )
+    last = key == [*named][-1]
+    blocks.append(Block(key, Adapted(module, flatten=head and last)))
+  if not isinstance(modules, Mapping):
+    blocks.insert(0, Block(f'{name}_input', Identity()))
+  if head:
+    blocks.append(Block(f'{name}_head', Linear(num_classes)))
+  elif not isinstance(modules, Mapping):
+    blocks.append(Block(f'{name}_output', Identity()))
+  return tuple(blocks)
+
+
+def check_modules(
+    blocks: tuple[Block, ...],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    name: str,
+) -> None:
+  """Refuses modules that cannot be the blocks of a model.
+
+  Args:
+    blocks: What `adapted_blocks` made.
+    input_shape: Shape of one example.
+    num_classes: C.
+    name: Name of the architecture, for messages.
+
+  Raises:
+    ValueError: If a module cannot be hashed, does not take its input, keeps
+      other variables than parameters and batch statistics, or the last output
+      is not [B, C].
+  """
+  x = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
+  for key, module in blocks:
+    try:
+      hash(module)
+    except TypeError as e:
+      raise ValueError(
+          f'Model {name!r}: the fields of {key!r} must be hashable, such as '
+          f'tuples instead of arrays ({e}).'
+      ) from e
+    try:
+      x, variables = jax.eval_shape(
+          lambda key, x, module=module: module.init_with_output(
+              key, x, False, None
+          ),
+          jax.random.key(0),
+          x,
+      )
+    except Exception as e:  # Of many types, by what the module does.
+      text = ' '.join(str(e).split())
+      raise ValueError(
+          f'Model {name!r}: {key!r} does not take an input of shape '
+          f'{x.shape} ({type(e).__name__}: {text:.200}).'
+      ) from e
+    others = sorted({*variables} - _COLLECTIONS)
+    if others:
+      raise ValueError(
+          f'Model {name!r}: {key!r} keeps {", ".join(others)}; a model has '
+          'parameters and batch statistics alone.'
+      )
+  if x.shape != (1, num_classes):
+    raise ValueError(
+        f'Model {name!r}: the output of an example has shape {x.shape[1:]}, '
+        f'expected ({num_classes},); head=True adds a linear head.'
+    )
