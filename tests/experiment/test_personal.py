@@ -10,6 +10,7 @@ from fedjax_het.data import sources, splits
 from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.own_test import OwnScores
 from fedjax_het.experiment import personal
+from fedjax_het.experiment.workdir import settle_config
 from fedjax_het.reporting import comparison, tables
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
@@ -153,3 +154,15 @@ def test_a_partition_by_file_needs_one():
   experiment.check(config)
   with pytest.raises(FileNotFoundError, match='no such partition file'):
     experiment.build(config)
+
+
+def test_where_files_lie_and_what_is_tested_may_change(tmp_path):
+  config = tiny_config('private')
+  config.partition = dict(name='file', seed=0, file='a.json')
+  settle_config(tmp_path, config)
+  config.partition.file = 'elsewhere/a.json'
+  config.personal_test = True
+  settle_config(tmp_path, config)
+  config.partition = dict(name='iid', seed=0)
+  with pytest.raises(ValueError, match=r"partition\.name is 'file' there"):
+    settle_config(tmp_path, config)

@@ -1,0 +1,271 @@
+"""The examples of an experiment: who holds which, and how models see them."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.data import partition_file
+from fedjax_het.data.federated import crop_flip, cut_out
+from fedjax_het.data.partition import partition
+from fedjax_het.data.preprocess import make_preprocess
+from fedjax_het.data.sources import Dataset
+from fedjax_het.data.splits import (
+  split_like,
+  split_public,
+  split_validation,
+  with_wrong_labels,
+)
+from fedjax_het.experiment import footprint
+
+
+@contextlib.contextmanager
+def naming(section: str) -> Iterator[None]:
+  """Says in which section of the config a ValueError has its cause."""
+  try:
+    yield
+  except ValueError as e:
+    raise ValueError(f'{section}: {e}') from e
+
+
+def spoil(config, dataset: Dataset) -> Dataset:
+  """Applies `train_size` and `label_noise`.
+
+  Args:
+    config: The config.
+    dataset: The data set.
+
+  Returns:
+    The same with fewer training examples, or with some wrong labels.
+
+  Raises:
+    ValueError: If `train_size` exceeds the training set.
+  """
+  images, labels = dataset.train_images, dataset.train_labels
+  if config.train_size is not None and config.train_size != len(labels):
+    if config.train_size > len(labels):
+      raise ValueError(
+          f'train_size={config.train_size} is more than the {len(labels)} '
+          f'training examples of {config.dataset}.'
+      )
+    seed = config.partition.seed
+    used, _ = split_public(labels, config.train_size, seed=seed)
+    images, labels = images[used], labels[used]
+  if config.label_noise:
+    labels = with_wrong_labels(
+        labels,
+        config.label_noise,
+        dataset.num_classes,
+        seed=config.partition.seed,
+    )
+  return dataset._replace(train_images=images, train_labels=labels)
+
+
+def resize(dataset: Dataset, size: int | None) -> Dataset:
+  """Resizes all images bilinearly to `size` x `size`.
+
+  Args:
+    dataset: The data set, of images [N, H, W, C] uint8 or float32.
+    size: The new height and width; None changes nothing.
+
+  Returns:
+    The data set with images of the same type; pixels are rounded.
+
+  Raises:
+    ValueError: If the examples are no images, or too large in memory.
+  """
+  shape, dtype = dataset.train_images.shape[1:], dataset.train_images.dtype
+  if size is None or shape[:2] == (size, size):
+    return dataset
+  if len(shape) != 3 or dtype not in (np.uint8, np.float32):
+    raise ValueError(
+        f'image_size={size} is for images [height, width, channels] of pixels '
+        f'or floats, but the examples of {dataset.name} are {shape} {dtype}.'
+    )
+  num, channels = len(dataset.train_labels), shape[2]
+  numbers = channels * dtype.itemsize
+  footprint.check_images(num + len(dataset.test_labels), numbers, size)
+  # Images of one batch are floats; large ones are resized one by one.
+  step = 1000 if size <= 256 else max(1, 1000 * 256**2 // size**2)
+
+  @jax.jit
+  def resize(images):
+    shape = (len(images), size, size, images.shape[3])
+    resized = jax.image.resize(images.astype(jnp.float32), shape, 'linear')
+    if images.dtype == jnp.uint8:
+      resized = jnp.round(resized)
+    return resized.astype(images.dtype)
+
+  def all_of(images):
+    batches = [images[i : i + step] for i in range(0, len(images), step)]
+    return np.concatenate([np.asarray(resize(batch)) for batch in batches])
+
+  return dataset._replace(
+      train_images=all_of(dataset.train_images),
+      test_images=all_of(dataset.test_images),
+  )
+
+
+def assign(config, labels, num_clients: int):
+  """Assigns the training examples.
+
+  Args:
+    config: The config.
+    labels: [N] int32, of the training set.
+    num_clients: Clients of all groups.
+
+  Returns:
+    One int32 array of examples per client, and the examples of the public set
+    or None.
+
+  Raises:
+    ValueError: Naming the section of the config, if there is no such partition
+      or public set.
+  """
+  by_file = config.partition.name == 'file'
+  if by_file and config.train_size is not None:
+    raise ValueError(
+        f'train_size={config.train_size}: a partition by file names examples '
+        'of the whole training set; leave it out.'
+    )
+  assign = functools.partial(
+      partition, num_clients=num_clients, **config.partition.to_dict()
+  )
+  if config.public_size is None or by_file:
+    with naming('partition'):
+      parts = assign(labels)
+    if config.public_size is None:
+      return parts, None
+    with naming('public_size'):
+      return parts, _public_of_rest(config, labels, parts)
+  with naming('public_size'):
+    public, private = split_public(
+        labels, config.public_size, seed=config.partition.seed
+    )
+  with naming('partition'):
+    parts = assign(labels[private])
+  return [private[part] for part in parts], public
+
+
+def _public_of_rest(config, labels, parts) -> np.ndarray:
+  """A public set of examples that no client has."""
+  rest = np.setdiff1d(np.arange(len(labels)), np.concatenate(parts))
+  rest, size = rest.astype(np.int32), config.public_size
+  if size > len(rest):
+    raise ValueError(
+        f'{config.partition.file} leaves {len(rest)} examples to nobody, of '
+        f'which a public set of {size} cannot be taken.'
+    )
+  if size == len(rest):
+    return rest
+  return rest[split_public(labels[rest], size, seed=config.partition.seed)[0]]
+
+
+def own_tests(config, dataset: Dataset, parts):
+  """The test examples of each client's own, see `personal_test`.
+
+  Args:
+    config: The config.
+    dataset: The data set.
+    parts: The training examples of each client.
+
+  Returns:
+    One int32 array per client: those of the partition's file, else shares of
+    the test set in the proportions of `parts`. None if the config does not ask
+    for them.
+
+  Raises:
+    ValueError: If the partition's file lists wrong examples.
+  """
+  if not config.personal_test:
+    return None
+  if config.partition.name == 'file':
+    with naming('partition'):
+      listed = partition_file.own_tests(
+          config.partition.file, len(parts), len(dataset.test_labels)
+      )
+    if listed is not None:
+      return listed
+  return split_like(
+      dataset.train_labels,
+      parts,
+      dataset.test_labels,
+      seed=config.partition.seed,
+  )
+
+
+def hold_out(config, parts, labels):
+  """Holds out validation examples of each client.
+
+  Args:
+    config: The config.
+    parts: The training examples of each client.
+    labels: [N] int32, of the training set.
+
+  Returns:
+    What each client trains on, and the held-out examples of all clients
+    together; None without `config.validation`.
+
+  Raises:
+    ValueError: If no example is held out.
+  """
+  if config.validation is None:
+    return parts, None
+  with naming('validation'):
+    parts, held_out = split_validation(
+        parts, config.validation, seed=config.partition.seed, labels=labels
+    )
+  held_out = np.concatenate(held_out)
+  if not len(held_out):
+    raise ValueError(
+        f'validation={config.validation} holds out no example: no client has '
+        f'as many as {1 / config.validation:.0f}.'
+    )
+  return parts, held_out
+
+
+def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
+  """Builds the function from stored examples to model inputs.
+
+  Args:
+    config: Its `normalise` and `local.augment` are used.
+    dataset: The data set.
+
+  Returns:
+    See `make_preprocess`.
+
+  Raises:
+    ValueError: If examples that are no images are to be augmented.
+  """
+  features = dataset.train_images
+  plain = not len(dataset.mean)  # Integers or bools.
+  if config.local.augment != 'none' and (plain or features.ndim != 4):
+    raise ValueError(
+        f'local.augment={config.local.augment!r} is for images [height, width, '
+        f'channels], but the examples of {config.dataset} are '
+        f'{features.shape[1:]} {features.dtype}.'
+    )
+  mean, std = dataset.mean, dataset.std
+  if config.normalise == 'half':
+    mean = std = (0.5,) * len(mean)
+  augmentation = _augmentation(config.local)
+  return make_preprocess(features, mean, std, *augmentation)
+
+
+_cut_out = functools.partial(cut_out, side=16)
+
+
+def _crop_flip_cutout(key, images):
+  return _cut_out(key, crop_flip(key, images))
+
+
+def _augmentation(local):
+  """Augmentations of images before and after they are normalised."""
+  if local.augment != 'crop_flip_cutout':
+    return {'none': None, 'crop_flip': crop_flip}[local.augment], None
+  if local.cutout == 'before':
+    return _crop_flip_cutout, None
+  return crop_flip, _cut_out
