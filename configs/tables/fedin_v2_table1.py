@@ -57,9 +57,6 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 def get_table(scale: str = SCALES[0]) -> Table:
   """The methods on eight columns, three seeds.
-  """The methods on eight columns, three seeds.
-  """The methods on eight columns, three seeds.
-  """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
@@ -85,13 +82,12 @@ def get_table(scale: str = SCALES[0]) -> Table:
           scale,
           f'{SETTING} HeteroFL: widths of one ResNet152, drawn anew by every '
           'client in every visit. FedRolex: the same widths, each for a fifth '
-          'of the clients, and the accuracy of the full width. FedET: a tenth '
-          'of the training set is public, without labels, and a ResNet26 is '
-          'on the server; the accuracies are those of the small models.',
-          f'{CPU} HeteroFL and FedRolex: widths of a ResNet26.',
           'of the clients, and the accuracy of the full width. ScaleFL: five '
           'levels of the same net, each for a fifth of the clients and '
-          'evaluated at its last exit; the paper leaves exits and ratios open.',
+          'evaluated at its last exit; the paper leaves exits and ratios open. '
+          'FedET: a tenth of the training set is public, without labels, and a '
+          'ResNet26 is on the server; the accuracies are those of the small '
+          'models.',
           f'{CPU} HeteroFL, FedRolex and ScaleFL: parts of a ResNet26.',
       ),
       rows=rows,

@@ -164,7 +164,6 @@ def test_wrong_modules_are_refused_in_one_line():
       (Net(), dict(head=False), r'output of an example has shape \(6,\), exp'),
       (3, {}, "'net_trunk' must be a flax.linen module, got int"),
       (Cached(), {}, "'cached_trunk' keeps cache"),
-      (dict(a=Maps(), b=nn.Dense(3)), dict(head=False), 'cut .1, 1. must'),
       (dict(a=Net(4), b=Net(3)), dict(head=False), r'cut \(1, 1\) must'),
       (nn.Conv(2, (3, 3), kernel_init=None), {}, 'does not take an input'),
       (dict(a=Net(), a_head=Net()), dict(name='a'), 'repeats a block name'),
