@@ -36,7 +36,7 @@ from tests.tiny import (
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / 'README.md'
-DOCS = sorted((ROOT / 'docs').glob('*.md'))
+DOCS = sorted((ROOT / 'docs').rglob('*.md'))
 
 
 def examples(path, kind='example'):
