@@ -23,7 +23,8 @@ def get_config(arg=''):
   own. Its classifier must have the shape of all groups'.
 
   Measured without variants, seed 0, two CPU cores: mean client accuracy
-  00.0 % after 20 rounds, 00.0 % for the server's model.
+  92.3 % after 20 rounds, 82.0 % for the server's model, which has taken two
+  steps a round.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
