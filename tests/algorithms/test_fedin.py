@@ -51,9 +51,12 @@ def one_step(**options):
   pairs = fixed_pairs()
   sent = Downlink(server.weights, Maybe(pairs, jnp.ones(4, bool)))
   client = algorithm.init_client(group, 0, jax.random.key(0))
-  _, uplink, metrics = algorithm.client_update(
-      group, client, sent, data, visit()
-  )
+
+  @jax.jit
+  def update(client, sent, data):
+    return algorithm.client_update(group, client, sent, data, visit())
+
+  _, uplink, metrics = update(client, sent, data)
   start = algorithm.client_model(server, client, group)
   change = uplink.summed.change.params
   # The one batch in table order: order does not change a mean.
@@ -69,10 +72,13 @@ def one_step(**options):
     variables = Variables(params, start.stats)
     return in_loss(group.model, variables, pairs, jnp.ones(4, bool), None)
 
-  g_loc, g_in = jax.grad(local_loss)(start.params), jax.grad(loss_in)(
-      start.params
-  )
-  return group.model, change, g_loc, g_in, metrics, loss_in(start.params)
+  @jax.jit
+  def gradients(params):
+    value, g_in = jax.value_and_grad(loss_in)(params)
+    return jax.grad(local_loss)(params), g_in, value
+
+  g_loc, g_in, value = gradients(start.params)
+  return group.model, change, g_loc, g_in, metrics, value
 
 
 def assert_tree_close(got, want):
