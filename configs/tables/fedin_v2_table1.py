@@ -7,6 +7,7 @@ from configs import (
     fedin,
     fedprox,
     fedrolex,
+    fedselect,
     heterofl,
     scaffold,
 )
@@ -26,6 +27,7 @@ METHODS = {
     'FedFomo': (fedfomo.get_config, 'v2'),
     'FedRolex': (fedrolex.get_config, 'v2'),
     'FedDPA': (feddpa.get_config, 'v2'),
+    'FedSelect': (fedselect.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -42,13 +44,13 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Nine methods on eight columns, three seeds.
+  """Ten methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
 
   Of the paper's rows the library lacks FedNova, MOON, FedGen, FedET,
-  InclusiveFL, ScaleFL, InCoAvg and FedSelect.
+  InclusiveFL, ScaleFL and InCoAvg.
 
   Args:
     scale: One of `SCALES`.

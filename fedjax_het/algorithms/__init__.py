@@ -20,6 +20,7 @@ from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
+from fedjax_het.algorithms.fedselect import fedselect
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
@@ -34,6 +35,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedin': fedin,
     'fedfomo': fedfomo,
     'feddpa': feddpa,
+    'fedselect': fedselect,
     'fedhe': fedhe,
     'fd': fd,
     'fedmd': fedmd,

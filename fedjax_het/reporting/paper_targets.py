@@ -98,6 +98,8 @@ _V2_TABLE_1 = {
     '57.4±2.3 159',
     'FedDPA': '90.0 89.4±1.2 30 90.9 89.6±1.4 58 77.2 73.5±2.2 96 68.4 '
     '59.4±2.3 93',
+    'FedSelect': '90.1 88.9±1.1 43 89.5 88.0±1.65 75 76.5 69.1±2.1 142 68.9 '
+    '58.9±2.7 124',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -120,6 +122,7 @@ _V2_TABLE_2 = {
 _LEVELS = {1: (85, 80, 60, 50), 2: (90, 90, 60, 80)}
 # v2 Table 4, F-MNIST, averaging inside identical shapes: IID, non-IID.
 _V2_TABLE_4 = {'FedAvg': (86.1, 85.4), 'FedProx': (83.4, 82.1),
+               'FedSelect': (87.6, 87.3),
                'FedIN': (88.9, 88.0)}  # fmt: skip
 # v2 Table 6, CIFAR-10, by number of clients: IID and non-IID.
 _V2_CLIENTS = (10, 20, 50, 100, 200)
@@ -213,6 +216,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       fedrolex='FedRolex',
       fedfomo='FedFomo',
       feddpa='FedDPA',
+      fedselect='FedSelect',
   )
   if name in plain:
     # The papers' servers average.
