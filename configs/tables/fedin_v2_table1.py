@@ -10,6 +10,7 @@ from configs import (
   fednova,
   fedprox,
   fedrolex,
+  fedselect,
   heterofl,
   inclusivefl,
   incoavg,
@@ -40,6 +41,7 @@ METHODS = {
     'InCoAvg': (incoavg.get_config, 'v2'),
     'FedDPA': (feddpa.get_config, 'v2'),
     'ScaleFL': (scalefl.get_config, 'v2'),
+    'FedSelect': (fedselect.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
@@ -56,6 +58,7 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
+  """The methods on eight columns, three seeds.
   """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:

@@ -6,6 +6,7 @@ from configs import (
   fedin,
   fednova,
   fedprox,
+  fedselect,
   inclusivefl,
   incoavg,
   moon,
@@ -37,6 +38,8 @@ METHODS = {
     'InclusiveFL': (_by_size(inclusivefl.get_config), 'v2,architecture'),
     'MOON': (_by_size(moon.get_config), 'v2,architecture'),
     'InCoAvg': (_by_size(incoavg.get_config), 'v2,architecture'),
+    # Its mean over those who share an entry has no weights.
+    'FedSelect': (fedselect.get_config, 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (

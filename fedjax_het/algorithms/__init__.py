@@ -23,6 +23,7 @@ from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
+from fedjax_het.algorithms.fedselect import fedselect
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.incoavg import incoavg
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedin': fedin,
     'fedfomo': fedfomo,
     'feddpa': feddpa,
+    'fedselect': fedselect,
     'fedhe': fedhe,
     'fd': fd,
     'fedmd': fedmd,

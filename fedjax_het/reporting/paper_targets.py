@@ -112,6 +112,8 @@ _V2_TABLE_1 = {
     '59.4±2.3 93',
     'ScaleFL': '91.1 90.1±0.7 95 93.7 90.2±0.7 100 76.4 72.0±2.0 108 69.2 '
     '58.1±2.4 120',
+    'FedSelect': '90.1 88.9±1.1 43 89.5 88.0±1.65 75 76.5 69.1±2.1 142 68.9 '
+    '58.9±2.7 124',
     'FedIN': '91.2 90.2±1.2 20 91.8 89.4±1.3 29 80.5 74.8±2.3 54 70.1 '
     '61.7±2.8 86',
     'FedIN (+Noise)': '91.3 90.6±1.3 18 92.9 91.0±1.5 26 83.2 77.3±2.5 52 '
@@ -148,6 +150,7 @@ _V2_TABLE_4 = {
     'MOON': (87.0, 86.5),
     'InclusiveFL': (88.1, 86.4),
     'FedGen': (86.8, 85.9),
+    'FedSelect': (87.6, 87.3),
     'InCoAvg': (88.0, 87.2),
     'FedIN': (88.9, 88.0),
 }
@@ -253,6 +256,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       inclusivefl='InclusiveFL',
       feddpa='FedDPA',
       scalefl='ScaleFL',
+      fedselect='FedSelect',
   )
   if name in plain:
     # The papers' servers average.

@@ -1,0 +1,479 @@
+"""FedSelect by hand, against NumPy over five rounds, and beside FedAvg."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_het.algorithms import fedavg, fedselect, private
+from fedjax_het.algorithms.fedselect import alternate
+from fedjax_het.algorithms.fedselect.growth import grow, packed
+from fedjax_het.engine import rounds
+from fedjax_het.engine.types import Visit
+from tests.algorithms.suite import Case
+from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
+from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+
+KEY = jax.random.key(0)
+CLOSE = dict(rtol=1e-5, atol=1e-6)
+# Growth after the second visit, so that two rounds have personal entries.
+SUITE = [Case(dict(period=1))]
+
+
+# How masks grow.
+
+
+def tensor(values, dtype=jnp.float32):
+  return dict(block=dict(kernel=jnp.array(values, dtype)))
+
+
+def grown(mask, change, growth=0.25, limit=0.8):
+  """The new mask of one kernel whose entries have changed so much."""
+  reference = tensor(np.zeros(np.shape(change)))
+  return np.asarray(
+      grow(tensor(mask, bool), tensor(change), reference, growth, limit)[
+          'block'
+      ]['kernel']
+  )
+
+
+def test_the_entries_with_the_largest_change_become_personal():
+  mask = grown([0, 0, 0, 0], [0.1, -0.4, 0.2, 0.3])
+  assert mask.tolist() == [False, True, False, False]
+  mask = grown(mask, [-0.5, 9.0, 0.2, 0.3], growth=0.34)
+  assert mask.tolist() == [True, True, False, False]
+  # Of equals the first.
+  assert grown([0, 0, 0, 0], [0.0] * 4).tolist() == [True, False, False, False]
+  assert grown([[0, 1], [0, 0]], [[0.1, 9], [0.1, 0.2]]).tolist() == [
+      [False, True], [False, True]
+  ]
+
+
+@pytest.mark.parametrize(
+    ('free', 'want'), [(1, 0), (2, 0), (3, 1), (4, 1), (6, 2)]
+)
+def test_the_number_is_rounded_half_to_even(free, want):
+  assert grown([0] * free, np.arange(free)).sum() == want
+
+
+@pytest.mark.parametrize(
+    ('size', 'want'),
+    [
+        (64, [16, 28, 37, 44, 49, 53, 53]),
+        (4096, [1024, 1792, 2368, 2800, 3124, 3367, 3367]),
+    ],
+)
+def test_growth_ends_above_the_limit(size, want):
+  mask, rng, found = np.zeros(size, bool), np.random.default_rng(0), []
+  for _ in want:
+    new = grown(mask, rng.normal(size=size))
+    assert np.all(new[mask])  # Masks only grow.
+    mask = new
+    found.append(int(mask.sum()))
+  assert found == want
+
+
+def test_the_limit_itself_still_grows():
+  half = [1, 1, 0, 0, 0, 0, 1, 1]
+  change = np.arange(8.0)
+  assert grown(half, change, limit=0.5).sum() == 5
+  assert grown(half, change, limit=0.49).sum() == 4
+  assert grown([0] * 8, change, limit=0.0).sum() == 2
+  assert grown([0] * 8, change, growth=0.0).sum() == 0
+
+
+def test_biases_have_no_mask():
+  tree = dict(a=dict(kernel=jnp.ones((3, 4)), bias=jnp.full(4, 9.0)),
+              b=dict(scale=jnp.ones(5), bias=jnp.ones(5)))  # fmt: skip
+  nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, bool), tree)
+  zero = jax.tree.map(jnp.zeros_like, tree)
+  got = grow(nothing, tree, zero, 1.0, 0.8)
+  assert np.all(got['a']['kernel']) and np.all(got['b']['scale'])
+  assert not np.any(got['a']['bias']) and not np.any(got['b']['bias'])
+  bits = packed(got)
+  assert bits.dtype == jnp.uint8 and bits.size == 3  # 17 entries.
+  assert np.unpackbits(np.asarray(bits)).sum() == 17
+
+
+# The two halves of an epoch's pair.
+
+
+def adamw(lr):
+  return optax.adamw(lr, weight_decay=0.1)
+
+
+def local_visit(tx, epochs=2, **kwargs):
+  federation = tiny_federation(
+      (1,), 1, norm=False, local=tiny_local(tx, 0.1, epochs, 8, **kwargs)
+  )
+  (group,), data = federation.groups, tiny_data((8,)).client(0)
+  start = group.model.init(KEY)
+  visit = Visit(jnp.int32(0), jnp.int32(0), KEY)
+  return jax.jit(
+      lambda mask: alternate(
+          group.model, federation.local, start, data, visit, mask
+      )
+  ), start
+
+
+def half_mask(params):
+  return jax.tree_util.tree_map_with_path(
+      lambda path, a: jnp.zeros(a.shape, bool)
+      if path[-1].key == 'bias'
+      else jnp.arange(a.size).reshape(a.shape) % 2 == 0,
+      params,
+  )
+
+
+def test_moments_of_one_half_do_not_move_the_other():
+  """Adam by hand: two states, each with its own count of steps."""
+  run, start = local_visit(adamw, epochs=2)
+  mask = half_mask(start.params)
+  end, _, num = run(mask)
+  assert int(num) == 4
+  data = tiny_data((8,)).client(0)
+  model = tiny_federation((1,), 1, norm=False).groups[0].model
+  batch = data.batch(jnp.arange(8))
+
+  def loss(params):
+    logits, _ = model.apply(start._replace(params=params), batch.x)
+    return jnp.mean(
+        optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+    )
+
+  tx, params = adamw(0.1), start.params
+  states = {True: tx.init(params), False: tx.init(params)}
+  for personal in (True, False, True, False):
+    moves = jax.tree.map(lambda m, p=personal: m == p, mask)
+    grads = jax.tree.map(
+        lambda m, g: jnp.where(m, g, 0), moves, jax.grad(loss)(params)
+    )
+    updates, states[personal] = tx.update(grads, states[personal], params)
+    params = jax.tree.map(
+        lambda m, p, u: jnp.where(m, p + u, p), moves, params, updates
+    )
+  assert_trees(end.params, params, rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_mask_has_no_personal_epochs():
+  run, start = local_visit(optax.sgd, epochs=3)
+  nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, bool), start.params)
+  end, loss, num = run(nothing)
+  assert int(num) == 3 and float(loss) > 0
+  everything = jax.tree.map(jnp.ones_like, nothing)
+  same, other_loss, num = run(everything)
+  assert int(num) == 3
+  # Full batches: the epochs are the same.
+  assert_trees(same, end, **CLOSE)
+  np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
+
+
+def test_a_visit_of_steps_is_one_pair():
+  run, start = local_visit(optax.sgd, epochs=9, steps=2)
+  assert int(run(half_mask(start.params))[2]) == 4
+
+
+# Rounds of the engine.
+
+
+def small(norm=False, lr=0.1, **fields):
+  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  federation = tiny_federation(
+      (1, 2), norm=norm, local=tiny_local(optax.sgd, lr, 2, 8), **fields
+  )
+  return federation, tiny_data((5, 8, 3, 7))
+
+
+@functools.cache
+def played(method, norm=False, num=4, cohort_size=3, lr=0.1, **options):
+  """The first state and those after each round, and the reports."""
+  federation, data = small(norm, lr)
+  algorithm = method(federation, **options)
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=cohort_size, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, KEY)
+  states, reports = [jax.device_get(state)], []
+  for _ in range(num):
+    state, report = run_round(state, data, jax.random.key(1), jax.random.key(2))
+    states.append(jax.device_get(state))
+    reports.append(report)
+  return states, reports
+
+
+def test_without_growth_it_is_fedavg():
+  """Parameters and statistics, as many epochs as there are pairs."""
+  got, reports = played(fedselect, norm=True, num=3, period=1, growth=0.0)
+  want, plain = played(fedavg, norm=True, num=3)
+  for a, b in zip(got, want):
+    assert_trees(a.server, b.server, rtol=1e-5, atol=1e-5)
+  for name, group in reports[-1].items():
+    assert not np.any(group.metrics['personal_share'])
+    np.testing.assert_allclose(
+        group.metrics['train_loss'], plain[-1][name].metrics['train_loss'],
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
+def test_it_is_fedavg_until_somebody_trains_personal_entries():
+  """With period 1 the second visit grows, and the third trains apart."""
+  got, _ = played(fedselect, num=3, cohort_size=4, period=1)
+  want, _ = played(fedavg, num=3, cohort_size=4)
+  for number in (1, 2):
+    assert_trees(got[number].server, want[number].server, **CLOSE)
+    masks = jax.tree.leaves([c.mask for c in got[number].clients.values()])
+    assert np.any(np.concatenate([m.ravel() for m in masks])) == (number == 2)
+  gap = jax.tree.map(
+      lambda a, b: np.abs(a - b).max(), got[3].server, want[3].server
+  )
+  assert max(jax.tree.leaves(gap)) > 1e-4
+
+
+def test_personal_entries_are_received_once_more():
+  """The visit after growth starts from x; the one after it keeps them."""
+  states, _ = played(fedselect, num=4, cohort_size=4, period=1, lr=0.0)
+  # Without a learning rate w is what was received, or kept.
+  federation, data = small(lr=0.0)
+  algorithm = fedselect(federation, period=1)
+  group = federation.groups[0]
+  client = jax.tree.map(lambda a: jnp.asarray(a[0]), states[2].clients['tiny1'])
+  assert np.any(jax.tree.leaves(client.mask)[1])
+  x = jax.tree.map(lambda a: jnp.full_like(a, 7.0), algorithm.init(KEY))
+  visit = Visit(jnp.int32(0), jnp.int32(2), KEY)
+  sent = algorithm.downlink(x, group, visit)
+  step = jax.jit(
+      lambda client: algorithm.client_update(
+          group, client, sent, data.client(0), visit
+      )[0]
+  )
+  once = step(client)
+  assert all(np.all(a == 7) for a in jax.tree.leaves(once.variables))
+  assert_trees(once.trained, client.mask, rtol=0)
+  mine = once._replace(
+      variables=jax.tree.map(lambda a: jnp.full_like(a, 3.0), once.variables)
+  )
+  for a, m in zip(
+      jax.tree.leaves(step(mine).variables), jax.tree.leaves(client.mask)
+  ):
+    np.testing.assert_array_equal(a, np.where(m, 3.0, 7.0))
+
+
+def test_growth_happens_every_so_many_visits():
+  """Period 2: after the visits 2 and 4, counted from 0."""
+  states, _ = played(fedselect, num=6, cohort_size=4, period=2)
+  shares = []
+  for state in states:
+    client = state.clients['tiny1']
+    shares.append(float(np.mean(client.mask['stem']['Dense_0']['kernel'][0])))
+    np.testing.assert_array_equal(client.visits, len(shares) - 1)
+  assert shares == [0, 0, 0, 0.25, 0.25, 7 / 16, 7 / 16]
+  # r: what a client first received, then what it had when its masks grew.
+  for number, source in ((1, 0), (2, 0), (3, 3), (4, 3), (5, 5), (6, 5)):
+    reference = states[number].clients['tiny1'].reference
+    if source == 0:
+      want = states[0].clients['tiny1'].variables.params
+    else:
+      want = states[source].clients['tiny1'].variables.params
+    assert_trees(reference, want, rtol=0)
+
+
+def test_a_first_visit_takes_its_reference_from_the_server():
+  states, reports = played(fedselect, num=4, cohort_size=1, period=9)
+  late = 0
+  for number, report in enumerate(reports):
+    for name, group in report.items():
+      for k in group.client_id[group.client_id < 4].tolist():
+        row = k // 2
+        before, after = (
+            jax.tree.map(lambda a, row=row: a[row], s.clients[name])
+            for s in states[number : number + 2]
+        )
+        if int(before.visits) == 0:
+          x = states[number].server.params
+          want = {n: x[n] for n in after.reference}
+          assert_trees(after.reference, want, rtol=0)
+          late += number > 0
+  assert late
+
+
+def test_without_a_learning_rate_masks_grow_by_rank():
+  states, _ = played(fedselect, num=4, cohort_size=4, period=1, lr=0.0)
+  assert_trees(states[-1].server, states[0].server, rtol=0)
+  for name, client in states[-1].clients.items():
+    start = states[0].clients[name]
+    assert_trees(client.variables, start.variables, rtol=0)
+    mask = client.mask['stem']['Dense_0']['kernel'][0].ravel()
+    # 16 entries: 4, 3 and 2 more.
+    assert mask.tolist() == [True] * 9 + [False] * 7
+
+
+def test_where_all_is_personal_clients_are_alone():
+  """With growth 1 only biases are shared: kernels of x stay."""
+  states, reports = played(fedselect, num=4, cohort_size=4, period=1,
+                           growth=1.0, limit=1.0)  # fmt: skip
+  for block, tree in states[4].server.params.items():
+    old = states[2].server.params[block]['Dense_0']
+    np.testing.assert_array_equal(tree['Dense_0']['kernel'], old['kernel'])
+    assert np.any(tree['Dense_0']['bias'] != old['bias'])
+  for group in reports[-1].values():
+    assert np.all(group.metrics['personal_share'][:2] > 0.7)
+
+
+def test_bytes_up_are_the_shared_entries_and_the_masks():
+  """55 numbers and 44 bits of masks in depth 1, 75 and 60 in depth 2."""
+  states, reports = played(fedselect, num=4, cohort_size=4, period=1)
+  for number, report in enumerate(reports):
+    for name, (size, words) in dict(tiny1=(55, 6), tiny2=(75, 8)).items():
+      personal = sum(
+          int(np.sum(m))
+          for m in jax.tree.leaves(states[number].clients[name].mask)
+      )
+      down, up = rounds.round_bytes(report[name], 4)
+      assert down == 2 * 4 * size
+      # And the coefficient of each client.
+      assert up == 4 * (2 * size - personal) + 2 * (words + 4)
+
+
+# Rounds in NumPy.
+
+
+def leaves_of(tree):
+  """{(block, leaf): array} without flax's name of the layer."""
+  return {
+      (n, i): np.asarray(a, np.float64)
+      for n, block in tree.items()
+      for i, a in block['Dense_0'].items()
+  }
+
+
+class Oracle:
+  """FedSelect as printed, over the entries of {(block, leaf): array}."""
+
+  def __init__(self, x, names, batches, rate, pairs, period):
+    self.x, self.names, self.batches = x, names, batches
+    self.rate, self.pairs, self.period = rate, pairs, period
+    mine = {k: [e for e in x if e[0] in names[k]] for k in names}
+    self.w = {k: {e: x[e] for e in mine[k]} for k in names}
+    self.mask = {
+        k: {e: np.zeros(x[e].shape) for e in mine[k]} for k in names
+    }
+    self.old = {k: dict(self.mask[k]) for k in names}
+    self.r, self.v = {}, dict.fromkeys(names, 0)
+
+  def visit(self, k):
+    mask, old = self.mask[k], self.old[k]
+    w = {e: old[e] * self.w[k][e] + (1 - old[e]) * self.x[e] for e in mask}
+    if self.v[k] == 0:
+      self.r[k] = dict(w)
+    epochs = [mask, {e: 1 - m for e, m in mask.items()}] * self.pairs
+    for part in epochs:
+      nested = {n: {} for n in self.names[k]}
+      for (n, i), a in w.items():
+        nested[n][i] = a
+      g = oracle_gradient(nested, self.names[k], *self.batches[k])
+      w = {e: w[e] - self.rate * part[e] * g[e[0]][e[1]] for e in w}
+    self.w[k], self.old[k] = w, mask
+    new = dict(mask)
+    if self.v[k] and self.v[k] % self.period == 0:
+      for e in mask:
+        if e[1] != 'kernel' or mask[e].mean() > 0.8:
+          continue
+        free = np.flatnonzero(mask[e].ravel() == 0)
+        change = np.abs(w[e] - self.r[k][e]).ravel()[free]
+        number = len(free) - round(0.75 * len(free))
+        best = free[np.argsort(-change, kind='stable')[:number]]
+        flat = mask[e].ravel().copy()
+        flat[best] = 1
+        new[e] = flat.reshape(mask[e].shape)
+      self.r[k] = dict(w)
+    self.mask[k] = new
+    self.v[k] += 1
+    return mask
+
+  def round(self, cohort):
+    used = {k: self.visit(k) for k in cohort}
+    x = {}
+    for e, old in self.x.items():
+      owners = [k for k in cohort if e in self.w[k]]
+      count = sum(1 - used[k][e] for k in owners)
+      total = sum((1 - used[k][e]) * (self.w[k][e] - old) for k in owners)
+      x[e] = np.where(count > 0, old + total / np.maximum(count, 1), old)
+    self.x = x
+
+
+def test_five_rounds_in_numpy():
+  """Two architectures, three of four clients a round, growth from visit 1."""
+  states, reports = played(fedselect, num=5, period=1)
+  federation, data = small()
+  images = np.asarray(preprocess(data.images), np.float64)
+  names, batches = {}, {}
+  for group in federation.groups:
+    for k in group.client_ids.tolist():
+      names[k] = list(group.model.block_names)
+      index = np.asarray(data.index[k, : data.sizes[k]])
+      batches[k] = (
+          images[index].reshape(len(index), -1), np.asarray(data.labels)[index]
+      )
+  oracle = Oracle(
+      leaves_of(states[0].server.params), names, batches, 0.1, 2, 1
+  )
+  for state, report in zip(states[1:], reports, strict=True):
+    ids = np.concatenate([r.client_id for r in report.values()])
+    oracle.round(sorted(ids[ids < 4].tolist()))
+    got = leaves_of(state.server.params)
+    for e in got:
+      np.testing.assert_allclose(got[e], oracle.x[e], **CLOSE)
+    for group in federation.groups:
+      for row, k in enumerate(group.client_ids.tolist()):
+        mine = jax.tree.map(
+            lambda a, row=row: a[row], state.clients[group.name]
+        )
+        for tree, want in (
+            (mine.variables.params, oracle.w[k]), (mine.mask, oracle.mask[k]),
+            (mine.trained, oracle.old[k]),
+        ):
+          found = leaves_of(tree)
+          for e in found:
+            np.testing.assert_allclose(found[e], want[e], **CLOSE)
+  assert sum(np.sum(m) for m in jax.tree.leaves(oracle.old)) > 40
+
+
+def test_evaluated_models_are_the_clients_and_the_servers():
+  states, _ = played(fedselect, norm=True, num=3, period=1, growth=0.0)
+  federation, _ = small(norm=True)
+  algorithm, group = fedselect(federation), federation.groups[1]
+  client = jax.tree.map(lambda a: a[0], states[-1].clients['tiny2'])
+  found = algorithm.client_model(states[-1].server, client, group)
+  assert_trees(tuple(found[:2]), tuple(client.variables), rtol=0)
+  want = fedavg(federation).client_model(states[-1].server, (), group)
+  assert_trees(found.shared, want, rtol=0)
+  assert algorithm.personal and list(algorithm.views) == ['global']
+
+
+def test_nothing_shared_is_local_training():
+  """Aggregation 'none': pairs of full batches of all entries, from SGD."""
+  got, reports = played(
+      fedselect, num=2, cohort_size=4, growth=0.0, aggregation='none'
+  )
+  want, _ = played(private, num=2, cohort_size=4)
+  for name, client in got[-1].clients.items():
+    assert_trees(client.variables, want[-1].clients[name][0], **CLOSE)
+  assert rounds.round_bytes(reports[-1]['tiny1'], 4) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(growth=1.5), 'growth must be at least 0 and at most 1, got 1.5.'),
+        (dict(limit=-0.1), 'limit must be at least 0 and at most 1, got -0.1.'),
+        (dict(period=0), 'period must be at least 1, got 0.'),
+        (dict(aggregation='all'), "Unknown aggregation 'all'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+  with pytest.raises(ValueError) as error:
+    fedselect(tiny_federation(), **options)
+  assert str(error.value).startswith(message)
