@@ -533,7 +533,7 @@ def test_one_round_in_pytorch(small_round):
   """Four clients of two levels, two steps on all of their examples."""
   data, clients = image_data(), []
   images = np.asarray(preprocess(data.images), np.float64)
-  labels = torch.tensor(np.asarray(data.labels, np.int64))
+  labels = torch.tensor(np.array(data.labels, np.int64))
   for k, level in enumerate(LEVELS):
     index = np.asarray(data.index[k, : data.sizes[k]])
     x = torch.tensor(images[index]).permute(0, 3, 1, 2)
