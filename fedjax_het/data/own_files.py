@@ -51,7 +51,10 @@ def read_npz(path: pathlib.Path) -> tuple[Splits, int]:
   except ValueError as e:
     if str(path) in str(e):
       raise
-    raise ValueError(f'{path} cannot be read: {shown(str(e))}.') from e
+    # NumPy's own words advise to load objects unsafely.
+    raise ValueError(
+        f'{path} is no .npz file of numbers; write one with np.savez.'
+    ) from e
   return checked(found, str(path), _ARRAYS)
 
 

@@ -221,9 +221,10 @@ _COMMUNICATION = (
     'included. Per client and round: the mean over all visits.'
 )
 _PERSONAL = (
-    "Each client's model in the last round, on test examples that are dealt "
-    'like its training examples. Clients count alike, whatever their number of '
-    'examples, but in the last column, in which examples do.'
+    "Each client's model in the last round, on test examples of its own: those "
+    "of the partition's file, or else the test set divided in the proportions "
+    'of the training partition. Each client has the same weight; in the last '
+    'column each test example has.'
 )
 _MEMORY = (
     'A count of state, 4 bytes a number; not the activations and optimiser '
