@@ -59,7 +59,6 @@ CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 
 def get_table(scale: str = SCALES[0]) -> Table:
   """The methods on eight columns, three seeds.
-  """The methods on eight columns, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR`, a part:
   `--rows=FedAvg,FedIN --cols=cifar10_iid`.
