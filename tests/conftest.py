@@ -30,6 +30,8 @@ jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+# Of programs in a process that runs tests.
+_MOST_BYTES = 3 << 30
 
 
 def pytest_collection_modifyitems(items):
@@ -43,6 +45,17 @@ def pytest_collection_modifyitems(items):
     if group == 'test_suite':
       group = f'{group}-{params.get("name")}'
     item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def bounded_memory():
+  """Forgets compiled programs after a file, once they take gigabytes."""
+  yield
+  status = pathlib.Path('/proc/self/statm')
+  if status.is_file():
+    pages = int(status.read_text().split()[1])
+    if pages * os.sysconf('SC_PAGE_SIZE') > _MOST_BYTES:
+      jax.clear_caches()
 
 
 @pytest.fixture
