@@ -47,15 +47,25 @@ def pytest_collection_modifyitems(items):
     item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.fixture(scope='module', autouse=True)
-def bounded_memory():
-  """Forgets compiled programs after a file, once they take gigabytes."""
-  yield
+def _resident_bytes() -> int:
+  """Memory of this process; 0 where the system does not say."""
   status = pathlib.Path('/proc/self/statm')
-  if status.is_file():
-    pages = int(status.read_text().split()[1])
-    if pages * os.sysconf('SC_PAGE_SIZE') > _MOST_BYTES:
-      jax.clear_caches()
+  if not status.is_file():
+    return 0
+  return int(status.read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
+_after_forgetting = [0]
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory():
+  """Forgets compiled programs whenever they have taken gigabytes."""
+  yield
+  if _resident_bytes() > _after_forgetting[0] + _MOST_BYTES:
+    jax.clear_caches()
+    gc.collect()
+    _after_forgetting[0] = _resident_bytes()
 
 
 @pytest.fixture
