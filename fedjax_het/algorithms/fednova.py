@@ -45,7 +45,8 @@ class Sent(NamedTuple):
 
   Attributes:
     delta: As in FedAvg, but the trainable leaves hold p_k Delta_k / A_k.
-    steps: [] float32, p_k A_k. A_k is in units of the largest client's.
+    steps: [] float32, p_k A_k. A_k is in units of the largest client's, or
+      of one step where sizes are unknown.
   """
 
   delta: Delta
@@ -113,18 +114,19 @@ def fednova(
       federation, aggregation, weights, server_momentum=server_momentum
   )
   local = federation.local
-  largest = 0
+  largest = 1
   if federation.sizes is not None:
     largest = int(visit_steps(local, federation.max_examples))
 
   def relative_steps(num_steps, round_num):
-    """A_k in units of the largest client's, which cancel; 1 for no step."""
+    """A_k in units of the largest client's, which cancel."""
     tx, alpha = local.optimizer(1.0), mu * local.learning_rate(round_num)
     # In one program, so that equal numbers of steps have a ratio of exactly 1.
-    both = jnp.stack([num_steps, largest or num_steps])
+    both = jnp.stack([num_steps, largest])
     steps = jax.vmap(lambda k: effective_steps(tx, k, alpha))(both)
     a, unit = jnp.maximum(steps, min_steps)
-    return jnp.where(num_steps > 0, a / (unit if largest else 1.0), 1.0)
+    # A client without a step does not count, and must not divide by 0.
+    return jnp.where(num_steps > 0, a, unit) / unit
 
   def client_update(group, client, sent, data, visit):
     start = exchange.assemble(group, client, sent)

@@ -290,8 +290,10 @@ def test_only_the_model_travels():
   federation = tiny_federation((1, 2))
   algorithm, group = moon(federation), federation.groups[1]
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
-  sent = algorithm.downlink(algorithm.init(visit.key), group, visit)
+  server = algorithm.init(visit.key)
+  sent = algorithm.downlink(server, group, visit)
   client = algorithm.init_client(group, 1, visit.key)
+  assert_trees(algorithm.client_model(server, client, group), sent, rtol=0)
   uplink = jax.eval_shape(
       lambda: algorithm.client_update(
           group, client, sent, tiny_data((5, 8, 3, 7)).client(1), visit
