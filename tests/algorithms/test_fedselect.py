@@ -8,14 +8,22 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.algorithms import fedavg, fedselect, private
-from fedjax_het.algorithms.fedselect import alternate
+from fedjax_het.aggregation.exchange import Delta
+from fedjax_het.algorithms import fedavg, fedselect
+from fedjax_het.algorithms.fedselect import Sent, alternate
 from fedjax_het.algorithms.fedselect.growth import grow, packed
 from fedjax_het.engine import rounds
-from fedjax_het.engine.types import Visit
+from fedjax_het.engine.types import Maybe, Received, Visit
+from fedjax_het.models.blocks import Variables
 from tests.algorithms.suite import Case
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
-from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+from tests.tiny import (
+  preprocess,
+  server_step,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+)
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-6)
@@ -188,9 +196,9 @@ def small(norm=False, lr=0.1, **fields):
 
 
 @functools.cache
-def played(method, norm=False, num=4, cohort_size=3, lr=0.1, **options):
+def played(method, norm=False, num=4, cohort_size=3, **options):
   """The first state and those after each round, and the reports."""
-  federation, data = small(norm, lr)
+  federation, data = small(norm)
   algorithm = method(federation, **options)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend='map'
@@ -218,123 +226,84 @@ def test_without_growth_it_is_fedavg():
     )  # fmt: skip
 
 
-def test_it_is_fedavg_until_somebody_trains_personal_entries():
-  """With period 1 the second visit grows, and the third trains apart."""
-  got, _ = played(fedselect, num=3, cohort_size=4, period=1)
-  want, _ = played(fedavg, num=3, cohort_size=4)
-  for number in (1, 2):
-    assert_trees(got[number].server, want[number].server, **CLOSE)
-    masks = jax.tree.leaves([c.mask for c in got[number].clients.values()])
-    assert np.any(np.concatenate([m.ravel() for m in masks])) == (number == 2)
-  gap = jax.tree.map(
-      lambda a, b: np.abs(a - b).max(), got[3].server, want[3].server
-  )
-  assert max(jax.tree.leaves(gap)) > 1e-4
-
-
-def test_personal_entries_are_received_once_more():
-  """The visit after growth starts from x; the one after it keeps them."""
-  states, _ = played(fedselect, num=4, cohort_size=4, period=1, lr=0.0)
-  # Without a learning rate w is what was received, or kept.
+@functools.cache
+def visited(period):
+  """A visit without a learning rate, which returns what it starts from."""
   federation, data = small(lr=0.0)
-  algorithm = fedselect(federation, period=1)
-  group = federation.groups[0]
-  client = jax.tree.map(lambda a: jnp.asarray(a[0]), states[2].clients['tiny1'])
-  assert np.any(jax.tree.leaves(client.mask)[1])
-  x = jax.tree.map(lambda a: jnp.full_like(a, 7.0), algorithm.init(KEY))
+  algorithm, group = fedselect(federation, period=period), federation.groups[0]
   visit = Visit(jnp.int32(0), jnp.int32(2), KEY)
+  x = jax.tree.map(lambda a: jnp.full_like(a, 7.0), algorithm.init(KEY))
   sent = algorithm.downlink(x, group, visit)
   step = jax.jit(
       lambda client: algorithm.client_update(
           group, client, sent, data.client(0), visit
       )[0]
   )
-  once = step(client)
-  assert all(np.all(a == 7) for a in jax.tree.leaves(once.variables))
-  assert_trees(once.trained, client.mask, rtol=0)
-  mine = once._replace(
-      variables=jax.tree.map(lambda a: jnp.full_like(a, 3.0), once.variables)
+  return step, algorithm.init_client(group, 0, KEY)
+
+
+def filled(client, value):
+  return client._replace(
+      variables=jax.tree.map(
+          lambda a: jnp.full_like(a, value), client.variables
+      )
   )
+
+
+def test_personal_entries_are_received_once_more():
+  """The visit after growth starts from x; the one after it keeps them."""
+  step, client = visited(2)
+  for visits in range(3):  # Growth at the end of v = 2.
+    assert not np.any(jax.tree.leaves(client.mask)[1])
+    assert int(client.visits) == visits
+    client = step(filled(client, 3.0))
+    assert all(np.all(a == 7) for a in jax.tree.leaves(client.variables))
+  grown_mask = client.mask
+  kernel = grown_mask['stem']['Dense_0']['kernel'].ravel()
+  # Without a change: by rank.
+  assert kernel.tolist() == [True] * 4 + [False] * 12
+  assert not np.any(grown_mask['stem']['Dense_0']['bias'])
+  client = step(filled(client, 3.0))
+  assert all(np.all(a == 7) for a in jax.tree.leaves(client.variables))
+  assert_trees(client.trained, grown_mask, rtol=0)
+  client = step(filled(client, 3.0))  # v = 4: it grows again.
   for a, m in zip(
-      jax.tree.leaves(step(mine).variables), jax.tree.leaves(client.mask)
+      jax.tree.leaves(client.variables), jax.tree.leaves(grown_mask)
   ):
     np.testing.assert_array_equal(a, np.where(m, 3.0, 7.0))
+  assert np.sum(client.mask['stem']['Dense_0']['kernel']) == 7
 
 
-def test_growth_happens_every_so_many_visits():
-  """Period 2: after the visits 2 and 4, counted from 0."""
-  states, _ = played(fedselect, num=6, cohort_size=4, period=2)
-  shares = []
-  for state in states:
-    client = state.clients['tiny1']
-    shares.append(float(np.mean(client.mask['stem']['Dense_0']['kernel'][0])))
-    np.testing.assert_array_equal(client.visits, len(shares) - 1)
-  assert shares == [0, 0, 0, 0.25, 0.25, 7 / 16, 7 / 16]
-  # r: what a client first received, then what it had when its masks grew.
-  for number, source in ((1, 0), (2, 0), (3, 3), (4, 3), (5, 5), (6, 5)):
-    reference = states[number].clients['tiny1'].reference
-    if source == 0:
-      want = states[0].clients['tiny1'].variables.params
-    else:
-      want = states[source].clients['tiny1'].variables.params
-    assert_trees(reference, want, rtol=0)
-
-
-def test_a_first_visit_takes_its_reference_from_the_server():
-  states, reports = played(fedselect, num=4, cohort_size=1, period=9)
-  late = 0
-  for number, report in enumerate(reports):
-    for name, group in report.items():
-      for k in group.client_id[group.client_id < 4].tolist():
-        row = k // 2
-        before, after = (
-            jax.tree.map(lambda a, row=row: a[row], s.clients[name])
-            for s in states[number : number + 2]
-        )
-        if int(before.visits) == 0:
-          x = states[number].server.params
-          want = {n: x[n] for n in after.reference}
-          assert_trees(after.reference, want, rtol=0)
-          late += number > 0
-  assert late
-
-
-def test_without_a_learning_rate_masks_grow_by_rank():
-  states, _ = played(fedselect, num=4, cohort_size=4, period=1, lr=0.0)
-  assert_trees(states[-1].server, states[0].server, rtol=0)
-  for name, client in states[-1].clients.items():
-    start = states[0].clients[name]
-    assert_trees(client.variables, start.variables, rtol=0)
-    mask = client.mask['stem']['Dense_0']['kernel'][0].ravel()
-    # 16 entries: 4, 3 and 2 more.
-    assert mask.tolist() == [True] * 9 + [False] * 7
-
-
-def test_where_all_is_personal_clients_are_alone():
-  """With growth 1 only biases are shared: kernels of x stay."""
-  states, reports = played(fedselect, num=4, cohort_size=4, period=1,
-                           growth=1.0, limit=1.0)  # fmt: skip
-  for block, tree in states[4].server.params.items():
-    old = states[2].server.params[block]['Dense_0']
-    np.testing.assert_array_equal(tree['Dense_0']['kernel'], old['kernel'])
-    assert np.any(tree['Dense_0']['bias'] != old['bias'])
-  for group in reports[-1].values():
-    assert np.all(group.metrics['personal_share'][:2] > 0.7)
+def test_the_reference_is_what_was_first_received_then_what_grew():
+  step, client = visited(2)
+  client = step(client)
+  assert all(np.all(a == 7) for a in jax.tree.leaves(client.reference))
+  other = jax.tree.map(lambda a: a + 1.0, client.reference)
+  later = step(client._replace(reference=other))
+  assert_trees(later.reference, other, rtol=0)
+  # Growth: entry 5 of a kernel differs from its reference, and r <- w.
+  kernel = later.reference['stem']['Dense_0']['kernel']
+  change = jnp.full(16, 8.0).at[5].set(-9.0).reshape(kernel.shape)
+  other['stem']['Dense_0']['kernel'] = change
+  last = step(later._replace(reference=other))
+  assert all(np.all(a == 7) for a in jax.tree.leaves(last.reference))
+  mask = last.mask['stem']['Dense_0']['kernel'].ravel()
+  assert np.flatnonzero(mask).tolist() == [0, 1, 2, 5]
 
 
 def test_bytes_up_are_the_shared_entries_and_the_masks():
   """55 numbers and 44 bits of masks in depth 1, 75 and 60 in depth 2."""
-  states, reports = played(fedselect, num=4, cohort_size=4, period=1)
+  states, reports = played(fedselect, num=5, period=1)
   for number, report in enumerate(reports):
-    for name, (size, words) in dict(tiny1=(55, 6), tiny2=(75, 8)).items():
-      personal = sum(
-          int(np.sum(m))
-          for m in jax.tree.leaves(states[number].clients[name].mask)
-      )
+    for name, (size, bits) in dict(tiny1=(55, 6), tiny2=(75, 8)).items():
+      ids = report[name].client_id
+      rows = np.asarray(ids[ids < 4]) // 2
+      masks = jax.tree.leaves(states[number].clients[name].mask)
+      personal = sum(int(np.sum(m[rows])) for m in masks)
       down, up = rounds.round_bytes(report[name], 4)
-      assert down == 2 * 4 * size
+      assert down == len(rows) * 4 * size
       # And the coefficient of each client.
-      assert up == 4 * (2 * size - personal) + 2 * (words + 4)
+      assert up == 4 * (len(rows) * size - personal) + len(rows) * (bits + 4)
 
 
 # Rounds in NumPy.
@@ -453,15 +422,27 @@ def test_evaluated_models_are_the_clients_and_the_servers():
   assert algorithm.personal and list(algorithm.views) == ['global']
 
 
-def test_nothing_shared_is_local_training():
-  """Aggregation 'none': pairs of full batches of all entries, from SGD."""
-  got, reports = played(
-      fedselect, num=2, cohort_size=4, growth=0.0, aggregation='none'
-  )
-  want, _ = played(private, num=2, cohort_size=4)
-  for name, client in got[-1].clients.items():
-    assert_trees(client.variables, want[-1].clients[name][0], **CLOSE)
-  assert rounds.round_bytes(reports[-1]['tiny1'], 4) == (0, 8)
+def test_entries_that_nobody_shares_keep_their_value():
+  """One sender of two owners; x = 1, w = (2, 4), M = (0, 1), each half."""
+  federation, _ = small()
+  algorithm = fedselect(federation)
+  server = jax.tree.map(jnp.ones_like, algorithm.init(KEY))
+  received = {}
+  for group in federation.groups:
+    def entry(a, own=group.name == 'tiny1'):
+      shared = (jnp.arange(a.size) % 2 == 0).reshape(a.shape) & own
+      return Maybe(jnp.where(shared, 1.0, 0.0), jnp.float32(shared))
+
+    params = {n: server.params[n] for n in group.model.block_names}
+    sent = Sent(
+        jax.tree.map(entry, params), Delta(Variables({}, {}), jnp.float32(1))
+    )
+    received[group.name] = Received(sent, None, None)
+  after = server_step(algorithm, server, received)
+  for name, block in after.params.items():
+    for leaf in jax.tree.leaves(block):
+      want = 1.0 + (np.arange(leaf.size) % 2 == 0) * (name != 'mid1')
+      np.testing.assert_array_equal(leaf.ravel(), want)
 
 
 @pytest.mark.parametrize(
