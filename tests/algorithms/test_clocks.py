@@ -158,6 +158,6 @@ def test_equal_models_that_do_not_learn_agree(name, clock):
   if not needs_of(ALGORITHMS[name]).one_model:
     # What is left to minimise is the cross-entropy, the same for all.
     losses = metrics['train_loss']
-    if name == 'moon':  # A constant: equal models have l = log 2, but 0 at first.
+    if name == 'moon':  # Equal models have l = log 2, but 0 at first.
       losses = losses - metrics['contrastive_loss']
     np.testing.assert_allclose(losses, losses[0, 0], rtol=1e-5)
