@@ -30,6 +30,8 @@ _THIN = (4, 16)
 # Up to these input channels, gradients of the kernel use 'strips': for small
 # and for large slices.
 _THIN_IN, _THIN_IN_LARGE = 16, 6
+# Concatenated slices of fewer bytes take microseconds in any way.
+_LEAST_STRIPS = 900 << 10
 # With strides, forward passes with fewer input channels are native.
 _MANY = 64
 
@@ -168,7 +170,8 @@ def _choose_for_xla(patches_shape, unit, dtype, channels, padding_share):
   wide_map = min(patches_shape[1:3]) >= 8
   num_in, num_out = channels or (math.inf, math.inf)
   # A kernel of one tap has nothing to share between neighbouring outputs.
-  strips = unit and wide_map and patches_shape[3] > num_in
+  shared_taps = unit and patches_shape[3] > num_in
+  strips = shared_taps and wide_map and size >= _LEAST_STRIPS
   stem = strips and num_in <= _THIN[0] and num_out <= _THIN[1]
   if size <= LARGE_BYTES or itemsize < 4 or not wide_map:
     pixels, wide = math.prod(patches_shape[:3]), patches_shape[3] >= _WIDE

@@ -389,12 +389,13 @@ def test_thin_layers_take_strips():
     return choose_lowering(patches, strides, platform='cpu', channels=channels)
 
   assert chosen((3, 16), batch=128) == ('strips', 'native', 'strips')
-  assert chosen((3, 16), batch=8) == ('strips', 'gemm', 'strips')
-  assert chosen((3, 64), batch=8) == ('gemm', 'gemm', 'strips')
+  assert chosen((3, 16), batch=10) == ('strips', 'gemm', 'strips')
+  assert chosen((3, 64), batch=10) == ('gemm', 'gemm', 'strips')
   assert chosen((8, 16), batch=128) == ('native', 'native', 'rows')
   assert chosen((16, 16), batch=8) == ('gemm', 'gemm', 'strips')
   assert set(chosen((32, 16), batch=4)) == {'gemm'}
   assert set(chosen((3, 16), size=4)) == {'gemm'}
+  assert set(chosen((3, 16), size=8)) == {'gemm'}
   assert set(chosen((3, 16), taps=1)) == {'gemm'}
   assert chosen((16, 16)) == ('native', 'native', 'rows')
   assert chosen((16, 16), strides=(2, 2)) == ('native', 'gemm', 'gemm')
