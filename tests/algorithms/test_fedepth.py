@@ -260,7 +260,11 @@ def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
   assert set(every) == set(model.block_names)
   assert set(first) == {'embed', 'encoder00', 'token', 'head'}
   for name in ('embed', 'encoder00'):
-    assert_same(every[name], first[name])
+    # Two programs, so that sums may differ by rounding.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        every[name], first[name],
+    )  # fmt: skip
     assert all(np.any(leaf) for leaf in jax.tree.leaves(first[name]))
   # A round of clients that have room for the last block alone.
   federation = federate(model, poor='1/2', rich=0.5)

@@ -2,18 +2,20 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds, streaming
 from fedjax_het.engine.cohort import Share
-from tests.tiny import tiny_data, tiny_federation
+from tests.tiny import tiny_data, tiny_federation, tiny_local
 
 KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def run(make_round, init, num_rounds=4, cohort_size=4, **options):
-  federation = tiny_federation((1, 2), 3)
+  # Not Adam, which makes of rounding near zero a whole step.
+  federation = tiny_federation((1, 2), 3, local=tiny_local(optax.sgd, 0.1))
   algorithm = ALGORITHMS['private'](federation)
   run_round = make_round(
       algorithm, federation, cohort_size=cohort_size, **options
@@ -40,7 +42,8 @@ def test_equals_states_on_the_device(backend):
   )
   assert jax.tree.structure(got) == jax.tree.structure(want)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_array_equal(a, b)
+    # The program of 'map' is the same; others differ in the order of sums.
+    np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * (backend != 'map'))
 
 
 def test_the_tables_stay_on_the_host():
@@ -53,7 +56,8 @@ def test_the_tables_stay_on_the_host():
 
 def test_another_state_is_not_given_the_rows_of_the_last():
   """What was brought ahead belongs to one run and one round."""
-  federation = tiny_federation((1, 2), 3)
+  # Not Adam, which makes of rounding near zero a whole step.
+  federation = tiny_federation((1, 2), 3, local=tiny_local(optax.sgd, 0.1))
   algorithm = ALGORITHMS['private'](federation)
   run_round = streaming.make_streamed_round(
       algorithm, federation, cohort_size=6

@@ -42,7 +42,10 @@ def close(rows, want):
 def test_one_two_and_four_devices_give_the_same_metrics(
     name, tmp_path, monkeypatch
 ):
-  config = tiny_config(name, num_rounds=2, backend='shard_map')
+  # Not Adam, which makes of rounding near zero a whole step.
+  config = tiny_config(
+      name, num_rounds=2, backend='shard_map', local__optimizer='sgd'
+  )
   runs = []
   for num in (1, 2, 4):
     sharded(num, monkeypatch)
@@ -56,7 +59,11 @@ def test_one_two_and_four_devices_give_the_same_metrics(
 @pytest.mark.parametrize('mode', ['synchronous', 'async'])
 def test_goes_on_with_another_number_of_devices(mode, tmp_path, monkeypatch):
   config = tiny_config(
-      'private', num_rounds=3, backend='shard_map', clock__mode=mode
+      'private',
+      num_rounds=3,
+      backend='shard_map',
+      clock__mode=mode,
+      local__optimizer='sgd',
   )
   with config.unlocked():
     config.groups.small.clients = 4  # Divides by 2 and 4; the other group not.
