@@ -43,7 +43,7 @@ def test_equals_states_on_the_device(backend):
   assert jax.tree.structure(got) == jax.tree.structure(want)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
     # The program of 'map' is the same; others differ in the order of sums.
-    np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * (backend != 'map'))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * (backend != 'map'))
 
 
 def test_the_tables_stay_on_the_host():
