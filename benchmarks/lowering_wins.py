@@ -273,6 +273,8 @@ def main() -> None:
   args = parser.parse_args()
   if not hasattr(os, 'sched_setaffinity'):
     parser.error('this needs Linux: it sets the CPUs that a process may use.')
+  if args.every < 1:
+    parser.error(f'--every must be at least 1, got {args.every}.')
   if args.child:
     serve(args.child, sys.stdin)
     return

@@ -104,8 +104,14 @@ class Checkpoints:
       ) from e
 
   def close(self) -> None:
-    """Waits for what is being written, and releases what the manager holds."""
+    """Waits for what is being written, and releases what the manager holds.
+
+    A checkpoint that could not be written, and that neither `save` nor `wait`
+    has raised, is logged.
+    """
     self._thread.shutdown()
+    if self._writing is not None and (error := self._writing.exception()):
+      _log.error('%s', error)
     with _quiet():
       self._manager.close()
 

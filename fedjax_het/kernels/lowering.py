@@ -30,7 +30,7 @@ _THIN = (4, 16)
 # Up to these input channels, gradients of the kernel use 'strips': for small
 # and for large slices.
 _THIN_IN, _THIN_IN_LARGE = 16, 6
-# Concatenated slices of fewer bytes take microseconds in any way.
+# With fewer bytes of concatenated slices nothing is gained by them.
 _LEAST_STRIPS = 900 << 10
 # With strides, forward passes with fewer input channels are native.
 _MANY = 64
@@ -135,8 +135,7 @@ def choose_lowering(
     the gradient of the kernel. With strides only the forward pass of thin
     layers is native.
   - 'strips' in the forward pass of the stem and in the gradient of the kernel
-    of thin layers, on maps of at least 8x8 with strides of 1: up to 4 times
-    faster.
+    of thin layers, on maps of at least 8x8 with strides of 1.
   - Another library's passes, as its `choose` says, if `conv_backend` names one.
 
   Args:

@@ -84,7 +84,7 @@ def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     [..., F] of the same dtype.
   """
   operands = operand_dtype(x.dtype)
-  # XLA for CPUs is up to twice as slow with more than two axes.
+  # Two axes: with more, XLA for CPUs chooses slower layouts for the gradients.
   rows = x.reshape((-1, x.shape[-1]))
   if operands == x.dtype:
     y = rows @ kernel

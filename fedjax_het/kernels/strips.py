@@ -8,12 +8,14 @@ s + w - 1 columns that they read. The kernel becomes a banded matrix,
   [h * (s + w - 1) * I, s * O],
 
 of which (s + w - 1) / w times as many numbers are multiplied, while a factor of
-s w / (s + w - 1) fewer are copied. For the stem of a net this is two to four
-times faster than im2col on a CPU.
+s w / (s + w - 1) fewer are copied. `python -m benchmarks.lowerings` compares
+the two for the layers of a net.
 
 All functions take `x` [B, H, W, I], `w` [h, w, I, O] and `dy` [B, H', W', O].
 Strides must be 1; with others they do what 'gemm' does.
 """
+
+import math
 
 import jax
 from jax import lax
@@ -44,13 +46,18 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   """'strips': gradient of the kernel, [h, w, I, O]."""
   if geometry.strides != (1, 1):
     return products.gemm_d_weight(x, dy, geometry, precision)
+  height, taps = geometry.kernel
   num_out, width = dy.shape[3], dy.shape[2]
   length = _length(num_out, width, least=2)
-  strips = _strips(x, geometry, length)
+  num_strips = math.prod(dy.shape[:2]) * -(-width // length)
+  num_features = height * (length + taps - 1) * x.shape[3]
+  # As in 'gemm': large strips of the forward pass are not stored for this.
+  small = num_strips * num_features * x.dtype.itemsize <= products.LARGE_BYTES
+  after = None if small else dy[0, 0, 0, 0]
+  strips = _strips(x, geometry, length, after)
   dy = taps_lib.pad_images(dy, ((0, 0), (0, -width % length)), 0)
   dy = dy.reshape((*strips.shape[:3], length * num_out))
   dw = dot(strips, dy, (0, 1, 2), (0, 1, 2), precision)
-  height, taps = geometry.kernel
   dw = dw.reshape((height, length + taps - 1, x.shape[3], length, num_out))
   # Output t of a strip reads its columns t to t + w - 1.
   return sum(dw[:, t : t + taps, :, t] for t in range(length))
@@ -63,8 +70,11 @@ def _length(num_out: int, width: int, least: int = 1) -> int:
   return -(-width // -(-width // wanted))
 
 
-def _strips(x, geometry: Geometry, length: int) -> jax.Array:
-  """[B, H', ceil(W' / s), h * (s + w - 1) * I]: what each strip reads."""
+def _strips(x, geometry: Geometry, length: int, after=None) -> jax.Array:
+  """[B, H', ceil(W' / s), h * (s + w - 1) * I]: what each strip reads.
+
+  `after` is that of `taps.join_taps`.
+  """
   height, taps = geometry.kernel
   rows, width = geometry.out_sizes(x.shape[1:3])
   num = -(-width // length)  # Strips in a row.
@@ -73,7 +83,10 @@ def _strips(x, geometry: Geometry, length: int) -> jax.Array:
   blocks = num - 1 + -(-span // length)
   low = geometry.padding[1][0]
   sides = low, blocks * length - x.shape[2] - low
-  x = taps_lib.pad_images(x, (geometry.padding[0], sides), 0)
+  top, bottom = geometry.padding[0]
+  spare = 0 if after is None else 1  # A row of padding that no strip reads.
+  zero = 0 if after is None else jnp.minimum(jnp.abs(after), 0)
+  x = taps_lib.pad_images(x, ((top, bottom + spare), sides), zero)
   x = x.reshape((*x.shape[:2], blocks, length * x.shape[3]))
   channels = x.shape[3] // length
   parts = [

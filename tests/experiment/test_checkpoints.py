@@ -245,6 +245,21 @@ def test_a_failed_write_leaves_the_others(saved, monkeypatch):
   assert restore(saved).step == 15
 
 
+def test_a_failed_write_behind_another_error_is_logged(
+    tmp_path, monkeypatch, caplog
+):
+  """Then nobody waits for it, and closing is the last chance to say it."""
+
+  def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  checkpoints = Checkpoints(tmp_path / 'c')
+  monkeypatch.setattr(checkpoints._manager, 'save', full)
+  checkpoints.save(10, state(0), {})
+  checkpoints.close()
+  assert 'while writing the checkpoint of round 10' in caplog.text
+
+
 def test_writing_takes_a_copy_and_does_not_wait(tmp_path, monkeypatch):
   """`save` returns before it is written, whatever becomes of the state."""
   checkpoints = Checkpoints(tmp_path)

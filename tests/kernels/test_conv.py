@@ -383,6 +383,21 @@ def test_wide_layers_on_small_maps_are_cropped():
   assert set(chosen(8, 64, 0.0)) == {'gemm'}
 
 
+@pytest.mark.parametrize('limit', [0, 1 << 30])
+def test_large_strips_are_not_stored_for_the_gradient(limit, monkeypatch):
+  """Then they depend on the output's gradient; the result is the same."""
+  monkeypatch.setattr(products, 'LARGE_BYTES', limit)
+  x, w = draw((2, 6, 7, 3), 0), draw((3, 3, 3, 4), 1)
+
+  def d_weight(dy):
+    return jax.vjp(lambda w: conv(x, w, lowering=STRIPS), w)[1](dy)[0]
+
+  dy = draw((2, 6, 7, 4), 2)
+  want = jax.vjp(lambda w: _reference(x, w, (1, 1), 'SAME'), w)[1](dy)[0]
+  assert_same([d_weight(dy)], [want])
+  assert ('= abs ' in str(jax.make_jaxpr(d_weight)(dy))) == (limit == 0)
+
+
 def test_thin_layers_take_strips():
   def chosen(channels, batch=32, strides=(1, 1), taps=9, size=32):
     patches = (batch, size, size, taps * channels[0])
