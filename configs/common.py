@@ -161,6 +161,25 @@ def _fedepth(config):
     config.algorithm.weights = 'data'
 
 
+def set_options(**options) -> Variant:
+  """A method's variant that sets options of the method."""
+
+  def apply(config):
+    for name, value in options.items():
+      config.algorithm[name] = value
+
+  return apply
+
+
+# Averages inside each architecture only.
+architecture = set_options(aggregation='architecture')
+
+
+def local_norm(config):
+  """A method's variant: running statistics stay on the client."""
+  config.local_stats = True
+
+
 def _iid(config):
   config.partition = ml_collections.ConfigDict(
       dict(name='iid', seed=config.partition.seed)

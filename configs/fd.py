@@ -2,23 +2,13 @@
 
 from configs import common
 
-
-def _set(**options):
-  """A variant that sets options of the method."""
-
-  def apply(config):
-    config.algorithm.update(options)
-
-  return apply
-
-
 VARIANTS = dict(
     # Means of logits, as re-implementations send them, instead of the papers'
     # softmax outputs.
-    logit=_set(space='logit'),
-    kl=_set(regulariser='kl'),
+    logit=common.set_options(space='logit'),
+    kl=common.set_options(regulariser='kl'),
     # The mean of all clients, the receiver's own vector included.
-    all=_set(mean='all'),
+    all=common.set_options(mean='all'),
 )
 
 

@@ -2,22 +2,11 @@
 
 from configs import common
 
-
-def _set(**options):
-  """A variant that sets options of the method."""
-
-  def apply(config):
-    for name, value in options.items():
-      config.algorithm[name] = value
-
-  return apply
-
-
 VARIANTS = dict(
     # How the weight of an upload falls with its staleness; the default is
     # polynomial.
-    constant=_set(staleness='constant'),
-    hinge=_set(staleness='hinge'),
+    constant=common.set_options(staleness='constant'),
+    hinge=common.set_options(staleness='hinge'),
 )
 
 

@@ -2,14 +2,8 @@
 
 from configs import common, fedepth
 
-
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 VARIANTS = dict(
-    architecture=_architecture,
+    architecture=common.architecture,
     # FeDepth's section 5.4: ViT-T/16 for everybody, whole or of 1/6 of its
     # width.
     vit=fedepth.VARIANTS['vit'],

@@ -3,29 +3,22 @@
 from configs import common
 
 
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
-def _local_norm(config):
-  """Running statistics stay on the client, as in the authors' code."""
-  config.local_stats = True
-
-
 def _code(config):
   """As the authors' code: weights by examples, clipping and noise.
 
   A sigma of 1 is an example; the code computes one by an accountant.
   """
-  _local_norm(config)
+  common.local_norm(config)
   config.algorithm.weights = 'data'
   config.algorithm.clip = config.algorithm.target
   config.algorithm.sigma = 1.0
 
 
 VARIANTS = dict(
-    architecture=_architecture, local_norm=_local_norm, code=_code
+    architecture=common.architecture,
+    # As in the authors' code.
+    local_norm=common.local_norm,
+    code=_code,
 )
 
 

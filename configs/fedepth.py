@@ -87,16 +87,6 @@ def _vit_mini(config):
   _transformer('mini_vit4', patch=patch)(config)
 
 
-def _set(**options):
-  """A variant that sets options of the method."""
-
-  def apply(config):
-    for name, value in options.items():
-      config.algorithm[name] = value
-
-  return apply
-
-
 def _own_heads(config):
   """m-FeDepth."""
   config.algorithm.heads = 'own'
@@ -123,11 +113,11 @@ VARIANTS = dict(
     paper_shortcut=_paper_shortcut,
     # Blocks that fit nowhere are left out of the forward pass, and who did not
     # train a block counts in its mean, as in the authors' code.
-    bypass=_set(partial='bypass', dilute=True),
+    bypass=common.set_options(partial='bypass', dilute=True),
     # All epochs together instead of each stage's.
-    split=_set(epochs_mode='split'),
+    split=common.set_options(epochs_mode='split'),
     # What frozen blocks make of an example is computed once a stage.
-    cached=_set(cache_prefix=True),
+    cached=common.set_options(cache_prefix=True),
 )
 
 

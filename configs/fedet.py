@@ -5,13 +5,8 @@ import ml_collections
 from configs import common, fedmd
 from fedjax_het.experiment.config import group_spec
 
-
-def _architecture(config):
-  """Averages inside each architecture only, as in the paper."""
-  config.algorithm.aggregation = 'architecture'
-
-
-VARIANTS = dict(architecture=_architecture)
+# The paper averages inside each architecture.
+VARIANTS = dict(architecture=common.architecture)
 
 
 def get_config(arg=''):

@@ -3,17 +3,16 @@
 from configs import common
 
 
-def _architecture(config):
-  """Clients receive models of their own architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _global_mix(config):
   """One coefficient of a model for all blocks, whoever owns them."""
   config.algorithm.mix = 'global'
 
 
-VARIANTS = dict(architecture=_architecture, global_mix=_global_mix)
+VARIANTS = dict(
+    # Clients receive models of their own architecture only.
+    architecture=common.architecture,
+    global_mix=_global_mix,
+)
 
 
 def get_config(arg=''):

@@ -3,17 +3,12 @@
 from configs import common
 
 
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _classifier(config):
   """Partial sharing: the classifier travels, extractors stay."""
   config.algorithm.aggregation = 'classifier'
 
 
-VARIANTS = dict(architecture=_architecture, classifier=_classifier)
+VARIANTS = dict(architecture=common.architecture, classifier=_classifier)
 
 
 def get_config(arg=''):

@@ -2,33 +2,22 @@
 
 from configs import common
 
-
-def _set(**options):
-  """A variant that sets options of the method."""
-
-  def apply(config):
-    for name, value in options.items():
-      config.algorithm[name] = value
-
-  return apply
-
-
 VARIANTS = dict(
     # Feature noise of 0.8 standard deviations ('+Noise').
-    noise=_set(noise=0.8),
+    noise=common.set_options(noise=0.8),
     # The exact solution of the projection instead of a fixed lambda, and
     # inner products over all intermediate layers instead of each leaf.
-    exact=_set(rule='exact'),
-    tree=_set(scope='tree'),
+    exact=common.set_options(rule='exact'),
+    tree=common.set_options(scope='tree'),
     # Ablations: without IN training, proximal term, combined gradient, and
     # averaging.
-    wo_in=_set(in_training=False),
-    wo_prox=_set(mu=0.0),
-    wo_opt=_set(rule='sequential'),
-    wo_aggregation=_set(aggregation='none'),
+    wo_in=common.set_options(in_training=False),
+    wo_prox=common.set_options(mu=0.0),
+    wo_opt=common.set_options(rule='sequential'),
+    wo_aggregation=common.set_options(aggregation='none'),
     # Averaging inside each architecture only (v2 Eq. 20; with
     # `weights='data'` Eq. 21).
-    architecture=_set(aggregation='architecture'),
+    architecture=common.architecture,
 )
 
 

@@ -3,11 +3,6 @@
 from configs import common
 
 
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _sgd(config):
   """SGD with momentum, for which the method is derived, as in NIID-Bench."""
   config.local.optimizer = 'sgd'
@@ -17,7 +12,7 @@ def _sgd(config):
   config.algorithm.weights = 'data'
 
 
-VARIANTS = dict(architecture=_architecture, sgd=_sgd)
+VARIANTS = dict(architecture=common.architecture, sgd=_sgd)
 
 
 def get_config(arg=''):

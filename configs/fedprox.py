@@ -2,13 +2,7 @@
 
 from configs import common
 
-
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
-VARIANTS = dict(architecture=_architecture)
+VARIANTS = dict(architecture=common.architecture)
 
 
 def get_config(arg=''):

@@ -2,18 +2,11 @@
 
 from configs import common
 
-
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
-def _local_norm(config):
-  """Running statistics stay on the client, as in the authors' code."""
-  config.local_stats = True
-
-
-VARIANTS = dict(architecture=_architecture, local_norm=_local_norm)
+VARIANTS = dict(
+    architecture=common.architecture,
+    # As in the authors' code.
+    local_norm=common.local_norm,
+)
 
 
 def get_config(arg=''):

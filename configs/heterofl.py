@@ -1,5 +1,6 @@
 """HeteroFL: clients of different widths of one model."""
 
+from configs import common
 from configs.widths import (
   EIGHTHS,
   FAIR,
@@ -40,14 +41,6 @@ def _dynamic(config):
   dynamic(config, 'a1-b1-c1-d1-e1')
 
 
-def _set(**options):
-  def apply(config):
-    for name, value in options.items():
-      config.algorithm[name] = value
-
-  return apply
-
-
 def _clip(config):
   """The gradient clipping of the paper."""
   config.local.clip_norm = 1.0
@@ -60,9 +53,9 @@ VARIANTS = dict(
     fair=_budgets(FAIR),
     lack=_budgets(LACK),
     # The mean over holders alone, without Scaler and masked loss.
-    plain=_set(scaler=False, mask='none'),
+    plain=common.set_options(scaler=False, mask='none'),
     # FeDepth's baseline: masked by the minibatch, weighted by examples.
-    batch_mask=_set(mask='batch', weights='data'),
+    batch_mask=common.set_options(mask='batch', weights='data'),
     clip=_clip,
 )
 

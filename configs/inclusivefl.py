@@ -3,11 +3,6 @@
 from configs import common
 
 
-def _architecture(config):
-  """Averages inside each depth only; top blocks are blended all the same."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _stages(config):
   """Every stage has a private block, instead of the last stage alone."""
   config.algorithm.private = 'stage'
@@ -20,7 +15,8 @@ def _plain(config):
 
 
 VARIANTS = dict(
-    architecture=_architecture,
+    # Top blocks are blended all the same.
+    architecture=common.architecture,
     stages=_stages,
     plain=_plain,
 )

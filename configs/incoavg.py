@@ -3,11 +3,6 @@
 from configs import common
 
 
-def _architecture(config):
-  """Averages, and corrects, inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _paper_rule(config):
   """The rule that the paper prints, which its code does not have."""
   config.algorithm.rule = 'paper'
@@ -19,7 +14,10 @@ def _theorem(config):
 
 
 VARIANTS = dict(
-    architecture=_architecture, paper_rule=_paper_rule, theorem=_theorem
+    # Layers are corrected inside each architecture, too.
+    architecture=common.architecture,
+    paper_rule=_paper_rule,
+    theorem=_theorem,
 )
 
 

@@ -5,11 +5,6 @@ import ml_collections
 from configs import common
 
 
-def _architecture(config):
-  """Averages inside each architecture only."""
-  config.algorithm.aggregation = 'architecture'
-
-
 def _paper(config):
   """The paper on CIFAR-10: ten clients of simple-CNN with projection head."""
   if config.dataset == 'digits':
@@ -32,7 +27,7 @@ def _paper(config):
   config.algorithm.weights = 'data'
 
 
-VARIANTS = dict(architecture=_architecture, paper=_paper)
+VARIANTS = dict(architecture=common.architecture, paper=_paper)
 
 
 def get_config(arg=''):

@@ -46,7 +46,8 @@ def end_of(before: Variables, delta: Delta) -> Variables:
 
   Args:
     before: x, what the server sent it, {shared key: tree} of the keys of the
-      delta.
+      delta. The server no longer has the x of a stale upload: with its
+      present tree x' the result is x' + y - x.
     delta: p (y - x) and p.
 
   Returns:

@@ -84,8 +84,8 @@ def fedet(
 ) -> FederatedAlgorithm:
   """Fed-ET.
 
-  Where clients go at their own pace, the server trains once an upload, and the
-  consensus is that of a single client.
+  Where clients go at their own pace, the server trains once an upload. The
+  consensus is that of a single model: the server's plus the client's change.
 
   Args:
     federation: Groups, local training, a public set, and the `server_model`,

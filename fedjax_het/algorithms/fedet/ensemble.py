@@ -77,7 +77,7 @@ def teacher_logits(
   Args:
     exchange: What travels.
     group: The group.
-    weights: The server's tree, from which the clients have started.
+    weights: The server's tree, see `end_of` for stale uploads.
     received: What they have sent; `kept` are whole `Delta`s.
     public: The public examples, P of them.
 
@@ -110,7 +110,7 @@ def hear_clients(
 
   Args:
     exchange: What travels.
-    weights: The server's tree, from which the clients have started.
+    weights: The server's tree, see `end_of` for stale uploads.
     received: {group name: Received}; `kept` are whole `Delta`s, zeros in
       padding slots.
     public: The public examples.

@@ -111,7 +111,8 @@ def fedgen(
 ) -> FederatedAlgorithm:
   """FedGen, over clients of one or several architectures.
 
-  Where clients go at their own pace, the server trains once an upload.
+  Where clients go at their own pace, the server trains once an upload, on its
+  own classifier plus the client's change.
 
   Args:
     federation: Groups and local training.

@@ -65,7 +65,7 @@ def sent_heads(
   Args:
     exchange: What travels.
     group: The group.
-    weights: The server's tree, from which the clients have started.
+    weights: The server's tree, see `end_of` for stale uploads.
     received: What they have sent.
 
   Returns:
