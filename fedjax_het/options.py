@@ -218,19 +218,24 @@ def _accepts(kind: Any, value: Any) -> bool:
   """Whether `value` is of `kind`; a bool is no number, an int is a float."""
   if kind is Any:
     return True
-  if isinstance(kind, types.UnionType) or typing.get_origin(kind) is (
-      typing.Union
-  ):
+  if _is_union(kind):
     return any(_accepts(one, value) for one in typing.get_args(kind))
   if kind is float:
     return is_finite(value) and not isinstance(value, bool)
   if kind is int:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  return isinstance(value, kind)
+  kind = typing.get_origin(kind) or kind  # The tuple of tuple[int, ...].
+  return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _is_union(kind: Any) -> bool:
+  return isinstance(kind, types.UnionType) or typing.get_origin(kind) is (
+      typing.Union
+  )
 
 
 def _describe(kind: Any) -> str:
-  kinds = typing.get_args(kind) or (kind,)
+  kinds = typing.get_args(kind) if _is_union(kind) else (kind,)
   return ' or '.join(_WORDS.get(k) or str(k) for k in kinds)
 
 

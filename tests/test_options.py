@@ -33,6 +33,13 @@ def test_keyword_options_reads_types_and_defaults():
   assert list(KNOWN) == ['rate', 'steps', 'clip', 'loud', 'plain', 'nothing']
 
 
+def test_types_with_parameters():
+  opt.check_type('sizes', (3, 4), tuple[int, ...])
+  opt.check_type('sizes', None, tuple[int, ...] | None)
+  with pytest.raises(ValueError, match=r'sizes must be tuple\[int, \.\.\.\], g'):
+    opt.check_type('sizes', 3, tuple[int, ...])
+
+
 def test_what_a_partial_fixes_is_no_option():
   known = opt.keyword_options(functools.partial(constructor, steps=1))
   assert 'steps' not in known and 'rate' in known

@@ -22,8 +22,8 @@ def features(values, name: str = 'images') -> np.ndarray:
     [N, ...] of the same type; 64-bit types become 32-bit ones.
 
   Raises:
-    ValueError: If they are no array of numbers, or hold NaN, infinity or
-      numbers that 32 bits cannot hold.
+    ValueError: If they are no array of numbers, have no number an example, or
+      hold NaN, infinity or numbers that 32 bits cannot hold.
   """
   array = _array(values, name)
   kinds = (np.bool_, np.integer, np.floating)
@@ -33,6 +33,11 @@ def features(values, name: str = 'images') -> np.ndarray:
     )
   if not array.ndim:
     raise ValueError(f'{name} must be [N, ...], got the number {array}.')
+  if 0 in array.shape[1:]:
+    raise ValueError(
+        f'{name} must hold at least one number an example, got shape '
+        f'{array.shape}.'
+    )
   narrow = np.dtype(_NARROW.get(array.dtype.name, array.dtype))
   if narrow != array.dtype and narrow.kind in 'iu':
     _check_range(array, name, narrow)

@@ -7,12 +7,11 @@ images are normalised by 255, floats are standardised.
 
 import importlib.util
 import pathlib
-import zipfile
 
 import numpy as np
 
 from fedjax_het.data import arrays, raw_formats, tfds_source
-from fedjax_het.names import shown, suggest
+from fedjax_het.names import suggest
 
 Splits = raw_formats.Splits
 NPZ, IMAGE_FOLDER, TFDS = 'npz', 'image_folder', 'tfds:'
@@ -36,26 +35,8 @@ def read_npz(path: pathlib.Path) -> tuple[Splits, int]:
     FileNotFoundError: If there is no such file.
     ValueError: If it is no such file, or an array is missing or wrong.
   """
-  raw_formats.check_file(path)
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      lacking = [name for name in _ARRAYS if name not in file.files]
-      if lacking:
-        raise ValueError(
-            f'{path} lacks {", ".join(lacking)}; it holds '
-            f'{", ".join(file.files) or "no array"}.'
-        )
-      found = [file[name] for name in _ARRAYS]
-  except (zipfile.BadZipFile, EOFError, KeyError, TypeError) as e:
-    raise ValueError(f'{path} is no .npz file ({shown(str(e))}).') from e
-  except ValueError as e:
-    if str(path) in str(e):
-      raise
-    # NumPy's own words advise to load objects unsafely.
-    raise ValueError(
-        f'{path} is no .npz file of numbers; write one with np.savez.'
-    ) from e
-  return checked(found, str(path), _ARRAYS)
+  found = raw_formats.read_npz(path, _ARRAYS)
+  return checked([*found.values()], str(path), _ARRAYS)
 
 
 def checked(found, where: str, names=_ARRAYS) -> tuple[Splits, int]:

@@ -11,7 +11,6 @@ import json
 import pathlib
 import re
 from typing import NamedTuple
-import zipfile
 
 import numpy as np
 
@@ -166,13 +165,8 @@ def _read_json(path: pathlib.Path) -> Parts:
 
 
 def _read_npz(path: pathlib.Path) -> Parts:
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      found = {name: file[name] for name in file.files}
-  except (zipfile.BadZipFile, EOFError, TypeError, ValueError) as e:
-    raise ValueError(f'{path} is no .npz file ({shown(str(e))}).') from e
   lists = {'train': {}, 'test': {}}
-  for name, array in found.items():
+  for name, array in raw_formats.read_npz(path).items():
     match = re.fullmatch(r'(train|test)_(\d+)', name)
     if not match:
       raise ValueError(

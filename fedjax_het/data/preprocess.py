@@ -66,8 +66,8 @@ def statistics(
 
   Returns:
     C means and C deviations: of uint8 features scaled to [0, 1], of floats in
-    their own unit with 1 for a column that is constant. ((), ()) for integers
-    and bools, which are not standardised.
+    their own unit; 1 is the deviation of a column that is constant. ((), ())
+    for integers and bools, which are not standardised.
   """
   channels = features.shape[-1] if features.ndim > 1 else 1
   if features.dtype == np.uint8:
@@ -103,7 +103,8 @@ def _of_pixels(images: np.ndarray, channels: int):
   share = counts / counts.sum(axis=1, keepdims=True)
   mean = share @ values
   variance = (share * (values - mean[:, None]) ** 2).sum(axis=1)
-  return tuple(mean.tolist()), tuple(np.sqrt(variance).tolist())
+  std = np.sqrt(np.where(variance > 0, variance, 1.0))
+  return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def make_preprocess(

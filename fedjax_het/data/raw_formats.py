@@ -61,6 +61,45 @@ def check_file(path: pathlib.Path) -> None:
     )
 
 
+def read_npz(
+    path: pathlib.Path, names: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+  """Reads an .npz file that a user wrote with `np.savez`.
+
+  Args:
+    path: The file.
+    names: The arrays that are read; () for all.
+
+  Returns:
+    {name: array}, in the order of `names` or of the file.
+
+  Raises:
+    FileNotFoundError: If there is no such file.
+    ValueError: If it is no such file, is damaged, holds objects, or lacks an
+      array.
+  """
+  check_file(path)
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      there = file.files
+      found = {name: file[name] for name in names or there if name in there}
+  except MemoryError:
+    raise
+  except Exception as e:  # A damaged file raises a type per broken part.
+    # NumPy's own words advise to load objects unsafely.
+    raise ValueError(
+        f'{path} is no .npz file of numbers that can be read '
+        f'({type(e).__name__}); write one with np.savez.'
+    ) from e
+  lacking = [name for name in names if name not in there]
+  if lacking:
+    raise ValueError(
+        f'{path} lacks {", ".join(lacking)}; it holds '
+        f'{", ".join(there) or "no array"}.'
+    )
+  return found
+
+
 def check_digest(path: pathlib.Path, expected: str) -> None:
   """Raises ValueError if a file differs from the published one.
 

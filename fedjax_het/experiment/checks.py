@@ -182,14 +182,22 @@ def _check_section(section, where: str, table) -> None:
   check_renamed(given, known, f'{where}.')
   if 'seed' in known:  # It has a range of its own.
     given.pop('seed', None)
-  for option, (_, default) in known.items():
-    needed = default is inspect.Parameter.empty and option != 'seed'
-    if needed and given.get(option) in (None, ''):
+  for option in _missing(given, known):
+    if option != 'seed':
       raise ValueError(
           f'{where}.{option} is missing; {where} {name!r} needs it, such as '
           f'--config.{where}.{option}=VALUE.'
       )
   check_options(where, given, known, f'{where} {name!r}')
+
+
+def _missing(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+  """Options without a default, of `keyword_options`, that are not given."""
+  return [
+      option
+      for option, (_, default) in known.items()
+      if default is inspect.Parameter.empty and given.get(option) in (None, '')
+  ]
 
 
 def _check_groups(config) -> None:
@@ -244,6 +252,8 @@ def _check_model(
   if method:
     whose += f' with algorithm {algorithm!r}'
   check_options(where, spec.options, {**known, **method}, whose)
+  for option in _missing(spec.options, known):
+    raise ValueError(f'{where}.{option} is missing; {whose} needs it.')
   return {*known}
 
 

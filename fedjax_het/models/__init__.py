@@ -95,15 +95,15 @@ def model_options(name: str) -> dict[str, object]:
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
   """Raises ValueError for a shape that a model cannot take."""
-  # A constructor says by its annotation which ranks it takes.
+  # A constructor of images says so by its annotation.
   build = constructor(name)
   hint = typing.get_type_hints(getattr(build, 'func', build)).get('input_shape')
-  any_rank = hint is None or Ellipsis in typing.get_args(hint)
+  of_images = hint == tuple[int, int, int]
   wanted = 'positive integers'
-  if not any_rank:
+  if of_images:
     wanted = '(height, width, channels), three positive integers'
   if any(int(n) != n or n < 1 for n in shape) or (
-      len(shape) != 3 and not any_rank
+      of_images and len(shape) != 3
   ):
     raise ValueError(
         f'input_shape of model {name!r} must be {wanted}, got {shape}.'
@@ -146,6 +146,9 @@ def create(
           f'Model {name!r} has no option {option!r}'
           f'{suggest(option, known, "it takes")}'
       )
+  for option, default in known.items():
+    if default is inspect.Parameter.empty and option not in options:
+      raise ValueError(f'Model {name!r} needs the option {option!r}.')
   shape = tuple(input_shape)
   _check_shape(name, shape)
   if int(num_classes) != num_classes or num_classes < 1:
@@ -160,7 +163,7 @@ def create(
   if isinstance(model, nn.Module):
     # Of other options the shapes are others, and so must the names be.
     parts = [f'{option}{value}' for option, value in sorted(options.items())]
-    parts.insert(0, by_path.function_of(name))
+    parts.insert(0, by_path.title(name))
     model = BlockModel.from_module(
         model, shape, num_classes, name='_'.join(parts)
     )

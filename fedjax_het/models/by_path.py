@@ -4,8 +4,13 @@ from collections.abc import Callable
 import functools
 import importlib
 import importlib.util
+import inspect
 import pathlib
+import re
+import sys
 from typing import Any
+
+from fedjax_het.options import keyword_options
 
 
 def is_path(name: Any) -> bool:
@@ -13,9 +18,10 @@ def is_path(name: Any) -> bool:
   return isinstance(name, str) and ':' in name
 
 
-def function_of(name: str) -> str:
-  """The function's name, the last part of an import path."""
-  return name.rpartition(':')[2]
+def title(name: str) -> str:
+  """An import path in letters, digits and _: 'my_file_net' of 'my_file:net'."""
+  place, _, function = name.partition(':')
+  return re.sub(r'\W+', '_', f'{place.removesuffix(".py")}:{function}').strip('_')
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -29,7 +35,9 @@ def find(name: str) -> Callable[..., Any]:
     The function.
 
   Raises:
-    ValueError: If it cannot be imported; in one line that names it.
+    ValueError: If it cannot be imported, or is not called as
+      `function(input_shape, num_classes, **options)`; in one line that names
+      it.
   """
   place, _, function = name.partition(':')
   file = pathlib.Path(place if place.endswith('.py') else f'{place}.py')
@@ -45,18 +53,39 @@ def find(name: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
       raise ImportError(f'{place} has no function {function}')
+    _check_call(found)
     return found
   except Exception as e:  # Whatever the user's code does.
     text = ' '.join(str(e).split())
     raise ValueError(
-        f'Model {name!r} cannot be imported ({type(e).__name__}: {text:.200}).'
+        f'Model {name!r} cannot be used ({type(e).__name__}: {text:.200}).'
+    ) from e
+
+
+def _check_call(fn: Callable[..., Any]) -> None:
+  """Raises TypeError unless `fn` is called as constructors are."""
+  signature = inspect.signature(fn)
+  try:
+    signature.bind(None, None, **dict.fromkeys(keyword_options(fn)))
+  except TypeError as e:
+    raise TypeError(
+        'it must take (input_shape, num_classes), and its options by keyword '
+        f'alone, not {signature}'
     ) from e
 
 
 @functools.cache
 def _load(path: pathlib.Path):
   """A file as a module; always the same one, so that models stay equal."""
-  spec = importlib.util.spec_from_file_location(path.stem, path)
+  # Dataclasses, which linen modules are, look their module up by this name. It
+  # is the path, as another module may have the file's own name.
+  name = str(path)
+  spec = importlib.util.spec_from_file_location(name, path)
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  sys.modules[name] = module
+  try:
+    spec.loader.exec_module(module)
+  except BaseException:
+    del sys.modules[name]
+    raise
   return module

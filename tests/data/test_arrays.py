@@ -144,6 +144,15 @@ def test_statistics_of_floats_are_those_of_each_column():
   )
 
 
+def test_a_constant_column_of_pixels_is_not_nan():
+  x = np.array([[7, 0], [7, 255]], np.uint8)
+  mean, std = statistics(x)
+  np.testing.assert_allclose(mean, [7 / 255, 0.5])
+  np.testing.assert_allclose(std, [1, 0.5])
+  inputs = make_preprocess(x)(x)
+  np.testing.assert_allclose(inputs, [[0, -1], [0, 1]], atol=1e-6)
+
+
 def test_the_preprocessing_follows_the_type():
   pixels = images('uint8', (2, 2, 3))
   assert make_preprocess(pixels) == Normalise(*statistics(pixels))

@@ -20,6 +20,14 @@ def save(path, **changes):
   return path
 
 
+def damage(path):
+  """Writes a compressed file whose numbers cannot be unpacked."""
+  np.savez_compressed(path, **arrays())
+  data = bytearray(path.read_bytes())
+  data[60:90] = bytes(byte ^ 0x5A for byte in data[60:90])
+  path.write_bytes(data)
+
+
 def test_an_npz_file_is_read_as_it_is(tmp_path):
   path = save(tmp_path / 'mine.npz')
   data = sources.load('npz', data_file=path)
@@ -55,6 +63,7 @@ def test_grey_images_get_a_channel_and_others_stay(tmp_path):
         (dict(x_test=np.zeros((3, 4), np.float32)), 'x_train holds (3,) float'),
         (dict(x_test=np.zeros((3, 3), np.uint8)), 'one shape and dtype'),
         (dict(x_train=np.full((7, 3), np.nan)), 'x_train must be finite'),
+        (dict(x_train=np.zeros((7, 0))), 'at least one number an example'),
         (dict(x_test=np.array(['a', 'b', 'c'])), 'floats, integers or bools'),
     ],
 )
@@ -77,7 +86,8 @@ def test_wrong_files_are_refused_by_name(tmp_path):
   (tmp_path / 'b.npz').write_bytes(b'PK\x03\x04nothing of the kind')
   np.save(tmp_path / 'c.npz.npy', np.zeros(3))
   np.savez(tmp_path / 'd.npz', **{**arrays(), 'x_train': np.array([{}] * 7)})
-  for name in ('b.npz', 'c.npz.npy', 'd.npz'):
+  damage(tmp_path / 'e.npz')
+  for name in ('b.npz', 'c.npz.npy', 'd.npz', 'e.npz'):
     with pytest.raises(ValueError) as error:
       sources.load('npz', data_file=tmp_path / name)
     assert name in str(error.value) and '\n' not in str(error.value)

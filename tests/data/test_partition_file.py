@@ -110,6 +110,9 @@ def test_wrong_archives_are_refused(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match=message):
       partition_file.read(str(path))
+  with pytest.raises(ValueError, match=r'a\.npz is no \.npz file'):
+    np.savez(path, train_0=np.array([{}]))
+    partition_file.read(str(path))
   path.write_bytes(b'nothing')
   with pytest.raises(ValueError, match=r'a\.npz is no \.npz file'):
     partition_file.read(str(path))

@@ -188,6 +188,8 @@ def test_raw_inputs_under_fedin_are_warned_of(caplog):
 
 
 FILE = '''
+from __future__ import annotations
+
 import flax.linen as nn
 
 class Net(nn.Module):
@@ -202,6 +204,21 @@ def net(input_shape, num_classes, *, features: int = 8):
 
 def wrong(input_shape, num_classes):
   return 3
+
+def any_tuple(input_shape: tuple, num_classes):
+  return Net(4)
+
+def images(input_shape: tuple[int, int, int], num_classes):
+  return Net(4)
+
+def by_position(input_shape, num_classes, features):
+  return Net(features)
+
+def unknown_type(input_shape: Shape, num_classes):
+  return Net(4)
+
+def sized(input_shape, num_classes, *, sizes: tuple[int, ...]):
+  return Net(sizes[0])
 '''
 
 
@@ -222,7 +239,9 @@ def test_a_model_by_import_path_trains_and_is_read_back(my_file, tmp_path):
   assert result.facts['groups']['large']['parameters'] == 64 * 16 + 16 + 170
   run = experiment.load_run(tmp_path / 'run')
   apply, variables = run.model('small')
-  assert {*variables.params} == {'net_input', 'net_trunk', 'net_head'}
+  assert {*variables.params} == {
+      'my_file_net_input', 'my_file_net_trunk', 'my_file_net_head'
+  }
   assert apply(variables, np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 10)
 
 
@@ -230,9 +249,15 @@ def test_a_model_by_import_path_trains_and_is_read_back(my_file, tmp_path):
     ('changes', 'message'),
     [
         (dict(model='my_file:nett'), 'my_file has no function nett'),
-        (dict(model='no_file:net'), "Model 'no_file:net' cannot be imported"),
+        (dict(model='no_file:net'), "Model 'no_file:net' cannot be used"),
         (dict(model='no.py:net'), r'no\.py is no file'),
         (dict(model='my_file:'), 'it must be MODULE:FUNCTION'),
+        (dict(model='my_file:Net'), 'must take .input_shape, num_classes.'),
+        (dict(model='my_file:by_position'), 'must take .input_shape, num_cl'),
+        (dict(model='my_file:unknown_type'), "name 'Shape' is not defined"),
+        (dict(model='builtins:max'), 'no signature found'),
+        (dict(model='my_file:sized'), r'mine\.sizes is missing'),
+        (dict(model='my_file:sized', sizes=3), r'must be tuple\[int, \.\.\.\]'),
         (dict(model='my_file:net', width=2), "has no option 'width'; it takes"),
         (dict(model='my_file:net', features=0.5), 'features must be an int'),
     ],
@@ -249,5 +274,20 @@ def test_wrong_import_paths_are_refused(my_file, changes, message):
 def test_what_a_constructor_returns_is_checked(my_file):
   with pytest.raises(ValueError, match='a BlockModel or a flax'):
     models.create('my_file:wrong', SHAPE, 3)
+  with pytest.raises(ValueError, match="'my_file:sized' needs the option 'siz"):
+    models.create('my_file:sized', SHAPE, 3)
   model = models.create('my_file:net', (7,), 3, features=4)
-  assert model.name == 'net_features4' and model.input_shape == (7,)
+  assert model.name == 'my_file_net_features4' and model.input_shape == (7,)
+  models.create('my_file:any_tuple', (7,), 3)
+  with pytest.raises(ValueError, match='must be .height, width, channels.'):
+    models.create('my_file:images', (7,), 3)
+
+
+def test_functions_of_one_name_in_two_files_are_two_architectures(
+    my_file, tmp_path
+):
+  (tmp_path / 'other.py').write_text(FILE.replace('nn.relu', 'nn.tanh'))
+  mine, other = (
+      models.create(f'{file}:net', (7,), 3) for file in ('my_file', 'other')
+  )
+  assert not {*mine.block_names} & {*other.block_names}
