@@ -21,7 +21,8 @@ def is_path(name: Any) -> bool:
 def title(name: str) -> str:
   """An import path in letters, digits and _: 'my_file_net' of 'my_file:net'."""
   place, _, function = name.partition(':')
-  return re.sub(r'\W+', '_', f'{place.removesuffix(".py")}:{function}').strip('_')
+  words = f'{place.removesuffix(".py")}:{function}'
+  return re.sub(r'\W+', '_', words).strip('_')
 
 
 def find(name: str) -> Callable[..., Any]:

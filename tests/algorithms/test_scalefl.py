@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
-import torch.nn.functional as F
 
 from fedjax_het.algorithms import fedavg, scalefl
 from fedjax_het.algorithms.scalefl import Sent, exits_loss
@@ -393,104 +391,6 @@ def image_data(sizes=(5, 8, 3, 7)):
   return federate(images, labels, parts, preprocess)
 
 
-# One round in PyTorch.
-
-BLOCKS = ('stage1_block0', 'stage2_block0')
-STRIDES = (1, 2)
-LEVELS = ((1 / 2, 1), (3 / 4, 2), (1 / 2, 1), (3 / 4, 2))  # Rate, blocks.
-
-
-def oracle_slice(path, leaf, rate):
-  """The kept entries of a leaf: leading channels, all classes and pixels."""
-  head = path[0] in ('exit1', 'head')
-  keep = [slice(None)] * leaf.ndim
-  if not head:
-    keep[-1] = slice(int(rate * leaf.shape[-1]))
-  if path[-1] == 'kernel' and path[0] != 'stem':
-    keep[-2] = slice(int(rate * leaf.shape[-2]))
-  return tuple(keep)
-
-
-def oracle_forward(p, x, rate, cut):
-  """Logits of the exits behind the first blocks, the last one at the end."""
-
-  def conv(x, name, stride=1):
-    kernel = p[(*name, 'kernel')].permute(3, 2, 0, 1)
-    return F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-
-  def norm(x, name, rate):
-    x = x / rate
-    var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
-    scale, bias = (p[(*name, n)][:, None, None] for n in ('scale', 'bias'))
-    return (x - mean) / torch.sqrt(var + 1e-5) * scale + bias
-
-  def head(x, name):
-    return x.mean(dim=(2, 3)) @ p[(name, 'kernel')] + p[(name, 'bias')]
-
-  x = norm(conv(x, ('stem', 'conv')), ('stem', 'norm'), rate).relu()
-  logits = []
-  for j, (block, stride) in enumerate(zip(BLOCKS[:cut], STRIDES), 1):
-    y = conv(x, (block, 'conv1'), stride)
-    y = norm(y, (block, 'norm1'), rate).relu()
-    y = norm(conv(y, (block, 'conv2')), (block, 'norm2'), rate)
-    if stride == 2:
-      x = conv(x, (block, 'conv_shortcut'), stride)
-      x = norm(x, (block, 'norm_shortcut'), 1.0)
-    x = (x + y).relu()
-    if j == 2:
-      logits.append(head(x, 'head'))
-    else:
-      z = x
-      for i in (1, 2, 3):
-        name = f'exit1/conv{i}'
-        z = norm(conv(z, (name, 'conv')), (name, 'norm'), rate).relu()
-      logits.append(head(z, 'exit1'))
-  return logits
-
-
-def oracle_loss(logits, y, gamma, temperature):
-  n, total = len(logits), 0.0
-  teacher = logits[-1].detach()
-  for j, z in enumerate(logits, 1):
-    total = total + j * F.cross_entropy(z, y)
-    if j < n:
-      log_q = F.log_softmax(teacher / temperature, 1)
-      log_p = F.log_softmax(z / temperature, 1)
-      kd = (log_q.exp() * (log_q - log_p)).mean()
-      total = total + j * gamma * temperature**2 * kd
-  return total * 2 / (n * (n + 1))
-
-
-def oracle_round(theta, clients, gamma, temperature, rate_of_descent, steps):
-  """{path: array} after a round of (level, x [B, 1, H, W], y) clients."""
-  sums = {path: np.zeros_like(leaf) for path, leaf in theta.items()}
-  counts = {path: np.zeros_like(leaf) for path, leaf in theta.items()}
-  for (rate, cut), x, y in clients:
-    mine = {
-        path: oracle_slice(path, leaf, rate)
-        for path, leaf in theta.items()
-        if cut == 2 or path[0] not in ('stage2_block0', 'head')
-    }
-    p = {
-        path: torch.tensor(theta[path][keep], requires_grad=True)
-        for path, keep in mine.items()
-    }
-    for _ in range(steps):
-      logits = oracle_forward(p, x, rate, cut)
-      loss = oracle_loss(logits, y, gamma, temperature)
-      grads = torch.autograd.grad(loss, list(p.values()))
-      with torch.no_grad():
-        for leaf, grad in zip(p.values(), grads, strict=True):
-          leaf -= rate_of_descent * grad
-    for path, keep in mine.items():
-      sums[path][keep] += p[path].detach().numpy() - theta[path][keep]
-      counts[path][keep] += 1
-  return {
-      path: leaf + sums[path] / np.maximum(counts[path], 1)
-      for path, leaf in theta.items()
-  }
-
-
 def by_path(tree):
   return {
       tuple(entry.key for entry in path): np.asarray(leaf, np.float64)
@@ -529,25 +429,31 @@ def small_round():
   return before, *jax.device_get((after.server, reports))
 
 
+# Rate and blocks of the four clients.
+LEVELS = ((1 / 2, 1), (3 / 4, 2), (1 / 2, 1), (3 / 4, 2))
+
+
 def test_one_round_in_pytorch(small_round):
   """Four clients of two levels, two steps on all of their examples."""
+  pytest.importorskip('torch', reason='PyTorch is an optional extra')
+  from tests.algorithms import scalefl_torch
+
   data, clients = image_data(), []
   images = np.asarray(preprocess(data.images), np.float64)
-  labels = torch.tensor(np.array(data.labels, np.int64))
+  labels = np.array(data.labels, np.int64)
   for k, level in enumerate(LEVELS):
     index = np.asarray(data.index[k, : data.sizes[k]])
-    x = torch.tensor(images[index]).permute(0, 3, 1, 2)
-    clients.append((level, x, labels[index]))
+    clients.append((level, images[index], labels[index]))
   before, got = map(by_path, small_round[:2])
-  want = oracle_round(before, clients, 2.0, 1.5, 0.1, 2)
+  want = scalefl_torch.one_round(before, clients, 2.0, 1.5, 0.1, 2)
   assert got.keys() == want.keys()
   for path, leaf in want.items():
     np.testing.assert_allclose(got[path], leaf, rtol=1e-5, atol=1e-5)
-    held = leaf[oracle_slice(path, leaf, 3 / 4)]
-    assert np.any(held != before[path][oracle_slice(path, leaf, 3 / 4)])
+    kept = scalefl_torch.entries(path, leaf, 3 / 4)
+    assert np.any(leaf[kept] != before[path][kept])
     # Nobody holds the last quarter.
     same = np.ones_like(leaf, bool)
-    same[oracle_slice(path, leaf, 3 / 4)] = False
+    same[kept] = False
     np.testing.assert_array_equal(got[path][same], before[path][same])
 
 

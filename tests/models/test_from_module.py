@@ -279,7 +279,7 @@ def test_what_a_constructor_returns_is_checked(my_file):
   model = models.create('my_file:net', (7,), 3, features=4)
   assert model.name == 'my_file_net_features4' and model.input_shape == (7,)
   models.create('my_file:any_tuple', (7,), 3)
-  with pytest.raises(ValueError, match='must be .height, width, channels.'):
+  with pytest.raises(ValueError, match=r'must be \(height, width, channels\)'):
     models.create('my_file:images', (7,), 3)
 
 
