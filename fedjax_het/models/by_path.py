@@ -64,7 +64,9 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _check_call(fn: Callable[..., Any]) -> None:
-  """Raises TypeError unless `fn` is called as constructors are."""
+  """Raises TypeError unless `fn` is a function called as constructors are."""
+  if inspect.isclass(fn):
+    raise TypeError('it is a class, not a function that returns a model')
   signature = inspect.signature(fn)
   try:
     signature.bind(None, None, **dict.fromkeys(keyword_options(fn)))

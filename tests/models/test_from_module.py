@@ -252,7 +252,7 @@ def test_a_model_by_import_path_trains_and_is_read_back(my_file, tmp_path):
         (dict(model='no_file:net'), "Model 'no_file:net' cannot be used"),
         (dict(model='no.py:net'), r'no\.py is no file'),
         (dict(model='my_file:'), 'it must be MODULE:FUNCTION'),
-        (dict(model='my_file:Net'), 'must take .input_shape, num_classes.'),
+        (dict(model='my_file:Net'), 'it is a class, not a function'),
         (dict(model='my_file:by_position'), 'must take .input_shape, num_cl'),
         (dict(model='my_file:unknown_type'), "name 'Shape' is not defined"),
         (dict(model='builtins:max'), 'no signature found'),
