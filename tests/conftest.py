@@ -10,10 +10,15 @@ import pytest
 # The nets of tests are tiny: compiling them takes longer than running them,
 # and half as long with the older code for fused loops. An unknown flag ends a
 # process, so it is set for the versions that are known to have it, and where
-# nobody else has set flags. Programs that tests start take these settings from
-# the environment.
+# nobody else has set flags. Two processes run tests, so one thread each is to
+# compile.
+# Programs that tests start take these settings from the environment.
 if jax.__version_info__[:2] == (0, 10):
-  os.environ.setdefault('XLA_FLAGS', '--xla_cpu_use_fusion_emitters=false')
+  os.environ.setdefault(
+      'XLA_FLAGS',
+      '--xla_cpu_use_fusion_emitters=false '
+      '--xla_cpu_parallel_codegen_split_count=1',
+  )
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')

@@ -93,7 +93,7 @@ def test_a_module_is_a_model(tmp_path, monkeypatch):
   assert model.apply(variables, x)[0].shape == (2, 10)
   (tmp_path / 'my_file.py').write_text(code['module'] + code['function'])
   made = fh.create('my_file:net', (8, 8, 1), 10, features=4)
-  assert made.outputs['net_features4_trunk'] == (4,)
+  assert made.outputs['my_file_net_features4_trunk'] == (4,)
 
 
 @pytest.mark.slow

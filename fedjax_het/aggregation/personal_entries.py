@@ -40,11 +40,6 @@ def blend(mask, own, shared):
   return jax.tree.map(jnp.where, mask, own, shared)
 
 
-def complement(mask):
-  """1 - M."""
-  return jax.tree.map(jnp.logical_not, mask)
-
-
 def fraction(mask) -> jax.Array:
   """[] float32, the share of the entries that are True."""
   leaves = jax.tree.leaves(mask)

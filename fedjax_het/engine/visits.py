@@ -16,6 +16,9 @@ from fedjax_het.engine.types import (
   Visit,
 )
 
+# Entries of a leaf that may be copied for a check.
+_SMALL = 4096
+
 
 def round_key(key, round_num):
   """The key of one round."""
@@ -38,11 +41,18 @@ def visit_pair(key, round_num, client_id, turn=0) -> tuple[Visit, Visit]:
 
 def all_finite(tree) -> jax.Array:
   """[] bool: whether no floating-point leaf holds NaN or infinity."""
-  checks = [
-      jnp.all(jnp.isfinite(leaf))
+  leaves = [
+      jnp.ravel(leaf)
       for leaf in jax.tree.leaves(tree)
       if jnp.issubdtype(leaf.dtype, jnp.inexact)
   ]
+  # A network has many biases and scales, and each check is a kernel of its own
+  # to compile: they are checked together.
+  parts = [leaf for leaf in leaves if leaf.size > _SMALL]
+  small = [leaf for leaf in leaves if leaf.size <= _SMALL]
+  if small:
+    parts.append(jnp.concatenate(small))
+  checks = [jnp.all(jnp.isfinite(part)) for part in parts]
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 

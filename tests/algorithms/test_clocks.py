@@ -141,7 +141,10 @@ def models(name, state):
 
 
 @pytest.mark.parametrize('name', sorted(ALGORITHMS))
-@pytest.mark.parametrize('clock', CLOCKS)
+@pytest.mark.parametrize('clock', [
+    pytest.param(clock, marks=() if clock in MODES else pytest.mark.slow)
+    for clock in CLOCKS
+])  # fmt: skip
 def test_equal_models_that_do_not_learn_agree(name, clock):
   before, after, reports = run(name, clock)
   assert int(after.round_num) == 3

@@ -24,6 +24,8 @@ METHODS = sorted(
     for path in FOLDER.glob('*.py')
     if path.stem != 'common' and 'def get_config(' in path.read_text()
 )
+# Whose quick run is not marked slow.
+OFTEN = ('fedavg', 'fedepth', 'fedhe', 'fedin')
 
 
 def load(name):
@@ -316,7 +318,10 @@ def test_unknown_variants_are_refused_with_the_list():
 
 
 @pytest.mark.usefixtures('undrawn')
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    for name in METHODS
+])  # fmt: skip
 def test_quick_runs_end_to_end(name, tmp_path):
   config = load(name).get_config('quick')
   config.compilation_cache = False

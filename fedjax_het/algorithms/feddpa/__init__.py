@@ -40,7 +40,6 @@ from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.aggregation.personal_entries import (
   PersonalModel,
   blend,
-  complement,
   fit_masked,
   fraction,
   predict_shared,
@@ -66,12 +65,12 @@ def distance(params, anchor) -> jax.Array:
   return sum(jax.tree.leaves(jax.tree.map(norm, params, anchor)))
 
 
-def penalised(strength: float, aim: float, anchor):
+def penalised(strength, aim, anchor):
   """Adds the gradient of lambda / 2 |R - C| to that of a loss.
 
   Args:
-    strength: lambda; 0 leaves the gradient as it is.
-    aim: C.
+    strength: [], lambda.
+    aim: [], C.
     anchor: x, {block: tree}.
 
   Returns:
@@ -82,8 +81,6 @@ def penalised(strength: float, aim: float, anchor):
     return strength / 2 * jnp.abs(distance(params, anchor) - aim)
 
   def hook(grads, params):
-    if not strength:
-      return grads
     return jax.tree.map(jnp.add, grads, jax.grad(penalty)(params))
 
   return hook
@@ -162,21 +159,27 @@ def feddpa(
     mask = personal_entries(information, threshold)
     # w <- M w_k + (1 - M) x.
     start = Variables(blend(mask, w_k.params, x.params), x.stats)
-    first = visit._replace(key=jax.random.fold_in(visit.key, 1))
-    w, _, one, num1 = fit_masked(
-        model, local, start, data, first, mask,
-        grad_hook=penalised(lambda1, 0.0, x.params),
-    )  # fmt: skip
-    w, _, two, num2 = fit_masked(
-        model, local, w, data, visit, complement(mask),
-        grad_hook=penalised(lambda2, target, x.params),
-    )  # fmt: skip
-    loss = num1 * one['train_loss'] + num2 * two['train_loss']
+
+    def phase(w, its):
+      mask, key, strength, aim = its
+      w, _, metrics, num = fit_masked(
+          model, local, w, data, visit._replace(key=key), mask,
+          grad_hook=penalised(strength, aim, x.params),
+      )  # fmt: skip
+      return w, (metrics['train_loss'], num)
+
+    # Steps 3 and 4 differ in numbers only, and compile once.
+    w, (losses, nums) = jax.lax.scan(phase, start, (
+        jax.tree.map(lambda m: jnp.stack([m, ~m]), mask),
+        jnp.stack([jax.random.fold_in(visit.key, 1), visit.key]),
+        jnp.array([lambda1, lambda2]),
+        jnp.array([0.0, target]),
+    ))  # fmt: skip
     metrics = dict(
-        train_loss=loss / jnp.maximum(num1 + num2, 1),
+        train_loss=jnp.sum(nums * losses) / jnp.maximum(jnp.sum(nums), 1),
         personal_share=fraction(mask),
     )
-    return w, metrics, num1 + num2
+    return w, metrics, jnp.sum(nums)
 
   def client_update(group, w_k, sent, data, visit):
     x = exchange.assemble(group, w_k, sent)

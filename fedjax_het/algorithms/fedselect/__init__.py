@@ -45,7 +45,6 @@ from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.aggregation.personal_entries import (
   PersonalModel,
   blend,
-  complement,
   fit_masked,
   fraction,
   predict_shared,
@@ -111,22 +110,30 @@ def alternate(model, local, start: Variables, data, visit, mask):
   """
   pairs = local.epochs if local.steps is None else 1
   one = dataclasses.replace(local, epochs=1)
-  halves = ((1, mask), (0, complement(mask)))
 
-  def pair(carry, key):
+  def epoch(carry, its):
     w, states = carry
-    states, loss, num = list(states), 0.0, 0
-    for i, (number, part) in enumerate(halves):
-      turn = visit._replace(key=jax.random.fold_in(key, number))
-      w, states[i], metrics, steps = fit_masked(
-          model, one, w, data, turn, part, opt_state=states[i]
-      )
-      loss, num = loss + steps * metrics['train_loss'], num + steps
-    return (w, tuple(states)), (loss, num)
+    half, key = its
+    # M in the first half of a pair, 1 - M in the second.
+    part = jax.tree.map(lambda m: m ^ (half == 1), mask)
+    w, state, metrics, num = fit_masked(
+        model, one, w, data, visit._replace(key=key), part,
+        opt_state=jax.tree.map(lambda both: both[half], states),
+    )  # fmt: skip
+    states = jax.tree.map(
+        lambda both, now: both.at[half].set(now), states, state
+    )
+    return (w, states), (num * metrics['train_loss'], num)
 
   state = init_optimizer(local, start.params)
-  keys = jax.random.split(visit.key, pairs)
-  (w, _), (loss, num) = jax.lax.scan(pair, (start, (state, state)), keys)
+  states = jax.tree.map(lambda s: jnp.stack([s, s]), state)
+  keys = [
+      jax.random.fold_in(key, number)
+      for key in jax.random.split(visit.key, pairs)
+      for number in (1, 0)
+  ]
+  its = jnp.tile(jnp.arange(2), pairs), jnp.stack(keys)
+  (w, _), (loss, num) = jax.lax.scan(epoch, (start, states), its)
   num = jnp.sum(num)
   return w, jnp.sum(loss) / jnp.maximum(num, 1), num
 
