@@ -22,6 +22,7 @@ from fedjax_het.depthwise.stages import (
   stage_loss,
 )
 from fedjax_het.engine.local import fit
+from fedjax_het.engine.rows import put_row, take_row
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import Variables
 
@@ -181,9 +182,6 @@ def _scan_run(stages, local, start, data, visit, keys):
       for t in start
   ))  # fmt: skip
 
-  def row(units, i):
-    return jax.tree.map(lambda leaf: leaf[i], units)
-
   def body(carry, turn):
     units, head = carry
     i, key = turn
@@ -193,7 +191,7 @@ def _scan_run(stages, local, start, data, visit, keys):
 
       def unit(k, z):
         return apply_blocks(
-            first.model, row(units, k), z, first.trained, batch.mask, key
+            first.model, take_row(units, k), z, first.trained, batch.mask, key
         )[0]
 
       z = apply_blocks(
@@ -204,13 +202,11 @@ def _scan_run(stages, local, start, data, visit, keys):
     part, _, metrics, steps = fit(
         stage_loss(local.task, first, start, inputs),
         local,
-        merge(row(units, i), head),
+        merge(take_row(units, i), head),
         data,
         visit._replace(key=key),
     )
-    units = jax.tree.map(
-        lambda rows, new: rows.at[i].set(new), units, take(part, rows_of)
-    )
+    units = put_row(units, i, take(part, rows_of))
     return (units, take(part, names[first.head :])), (metrics, steps)
 
   (units, head), (metrics, steps) = jax.lax.scan(
@@ -220,7 +216,7 @@ def _scan_run(stages, local, start, data, visit, keys):
   )
   trained = Variables(*(
       {
-          name: row(t[unit], i)
+          name: jax.tree.map(lambda leaf, i=i: leaf[i], t[unit])
           for unit, of in rows_of.items()
           if unit in t
           for i, name in enumerate(of)

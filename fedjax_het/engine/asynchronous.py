@@ -26,6 +26,7 @@ from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import GroupReport, RoundReport
 from fedjax_het.engine.rounds import State
+from fedjax_het.engine.rows import put_row, put_rows, take_row
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -208,11 +209,7 @@ def _make_download(
       row = turns.row[j]
       turn = turns.visit[j] * num_clients + ids[row]
       down, _ = visit_pair(key, turns.visit[j], ids[row], turn)
-      return jax.tree.map(
-          lambda leaf, new: leaf.at[row].set(new),
-          sent,
-          algorithm.downlink(server, group, down),
-      )
+      return put_row(sent, row, algorithm.downlink(server, group, down))
 
     bounds = turns.bounds[i], turns.bounds[i + 1]
     return flight._replace(sent=jax.lax.fori_loop(*bounds, one, flight.sent))
@@ -234,7 +231,7 @@ def _make_wave(
   def one(shared, turn):
     clients, sent, data, key = shared
     row, visit = turn
-    client, sent = jax.tree.map(lambda leaf: leaf[row], (clients, sent))
+    client, sent = take_row((clients, sent), row)
     turn = visit * num_clients + ids[row]
     _, up = visit_pair(key, visit, ids[row], turn)
     return (), train(client, sent, data.client(ids[row]), up)
@@ -250,15 +247,10 @@ def _make_wave(
         jax.lax.dynamic_slice_in_dim(a, begin, group.num_clients)
         for a in (turns.row, turns.visit)
     )
-    _, result = mapped((clients, flight.sent, data, key), args, end - begin)
-    real = jnp.arange(group.num_clients) < end - begin
-    rows = jnp.where(real, args[0], group.num_clients)
+    num = end - begin
+    _, result = mapped((clients, flight.sent, data, key), args, num)
     return flight._replace(
-        result=jax.tree.map(
-            lambda leaf, new: leaf.at[rows].set(new, mode='drop'),
-            flight.result,
-            result,
-        )
+        result=put_rows(flight.result, args[0], num, result)
     )
 
   return wave
@@ -276,14 +268,15 @@ def _make_deliver(
     sender, staleness = events.client[i], events.staleness[i]
     mine = number == jnp.asarray(group_of)[sender]
     row = jnp.where(mine, jnp.asarray(row_of)[sender], 0)
-    summed, (updated, kept, finite, metrics, down, up) = jax.tree.map(
-        lambda leaf: leaf[row], flight.result
+    summed, (updated, kept, finite, metrics, down, up) = take_row(
+        flight.result, row
     )
-    clients = jax.tree.map(
-        lambda leaf, new: leaf.at[row].set(jnp.where(mine, new, leaf[row])),
-        clients,
+    updated = jax.tree.map(
+        lambda new, old: jnp.where(mine, new, old),
         updated,
+        take_row(clients, row),
     )
+    clients = put_row(clients, row, updated)
     good = mine & finite
     summed, kept, metrics, down, up = jax.tree.map(
         lambda leaf: jnp.where(mine, leaf, jnp.zeros_like(leaf)),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.engine.rows import put_rows
 from fedjax_het.engine.types import Federation
 from fedjax_het.engine.visits import round_key
 
@@ -87,11 +88,4 @@ def fetch(clients, share: Share):
 
 def store(clients, share: Share, updated):
   """A group's client states, with those of a share's clients replaced."""
-  num_slots = len(share.row)
-
-  def put(leaf, new):
-    real = jnp.arange(num_slots) < share.num_valid
-    rows = jnp.where(real, share.row, leaf.shape[0])
-    return leaf.at[rows].set(new, mode='drop')
-
-  return jax.tree.map(put, clients, updated)
+  return put_rows(clients, share.row, share.num_valid, updated)

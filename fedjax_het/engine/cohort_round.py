@@ -10,6 +10,7 @@ from fedjax_het.engine import placement
 from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.mapping import Backend, map_clients, map_groups
 from fedjax_het.engine.reports import GroupReport, RoundReport
+from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
 from fedjax_het.engine.visits import make_visit, server_turn
 
@@ -97,8 +98,7 @@ def _map_tables(visit, federation: Federation, backend: Backend):
   def of_row(shared, arg):
     clients, shared = shared
     client_id, row = arg
-    client = jax.tree.map(lambda leaf: leaf[row], clients)
-    return visit(shared, (client_id, client))
+    return visit(shared, (client_id, take_row(clients, row)))
 
   mapped = map_clients(of_row, backend)
 

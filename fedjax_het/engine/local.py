@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.data.federated import Batch, Examples
+from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import LocalTraining, Turn, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
@@ -27,12 +28,16 @@ def steps_per_epoch(size, batch_size: int, drop_last: bool):
   With `drop_last` the last partial batch is dropped, unless it is the only
   batch. 0 for no example.
   """
-  batches = -(-size // batch_size)
-  if not drop_last:
-    return batches
   if isinstance(size, int):  # NumPy: `jnp` would trace it.
-    return max(size // batch_size, min(batches, 1))
-  return jnp.maximum(size // batch_size, jnp.minimum(batches, 1))
+    whole, least = size // batch_size, int(size > 0)
+    return max(whole, least) if drop_last else -(-size // batch_size)
+  size = jnp.asarray(size)
+  length = jnp.full_like(size, batch_size)
+  # `//` has rules for signs, which XLA would repeat in all kernels behind it.
+  whole = jax.lax.div(size, length)
+  if drop_last:
+    return jnp.maximum(whole, jnp.minimum(size, 1))
+  return whole + jnp.minimum(jax.lax.rem(size, length), 1)
 
 
 def shuffled_positions(key, data: Examples) -> jax.Array:
@@ -103,16 +108,17 @@ def train_epochs(
 
   def order_at(step, order):
     """The order of `step`, `order` being that of the step before."""
-    epoch = step // per_epoch
+    epoch = jax.lax.div(step, per_epoch)
     if orders is not None:
-      return orders[epoch]
-    begins = step % per_epoch == 0
+      return take_row(orders, epoch)
+    begins = jax.lax.rem(step, per_epoch) == 0
     return jax.lax.cond(begins, shuffle, lambda epoch: order, epoch)
 
   step_fn = jax.jit(step_fn)  # Jitted, so that it is traced only once.
 
   def batch_of(order, step, key):
-    place = (step % per_epoch) * batch_size + jnp.arange(batch_size)
+    first = jax.lax.rem(step, per_epoch) * batch_size
+    place = first + jnp.arange(batch_size)
     mask = place < data.size
     last = order.shape[0] - 1
     return data.batch(order[jnp.minimum(place, last)], mask, key)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.balance import assign
+from fedjax_het.engine.rows import put_row, take_row
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.names import check_name
 from fedjax_het.options import at_least
@@ -217,9 +218,8 @@ def _one_by_one(fn):
 
     def body(i, carry):
       summed, kept = carry
-      one, row = fn(shared, jax.tree.map(lambda a: a[i], args))
-      kept = jax.tree.map(lambda a, r: a.at[i].set(r), kept, row)
-      return jax.tree.map(jnp.add, summed, one), kept
+      one, row = fn(shared, take_row(args, i))
+      return jax.tree.map(jnp.add, summed, one), put_row(kept, i, row)
 
     if num == 1:
       # A loop body over one client does not depend on the index: XLA would

@@ -15,6 +15,7 @@ from fedjax_het.engine.cohort import fetch, make_plan, store
 from fedjax_het.engine.cohort_round import make_cohort_round
 from fedjax_het.engine.mapping import ACROSS_DEVICES, Backend
 from fedjax_het.engine.reports import GroupReport, RoundReport
+from fedjax_het.engine.rows import put_row
 from fedjax_het.engine.traffic import num_bytes
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.engine.visits import round_key
@@ -213,7 +214,7 @@ def make_rounds(
     def body(i, carry):
       state, reports = carry
       state, now = one(state, i)
-      reports = jax.tree.map(lambda a, new: a.at[i].set(new), reports, now)
+      reports = put_row(reports, i, now)
       return state, reports
 
     reports = jax.tree.map(

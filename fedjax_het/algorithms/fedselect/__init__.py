@@ -52,6 +52,7 @@ from fedjax_het.aggregation.personal_entries import (
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.algorithms.fedselect.growth import grow, packed
 from fedjax_het.engine.local import init_optimizer
+from fedjax_het.engine.rows import put_row, take_row
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -118,12 +119,9 @@ def alternate(model, local, start: Variables, data, visit, mask):
     part = jax.tree.map(lambda m: m ^ (half == 1), mask)
     w, state, metrics, num = fit_masked(
         model, one, w, data, visit._replace(key=key), part,
-        opt_state=jax.tree.map(lambda both: both[half], states),
+        opt_state=take_row(states, half),
     )  # fmt: skip
-    states = jax.tree.map(
-        lambda both, now: both.at[half].set(now), states, state
-    )
-    return (w, states), (num * metrics['train_loss'], num)
+    return (w, put_row(states, half, state)), (num * metrics['train_loss'], num)
 
   state = init_optimizer(local, start.params)
   states = jax.tree.map(lambda s: jnp.stack([s, s]), state)
