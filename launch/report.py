@@ -12,10 +12,10 @@ paper's numbers, as table.md with curves; cells that are missing leave gaps.
 
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
-from launch import table_files
-from launch.terminal import CommandError, expanded, fail, folder, read_flags
+from . import table_files, terminal
+from .terminal import CommandError, expanded, fail, folder, read_flags
 
 
 def define_flags() -> None:
@@ -83,6 +83,11 @@ def main(argv: Sequence[str]) -> None:
     fail(e)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

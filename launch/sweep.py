@@ -19,10 +19,10 @@ seeds 0, 1 and 2, `--seeds=0,4` those two, `--seeds=5,` 5 alone. `--render`, or
 
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
-from launch import table_files
-from launch.terminal import fail, folder, parse_flags
+from . import table_files, terminal
+from .terminal import fail, folder, parse_flags
 
 
 def define_flags() -> None:
@@ -94,6 +94,11 @@ def main(argv: Sequence[str]) -> None:
     fail(failure, 1)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

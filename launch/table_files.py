@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from launch import python_files
+from . import python_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -97,7 +97,7 @@ def _viewed(
 
 
 def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
-  """Writes table.md and, where the extra `plots` is there, its figures.
+  """Writes table.md and, with matplotlib, its figures.
 
   Cells that are missing leave gaps; a column of which none is there has its
   place in the table of all columns alone.
@@ -296,7 +296,7 @@ def _figures(
           percent=True,
       )
       text += f'![Accuracy of every model](models{suffix})\n\n'
-  except ImportError:  # No extra `plots`.
+  except ImportError:  # No matplotlib.
     text = f'{report.NO_PICTURES}\n\n{text}'
   return text
 

@@ -1,0 +1,115 @@
+"""What a run would do, without training: data, models, memory and traffic."""
+
+import numpy as np
+
+from fedjax_het.engine.visits import message_bytes
+from fedjax_het.experiment import facts, footprint
+from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.reporting import report, tables
+
+
+def lines(config) -> list[str]:
+  """Describes the run of a config; nothing is trained or compiled.
+
+  Args:
+    config: The config.
+
+  Returns:
+    Lines of text, some of them tables of several.
+
+  Raises:
+    ValueError: As `build`.
+    FileNotFoundError: As `build`.
+  """
+  experiment = build(config)
+  return [
+      *_data(experiment), '', tables.as_text(_groups(experiment)), '',
+      *_traffic(experiment), *_memory(experiment), 'Nothing was trained.',
+  ]  # fmt: skip
+
+
+def _data(experiment: Experiment) -> list[str]:
+  data, config = experiment.dataset, experiment.config
+  sizes = [len(part) for part in experiment.parts]
+  found = [
+      f'Data: {data.name}, {len(data.train_labels):,} training and '
+      f'{len(data.test_labels):,} test examples of shape '
+      f'{_shape(data.train_images.shape[1:])}, {data.num_classes} classes.',
+      f'Partition: {report.named(config.partition.to_dict())}, {len(sizes)} '
+      f'clients of {min(sizes):,} to {max(sizes):,} examples, median '
+      f'{np.median(sizes):,.0f}.',
+  ]
+  if experiment.federation.num_public:
+    found.append(f'Public set: {experiment.federation.num_public:,} examples.')
+  if experiment.validation is not None:
+    found.append(f'Held out: {len(experiment.validation):,} examples.')
+  return found
+
+
+def _shape(shape) -> str:
+  return 'x'.join(map(str, shape))
+
+
+def _groups(experiment: Experiment) -> tables.Table:
+  """A line a group: model, shapes, and what its clients keep and send."""
+  table = [[
+      'group', 'model', 'input', 'blocks', 'parameters', 'clients',
+      'kept by a client', 'down a visit', 'up a visit',
+  ]]  # fmt: skip
+  measured = facts.measure(experiment)['groups']
+  for group in experiment.federation.groups:
+    down, up = _visit(experiment, group)
+    of_group = measured[group.name]
+    table.append([
+        group.name,
+        group.model.name,
+        _shape(group.model.input_shape),
+        str(len(group.model.block_names)),
+        f'{of_group["parameters"]:,}',
+        str(group.num_clients),
+        tables.megabytes(of_group['client_bytes']),
+        tables.megabytes(down),
+        tables.megabytes(up),
+    ])
+  return table
+
+
+def _visit(experiment: Experiment, group) -> tuple[int, int]:
+  return message_bytes(experiment.algorithm, group, experiment.data)
+
+
+def _traffic(experiment: Experiment) -> list[str]:
+  """Bytes of a round, the mean over cohorts."""
+  groups = experiment.federation.groups
+  number, cohort = experiment.federation.num_clients, experiment.cohort_size
+  down, up = (
+      sum(
+          group.num_clients * _visit(experiment, group)[way] for group in groups
+      )
+      * cohort
+      / number
+      for way in (0, 1)
+  )
+  rounds = experiment.config.num_rounds
+  return [
+      f'A round: {cohort} of {number} clients, about {tables.megabytes(down)} '
+      f'down and {tables.megabytes(up)} up.',
+      f'{rounds} rounds: about {tables.megabytes(rounds * down)} down and '
+      f'{tables.megabytes(rounds * up)} up, if all optional parts are sent.',
+  ]
+
+
+def _memory(experiment: Experiment) -> list[str]:
+  """The lower bound of memory, and what there is."""
+  needs = footprint.lower_bound(experiment)
+  parts = ', '.join(
+      f'{tables.megabytes(size)} by {entry}' for entry, size in needs.items()
+  )
+  available = footprint.available_bytes()
+  there = '' if available is None else (
+      f'; {tables.megabytes(available)} are available'
+  )
+  return [
+      f'Memory: at least {tables.megabytes(sum(needs.values()))} ({parts})'
+      f'{there}.'
+  ]

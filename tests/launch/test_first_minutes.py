@@ -1,0 +1,203 @@
+"""What a new user tries first: help, dry runs, other methods, Ctrl-C."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.experiment import preview, switch
+from launch import config_flag, stopping, terminal, train
+from tests.fuzz import forks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUICK = '--config=configs/fedin.py:quick'
+
+
+def parsed(*args):
+  """The config and the notes of a command line."""
+  argv = config_flag.with_config(['train', *args])
+  notes = config_flag.check(argv)
+  return config_flag._load(argv[1][9:], config_flag._overrides(argv))[0], notes
+
+
+def refused(*args):
+  with pytest.raises(terminal.CommandError) as error:
+    parsed(*args)
+  return str(error.value)
+
+
+def test_another_partition_keeps_what_both_have():
+  config, notes = parsed(QUICK, '--config.partition.name=iid')
+  assert config.partition.to_dict() == dict(name='iid', seed=0, shuffle=True)
+  (note,) = notes
+  assert note == (
+      'partition iid does not take partition.alpha, partition.min_size: left '
+      'out.'
+  )
+  config, notes = parsed(QUICK, '--config.partition.name', 'dirichlet_fedagm')
+  assert config.partition.alpha == 0.5 and len(notes) == 1
+  # An option without default has an entry, which the check asks for.
+  config, _ = parsed(
+      QUICK, '--config.partition.name=file', '--config.partition.file=x.json'
+  )
+  with pytest.raises(ValueError, match=r'partition\.file is missing'):
+    experiment.check(config)
+  config, notes = parsed(QUICK, '--config.partition.name=dirichlet')
+  assert config.partition.min_size == 16 and not notes
+  assert refused('--config.partition.name=iidd').startswith(
+      "Unknown partition 'iidd'; did you mean 'iid'?"
+  )
+
+
+def test_another_method_takes_its_own_defaults():
+  config, notes = parsed(QUICK, '--config.algorithm.name=fedprox')
+  alone = experiment.default_config('fedprox').algorithm
+  assert config.algorithm.to_dict() == alone.to_dict() and not notes
+  config, notes = parsed(
+      '--config=configs/fedin.py:quick,noise', '--config.algorithm.name=fedavg'
+  )
+  assert notes == [
+      'algorithm fedavg does not take algorithm.noise: left out.'
+  ]
+  experiment.check(config)
+  config, _ = parsed(QUICK, '--config.algorithm.name=fedhe')
+  assert config.local.keep_optimizer
+  experiment.check(config)
+
+
+def test_another_method_drops_what_groups_and_servers_had():
+  config = experiment.default_config('heterofl')
+  config.groups = {'a': dict(model='mlp', clients=2, rate='1/2')}
+  assert switch.algorithm(config, 'fedavg') == ['groups.a.rate']
+  assert config.groups.to_dict() == {'a': dict(model='mlp', clients=2)}
+  config = experiment.default_config('fedgkt')
+  config.server_model = 'mini_resnet10'
+  assert 'server_model' in switch.algorithm(config, 'fedavg')
+  assert config.server_model is None
+  experiment.check(config)
+
+
+def test_a_section_is_no_value():
+  assert refused('--config.algorithm=fedinn') == (
+      'algorithm is a section; set its entries, such as '
+      '--config.algorithm.name=fedin'
+  )
+  assert refused('--config.local=3').startswith('local is a section; set its ')
+  config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dictionary is.
+  assert config.groups
+
+
+def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(terminal.CommandError) as error:
+    terminal.folder('--workdir', 'gs://bucket/run')
+  text = '=gs://bucket/run: cloud folders are not supported; mount it, or '
+  assert str(error.value).startswith(f'--workdir{text}')
+  with pytest.raises(ValueError, match='cloud folders are not supported'):
+    experiment.run(experiment.default_config(), 'gs://bucket/run')
+  assert not [*tmp_path.iterdir()]
+
+
+def test_help_names_all_there_is():
+  text = train.names()
+  for name in ('fedselect', 'tfds:NAME', 'beta_heterofl', 'wo_opt', 'quick'):
+    assert name in text
+  assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_dry_run_says_what_a_run_would_take():
+  config = experiment.default_config('fedavg')
+  config.groups = dict(mlp=4)
+  config.model = dict(hidden=8, depth=2, norm='none')
+  config.cohort_size = 2
+  found = preview.lines(config)
+  text = '\n'.join(found)
+  assert '1,442 training and 355 test examples of shape 8x8x1' in text
+  assert 'Partition: dirichlet (' in text and '4 clients of ' in text
+  (row,) = (line for line in text.splitlines() if line.startswith('mlp '))
+  numbers = 64 * 8 + 8 + 8 * 10 + 10
+  assert f'{numbers:,}' in row
+  # The model there, and back with the weight of its change.
+  round_bytes = 2 * 4 * numbers / 1e6, 2 * 4 * (numbers + 1) / 1e6
+  assert (
+      f'A round: 2 of 4 clients, about {round_bytes[0]:.5f} MB down and '
+      f'{round_bytes[1]:.5f} MB up.'
+  ) in text
+  assert 'Memory: at least ' in text
+
+
+def test_print_config_and_dry_run_write_nothing(tmp_path):
+  done = forks.run('train', [QUICK, '--print_config'], tmp_path)
+  assert done.code == 0, done.err
+  assert json.loads(done.out)['algorithm']['name'] == 'fedin'
+  done = forks.run('train', [QUICK, '--dry_run'], tmp_path)
+  assert done.code == 0 and 'Nothing was trained.' in done.out
+  done = forks.run('train', ['--help'], tmp_path)
+  assert done.code == 0 and '--[no]dry_run: ' in done.out
+  assert not [*tmp_path.iterdir()]
+
+
+def test_the_second_signal_ends_a_busy_main_thread():
+  """The main thread is in C all the time, as while it compiles."""
+  code = (
+      'import os, time\n'
+      'from launch import stopping\n'
+      'with stopping.watched(lambda: os.write(1, b"first"),\n'
+      '                      lambda: os._exit(130)):\n'
+      '  os.write(1, b"ready")\n'
+      '  sum(range(10**12))\n'
+  )
+  process = subprocess.Popen(
+      [sys.executable, '-c', code], stdout=subprocess.PIPE, cwd=ROOT
+  )
+  try:
+    assert process.stdout.read(5) == b'ready'
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert process.stdout.read() == b'first'
+  finally:
+    process.kill()
+
+
+def test_signals_have_their_old_handlers_afterwards():
+  seen = []
+  before = signal.getsignal(signal.SIGTERM)
+  with stopping.watched(lambda: seen.append('first'), lambda: None):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100):
+      if seen:
+        break
+      time.sleep(0.01)
+  assert seen == ['first'] and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_while_compiling(tmp_path):
+  args = ['--config=configs/fedin.py', '--config.compilation_cache=false']
+  process = subprocess.Popen(
+      [sys.executable, '-m', 'launch.train', *args, '--workdir=w'],
+      cwd=tmp_path,
+      env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+  for line in process.stderr:
+    if 'Compiling' in line:
+      break
+  time.sleep(1)
+  process.send_signal(signal.SIGINT)
+  line = process.stderr.readline()
+  assert 'waiting for the compilation and the first round' in line
+  begin = time.monotonic()
+  process.send_signal(signal.SIGINT)
+  rest = process.stderr.read()
+  assert process.wait(10) == 130 and time.monotonic() - begin < 2
+  assert 'Interrupted. Resume with: python -m launch.train ' in rest
