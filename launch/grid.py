@@ -9,10 +9,12 @@ import re
 from typing import Any
 
 from .table_files import Found
-from .terminal import CommandError
+from .terminal import CommandError, line
 
 # Rows of a table that somebody means.
 _MOST = 1000
+# Set by --seeds, all alike.
+_SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 
 
 def find(config, text: str, samples: int | None, seed: int) -> Found:
@@ -65,6 +67,8 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
       )
     if key in found:
       raise CommandError(f'--grid names {key} twice.')
+    if key in _SEEDS:
+      raise CommandError(f'--grid: --seeds=N sets {key}.')
     kind = _type(config, key)
     bounds = re.fullmatch(r'(.+)\.\.(.+)', values)
     if bounds:
@@ -160,13 +164,25 @@ def _draw(values, rng: random.Random) -> Any:
 
 def _label(point: Mapping[str, Any]) -> str:
   """Such as 'learning_rate=0.001 mu=0.1'; flags name it without commas."""
+  names = [key.removesuffix('.name').split('.')[-1] for key in point]
+  if len({*names}) < len(names):
+    names = [*point]
   return ' '.join(
-      f'{key.split(".")[-1]}={value}' for key, value in point.items()
+      f'{name}={value}'
+      for name, value in zip(names, point.values(), strict=True)
   )
 
 
 def _with(config, point: Mapping[str, Any]):
   """A copy of a config at one point."""
+  from fedjax_het.experiment.switch import SWITCHES
+
   config = config.copy_and_resolve_references()
-  config.update_from_flattened_dict(dict(point))
+  try:
+    for key, switch in SWITCHES.items():
+      if key in point:
+        switch(config, point[key])
+    config.lock().update_from_flattened_dict(dict(point))
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise CommandError(f'--grid: {_label(point)}: {line(e)}') from e
   return config

@@ -98,14 +98,14 @@ def read_flags(argv: Sequence[str]) -> list[str]:
     CommandError: If a flag is unknown, wrong, empty or given twice on the
       command line, or a flagfile cannot be read; in one line that names it.
   """
-  # Folders may have names that are not UTF-8.
-  if hasattr(sys.stdout, 'reconfigure'):
-    sys.stdout.reconfigure(errors='backslashreplace')
   return read_expanded(with_flagfiles(argv))
 
 
 def read_expanded(argv: Sequence[str]) -> list[str]:
   """`read_flags` of a command line that holds no flagfile any more."""
+  # Folders may have names that are not UTF-8.
+  if hasattr(sys.stdout, 'reconfigure'):
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
     return flags.FLAGS(argv)
   except flags.Error as e:

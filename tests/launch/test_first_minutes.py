@@ -1,5 +1,6 @@
 """What a new user tries first: help, dry runs, other methods, Ctrl-C."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.experiment import preview, switch
-from launch import config_flag, stopping, terminal, train
+from launch import cli, config_flag, stopping, terminal, train
 from tests.fuzz import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -102,6 +103,22 @@ def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='cloud folders are not supported'):
     experiment.run(experiment.default_config(), 'gs://bucket/run')
   assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_names_its_programs(monkeypatch, capsys):
+  for name in cli.COMMANDS:
+    module = importlib.import_module(f'launch.{name.replace("-", "_")}')
+    assert callable(module.run)
+  monkeypatch.setattr(sys, 'argv', ['fedjax-het', 'tran'])
+  with pytest.raises(SystemExit) as end:
+    cli.main()
+  assert end.value.code == 2
+  assert capsys.readouterr().err.startswith(
+      "Error: Unknown command 'tran'; did you mean 'train'? Known are train, "
+  )
+  monkeypatch.setattr(sys, 'argv', ['fedjax-het', '--help'])
+  cli.main()
+  assert 'prepare-data' in capsys.readouterr().out
 
 
 def test_help_names_all_there_is():

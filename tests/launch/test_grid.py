@@ -40,8 +40,17 @@ def test_points_are_drawn_evenly_in_the_logarithm():
   below = sum(rate < 1e-3 for rate in rates) / 200  # Half, up to 5 deviations.
   assert abs(below - 0.5) < 5 * math.sqrt(0.25 / 200)
   assert {c.local.epochs for c in table.rows.values()} == {1, 2}
-  assert [*find('seed=0,1,2', 2, 1).rows] == [*find('seed=0,1,2', 2, 1).rows]
-  assert len(find('seed=0,1,2', 9).rows) == 3  # There are no more.
+  epochs = 'local.epochs=1,2,3'
+  assert [*find(epochs, 2, 1).rows] == [*find(epochs, 2, 1).rows]
+  assert len(find(epochs, 9).rows) == 3  # There are no more.
+
+
+def test_methods_and_partitions_can_be_searched():
+  table = find('algorithm.name=fedavg,fedprox; partition.name=iid,dirichlet')
+  config = table.config('algorithm=fedprox partition=iid')
+  assert (config.algorithm.name, config.partition.name) == ('fedprox', 'iid')
+  assert 'mu' in config.algorithm and 'alpha' not in config.partition
+  experiment.check(config)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +65,14 @@ def test_points_are_drawn_evenly_in_the_logarithm():
         ('local.learning_rate=1..2', None, 'needs --samples=N.'),
         ('local.learning_rate=2..1', 3, 'needs 0 < LOW < HIGH.'),
         ('local.learning_rate=a..b', 3, "'a' is no number."),
-        ('seed=0', 0, '--samples must be 1 to 1000'),
-        (f'seed={",".join(map(str, range(2000)))}', None, 'has 2000 points'),
+        ('local.epochs=1', 0, '--samples must be 1 to 1000'),
+        ('num_rounds=' + '1,' * 2000 + '1', None, 'has 2001 points'),
+        ('seed=0,1', None, '--seeds=N sets seed.'),
+        (
+            'algorithm.name=fedavg;algorithm.mu=1',
+            None,
+            '--grid: algorithm=fedavg mu=1',
+        ),
     ],
 )
 def test_wrong_grids_are_one_line(text, samples, expected):
