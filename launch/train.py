@@ -169,14 +169,16 @@ def main(argv: Sequence[str]) -> None:
   config = _CONFIG.value
   progress = None
   workdir = None
-  stop = _Stop(config.num_rounds)
   try:
     processes.together(lambda: experiment.check(config))
+    stop = _Stop(config.num_rounds)
     for entry in ('data_dir', 'data_file'):
       if config[entry]:
         expanded(config[entry], f'--config.{entry}')
     if _PRINT_CONFIG.value or _DRY_RUN.value:
-      _show_plan(config)
+      if first:
+        _show_plan(config)
+      distributed.finish(0)
       return
     workdir = pathlib.Path(
         processes.on_first(
