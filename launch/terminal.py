@@ -25,7 +25,7 @@ def line(error: BaseException | str) -> str:
 
 def fail(error: BaseException | str, code: int = 2) -> NoReturn:
   """Prints an error on one line and ends the process."""
-  print(f'Error: {line(error)}', file=sys.stderr)
+  print(f'Error: {as_started(line(error))}', file=sys.stderr)
   sys.exit(code)
 
 
