@@ -182,7 +182,7 @@ def _with(config, point: Mapping[str, Any]):
     for key, switch in SWITCHES.items():
       if key in point:
         switch(config, point[key])
-    config.lock().update_from_flattened_dict(dict(point))
+    config.update_from_flattened_dict(dict(point))
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     raise CommandError(f'--grid: {_label(point)}: {line(e)}') from e
   return config

@@ -103,13 +103,13 @@ def _memory(experiment: Experiment) -> list[str]:
   """The lower bound of memory, and what there is."""
   needs = footprint.lower_bound(experiment)
   parts = ', '.join(
-      f'{tables.megabytes(size)} by {entry}' for entry, size in needs.items()
+      f'{entry} {tables.megabytes(size)}' for entry, size in needs.items()
   )
   available = footprint.available_bytes()
   there = '' if available is None else (
       f'; {tables.megabytes(available)} are available'
   )
   return [
-      f'Memory: at least {tables.megabytes(sum(needs.values()))} ({parts})'
-      f'{there}.'
+      f'Memory: at least {tables.megabytes(sum(needs.values()))}, by the entry '
+      f'that sets it: {parts}{there}.'
   ]

@@ -38,7 +38,8 @@ def partition(config: ml_collections.ConfigDict, name: str) -> list[str]:
   del old['name']
   kept, dropped = _divide(old, known)
   entries = {option: _entry(*known[option]) for option in known} | kept
-  config.partition = ml_collections.ConfigDict(dict(name=name, **entries))
+  section = ml_collections.ConfigDict(dict(name=name, **entries))
+  config.partition = section.lock()
   return [f'partition.{option}' for option in dropped]
 
 
@@ -71,7 +72,7 @@ def algorithm(config: ml_collections.ConfigDict, name: str) -> list[str]:
   dropped += _drop_from_groups(config, after.group_options, after.partner)
   with section.ignore_type():
     section.update(kept)
-  config.algorithm = section
+  config.algorithm = section.lock()
   if config.server_model is not None and after.server_model is False:
     config.server_model = None
     dropped.append('server_model')

@@ -136,9 +136,9 @@ def test_a_dry_run_says_what_a_run_would_take():
   found = preview.lines(config)
   text = '\n'.join(found)
   assert '1,442 training and 355 test examples of shape 8x8x1' in text
-  assert 'Partition: dirichlet (' in text and '4 clients of ' in text
+  assert 'Partition: dirichlet alpha=0.5 ' in text and '4 clients of ' in text
   (row,) = (line for line in text.splitlines() if line.startswith('mlp '))
-  numbers = 64 * 8 + 8 + 8 * 10 + 10
+  numbers = 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
   assert f'{numbers:,}' in row
   # The model there, and back with the weight of its change.
   round_bytes = 2 * 4 * numbers / 1e6, 2 * 4 * (numbers + 1) / 1e6

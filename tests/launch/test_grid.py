@@ -69,9 +69,9 @@ def test_methods_and_partitions_can_be_searched():
         ('num_rounds=' + '1,' * 2000 + '1', None, 'has 2001 points'),
         ('seed=0,1', None, '--seeds=N sets seed.'),
         (
-            'algorithm.name=fedavg;algorithm.mu=1',
+            'algorithm.name=fedavg;algorithm.noise=1',
             None,
-            '--grid: algorithm=fedavg mu=1',
+            '--grid: algorithm=fedavg noise=1.0: ',
         ),
     ],
 )
