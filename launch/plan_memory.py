@@ -1,6 +1,7 @@
 r"""Prints training memory and the schedules that fit a budget.
 
-  python -m launch.plan_memory --config=configs/fedepth.py --budget_mb=1,2
+  python -m launch.plan_memory --config=configs/fedepth.py:fedepth \
+      --budget_mb=100,200,464 --nomeasure
   python -m launch.plan_memory --config=configs/fedavg.py:v2 --nomeasure
   python -m launch.plan_memory --paper_table
 

@@ -47,7 +47,7 @@ def run(
   logging.set_verbosity(logging.WARNING)
   if _HELP & set(sys.argv[1:]):
     parts = as_started(doc).strip(), _flags(), more()
-    print('\n\n'.join(filter(None, parts)))
+    show('\n\n'.join(filter(None, parts)))
     return
   try:
     with stopping.second_ends_at_once():
@@ -69,6 +69,15 @@ def _flags() -> str:
         no = '[no]' * bool(flag.boolean)
         lines.append(f'  --{no}{flag.name}: {flag.help}')
   return '\n'.join(lines)
+
+
+def show(text: str) -> None:
+  """Prints a text; a reader such as `head` may stop before its end."""
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    # Python flushes once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(module: str) -> list[str]:

@@ -230,11 +230,11 @@ def _interrupted(workdir: pathlib.Path | None) -> str:
 def _show_plan(config) -> None:
   """Prints what the flags ask for instead of a run."""
   if _PRINT_CONFIG.value:
-    print(json.dumps(config.to_dict(), indent=2, sort_keys=True))
+    terminal.show(json.dumps(config.to_dict(), indent=2, sort_keys=True))
   if _DRY_RUN.value:
     from fedjax_het.experiment import preview
 
-    print(*preview.lines(config), sep='\n')
+    terminal.show('\n'.join(preview.lines(config)))
 
 
 def _folder() -> pathlib.Path | None:
