@@ -163,7 +163,7 @@ def _long(cells: Cells) -> list[list[Any]]:
 
 def _overview(table: Table, cells: Cells) -> list[list[str]]:
   """A line a method, as papers print it."""
-  rows = [['method', *(c or 'accuracy' for c in table.columns)]]
+  rows = [['method', *(c or 'accuracy, %' for c in table.columns)]]
   for label in table.labels:
     row = [label]
     for column in table.columns:
