@@ -22,9 +22,15 @@ def lines(config) -> list[str]:
     FileNotFoundError: As `build`.
   """
   experiment = build(config)
+  # {group: bytes (down, up) of a visit}.
+  visits = {
+      group.name: message_bytes(experiment.algorithm, group, experiment.data)
+      for group in experiment.federation.groups
+  }
   return [
-      *_data(experiment), '', tables.as_text(_groups(experiment)), '',
-      *_traffic(experiment), *_memory(experiment), 'Nothing was trained.',
+      *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
+      *_traffic(experiment, visits), *_memory(experiment),
+      'Nothing was trained.',
   ]  # fmt: skip
 
 
@@ -50,7 +56,7 @@ def _shape(shape) -> str:
   return 'x'.join(map(str, shape))
 
 
-def _groups(experiment: Experiment) -> tables.Table:
+def _groups(experiment: Experiment, visits) -> tables.Table:
   """A line a group: model, shapes, and what its clients keep and send."""
   table = [[
       'group', 'model', 'input', 'blocks', 'parameters', 'clients',
@@ -58,7 +64,7 @@ def _groups(experiment: Experiment) -> tables.Table:
   ]]  # fmt: skip
   measured = facts.measure(experiment)['groups']
   for group in experiment.federation.groups:
-    down, up = _visit(experiment, group)
+    down, up = visits[group.name]
     of_group = measured[group.name]
     table.append([
         group.name,
@@ -74,22 +80,17 @@ def _groups(experiment: Experiment) -> tables.Table:
   return table
 
 
-def _visit(experiment: Experiment, group) -> tuple[int, int]:
-  return message_bytes(experiment.algorithm, group, experiment.data)
-
-
-def _traffic(experiment: Experiment) -> list[str]:
+def _traffic(experiment: Experiment, visits) -> list[str]:
   """Bytes of a round, the mean over cohorts."""
-  groups = experiment.federation.groups
-  number, cohort = experiment.federation.num_clients, experiment.cohort_size
+  federation, cohort = experiment.federation, experiment.cohort_size
+  number = federation.num_clients
   down, up = (
-      sum(
-          group.num_clients * _visit(experiment, group)[way] for group in groups
+      cohort / number * sum(
+          group.num_clients * visits[group.name][way]
+          for group in federation.groups
       )
-      * cohort
-      / number
       for way in (0, 1)
-  )
+  )  # fmt: skip
   rounds = experiment.config.num_rounds
   return [
       f'A round: {cohort} of {number} clients, about {tables.megabytes(down)} '

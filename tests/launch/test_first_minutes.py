@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 
+from absl import flags
 import pytest
 
 from fedjax_het import experiment
+from fedjax_het.data import sources
 from fedjax_het.experiment import preview, switch
 from launch import cli, config_flag, stopping, terminal, train
-from tests.fuzz import forks
+from tests.fuzz import programs
+from tests.launch.test_prepare_data import write_raw
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = '--config=configs/fedin.py:quick'
@@ -121,8 +124,13 @@ def test_the_command_names_its_programs(monkeypatch, capsys):
   assert 'prepare-data' in capsys.readouterr().out
 
 
-def test_help_names_all_there_is():
+def test_help_names_all_there_is(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['train', '--config=x.py', '--help'])
+  train.run()
+  out = capsys.readouterr().out
   text = train.names()
+  assert out.startswith('Runs one experiment') and out.endswith(f'{text}\n')
+  assert '--[no]dry_run: ' in out
   for name in ('fedselect', 'tfds:NAME', 'beta_heterofl', 'wo_opt', 'quick'):
     assert name in text
   assert max(map(len, text.splitlines())) <= 80
@@ -149,15 +157,34 @@ def test_a_dry_run_says_what_a_run_would_take():
   assert 'Memory: at least ' in text
 
 
-def test_print_config_and_dry_run_write_nothing(tmp_path):
-  done = forks.run('train', [QUICK, '--print_config'], tmp_path)
+def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  try:
+    done = programs.call(
+        'train', ['--config=fedavg:quick', '--print_config', '--dry_run']
+    )
+  finally:
+    for name in ('print_config', 'dry_run'):  # Flags outlive a test.
+      flags.FLAGS[name].unparse()
   assert done.code == 0, done.err
-  assert json.loads(done.out)['algorithm']['name'] == 'fedin'
-  done = forks.run('train', [QUICK, '--dry_run'], tmp_path)
-  assert done.code == 0 and 'Nothing was trained.' in done.out
-  done = forks.run('train', ['--help'], tmp_path)
-  assert done.code == 0 and '--[no]dry_run: ' in done.out
+  config, end = json.JSONDecoder().raw_decode(done.out)
+  assert config['algorithm']['name'] == 'fedavg'
+  assert done.out[end:].startswith('\nData: digits, ')
+  assert done.out.endswith('Nothing was trained.\n')
   assert not [*tmp_path.iterdir()]
+
+
+def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
+  write_raw(tmp_path / 'fashion_mnist', 60, 20)
+  entries = dict(
+      dataset='fashion_mnist', data_dir=str(tmp_path), data_file=None,
+      image_size=None,
+  )  # fmt: skip
+  data = sources.load_entries(**entries, verify=False)
+  assert len(data.train_labels) == 60
+  where = '--config.dataset=fashion_mnist', f'--config.data_dir={tmp_path}'
+  done = programs.call('train', [QUICK, *where])
+  assert done.code == 2 and 'pass --config.verify=false' in done.err
 
 
 def test_the_second_signal_ends_a_busy_main_thread():
