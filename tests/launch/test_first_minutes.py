@@ -53,7 +53,8 @@ def test_another_partition_keeps_what_both_have():
   with pytest.raises(ValueError, match=r'partition\.file is missing'):
     experiment.check(config)
   config, notes = parsed(QUICK, '--config.partition.name=dirichlet')
-  assert config.partition.min_size == 16 and not notes
+  same = experiment.default_config().partition
+  assert config.partition.to_dict() == same.to_dict() and not notes
   assert refused('--config.partition.name=iidd').startswith(
       "Unknown partition 'iidd'; did you mean 'iid'?"
   )
@@ -124,6 +125,15 @@ def test_the_command_names_its_programs(monkeypatch, capsys):
   assert 'prepare-data' in capsys.readouterr().out
 
 
+def test_commands_are_named_as_they_were_started(monkeypatch):
+  text = 'Resume with: python -m launch.prepare_data --list'
+  assert terminal.as_started(text) == text
+  monkeypatch.setattr(terminal, '__package__', 'fedjax_het.launch')
+  assert terminal.as_started(text) == (
+      'Resume with: fedjax-het prepare-data --list'
+  )
+
+
 def test_help_names_all_there_is(monkeypatch, capsys):
   monkeypatch.setattr(sys, 'argv', ['train', '--config=x.py', '--help'])
   train.run()
@@ -148,13 +158,13 @@ def test_a_dry_run_says_what_a_run_would_take():
   (row,) = (line for line in text.splitlines() if line.startswith('mlp '))
   numbers = 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
   assert f'{numbers:,}' in row
-  # The model there, and back with the weight of its change.
-  round_bytes = 2 * 4 * numbers / 1e6, 2 * 4 * (numbers + 1) / 1e6
-  assert (
-      f'A round: 2 of 4 clients, about {round_bytes[0]:.5f} MB down and '
-      f'{round_bytes[1]:.5f} MB up.'
-  ) in text
+  assert f'{4 * numbers / 1e6:.5f} MB' in row  # The model, down.
+  assert f'of 4 clients, about {2 * 4 * numbers / 1e6:.5f} MB down' in text
   assert 'Memory: at least ' in text
+  first, _ = preview._traffic(experiment.build(config), {'mlp': (1e6, 3e6)})
+  assert first == (
+      'A round: 2 of 4 clients, about 2.00 MB down and 6.00 MB up.'
+  )
 
 
 def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
@@ -215,6 +225,7 @@ def test_signals_have_their_old_handlers_afterwards():
   seen = []
   before = signal.getsignal(signal.SIGTERM)
   with stopping.watched(lambda: seen.append('first'), lambda: None):
+    assert signal.getsignal(signal.SIGTERM) is not before
     os.kill(os.getpid(), signal.SIGTERM)
     for _ in range(100):
       if seen:
