@@ -58,16 +58,26 @@ def watched(
     reader.close()
 
 
-def second_ends_at_once() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def second_ends_at_once() -> Iterator[None]:
   """The first Ctrl-C is a KeyboardInterrupt, the second ends the process.
 
-  Where Ctrl-C is ignored or has a handler, nothing is changed.
+  For the whole of a program: a Ctrl-C behind it ends the process, too. Where
+  Ctrl-C is ignored or has a handler, nothing is changed.
+
+  Yields:
+    Nothing.
   """
   if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-    return contextlib.nullcontext()
-  return watched(
-      lambda: None, _leave, (signal.SIGINT,), signal.default_int_handler
-  )
+    yield
+    return
+  try:
+    with watched(
+        lambda: None, _leave, (signal.SIGINT,), signal.default_int_handler
+    ):
+      yield
+  finally:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _leave() -> NoReturn:

@@ -17,7 +17,6 @@ _NO_NETWORK = re.compile(
     r'No matching distribution|NewConnectionError|ConnectTimeout|ProxyError|'
     r'Temporary failure in name resolution|Connection (refused|reset)'
 )
-pytestmark = pytest.mark.slow
 
 
 def call(*args, cwd, check=True):
@@ -69,6 +68,15 @@ def built(tmp_path_factory):
   return python, sdist, wheel
 
 
+@pytest.mark.parametrize('folder', ['configs', 'launch', 'fedjax_het'])
+def test_what_is_installed_imports_nothing_of_the_checkout(folder):
+  """A wheel has no package `configs`: it is `fedjax_het.configs` there."""
+  odd = re.compile(r'^\s*(from|import) (configs|launch|benchmarks)\b', re.M)
+  for path in (ROOT / folder).rglob('*.py'):
+    assert not odd.search(path.read_text()), path
+
+
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_alone(built):
   _, sdist, wheel = built
   files = set(zipfile.ZipFile(wheel).namelist())
@@ -95,6 +103,7 @@ def test_the_wheel_holds_the_package_alone(built):
   assert 'tests/test_packaging.py' in names
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_runs_where_another_configs_folder_lies(
     built, tmp_path
 ):
