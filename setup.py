@@ -1,12 +1,16 @@
 """Package metadata of fedjax_het."""
 
 import pathlib
+import re
 
 import setuptools
 
+HERE = pathlib.Path(__file__).parent
+# Folders of a checkout that are installed inside the package.
+INSIDE = {'fedjax_het.configs': 'configs', 'fedjax_het.launch': 'launch'}
+
 TEST = [
     'hypothesis',
-    'matplotlib',
     'nbclient',
     'nbformat',
     'ipykernel',
@@ -17,20 +21,34 @@ TEST = [
     'tensorboardX',
 ]
 
+
+def packages() -> list[str]:
+  """All packages by the names under which they are installed."""
+  found = setuptools.find_packages(include=['fedjax_het', 'fedjax_het.*'])
+  for name, folder in INSIDE.items():
+    inner = setuptools.find_packages(folder)
+    found += [name, *(f'{name}.{package}' for package in inner)]
+  return sorted(set(found))
+
+
 setuptools.setup(
     name='fedjax_het',
-    version='0.1.0',
+    version=re.search(
+        r"__version__ = '(.*)'", (HERE / 'fedjax_het/__init__.py').read_text()
+    )[1],
     description=(
         'Federated learning with clients of different models, in JAX and Flax'
     ),
-    long_description=pathlib.Path(__file__)
-    .with_name('README.md')
-    .read_text(encoding='utf-8'),
+    author='The fedjax_het developers',
+    long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
-    packages=setuptools.find_packages(
-        include=['fedjax_het*', 'launch*', 'configs*', 'benchmarks*']
-    ),
+    packages=packages(),
+    package_dir=INSIDE,
+    package_data={'fedjax_het': ['py.typed']},
+    entry_points={
+        'console_scripts': ['fedjax-het = fedjax_het.launch.cli:main']
+    },
     python_requires='>=3.11',
     install_requires=[
         'absl-py',
@@ -38,6 +56,7 @@ setuptools.setup(
         'flax>=0.12',
         'importlib_resources',
         'jax>=0.10',
+        'matplotlib',
         'ml_collections',
         'numpy',
         'optax',
@@ -48,7 +67,7 @@ setuptools.setup(
     ],
     extras_require={
         'bench': ['torch==2.13.0'],
-        'plots': ['matplotlib'],
+        'plots': [],  # matplotlib is a dependency of the library itself.
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,
@@ -56,10 +75,13 @@ setuptools.setup(
         'dev': ['ruff', *TEST],
     },
     classifiers=[
-        'License :: OSI Approved :: Apache Software License',
+        'Intended Audience :: Science/Research',
+        'Operating System :: MacOS',
+        'Operating System :: POSIX :: Linux',
         'Programming Language :: Python :: 3.11',
         'Programming Language :: Python :: 3.12',
         'Programming Language :: Python :: 3.13',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
+        'Typing :: Typed',
     ],
 )

@@ -30,7 +30,7 @@ import jax
 
 from benchmarks import common, lowerings, nets
 from benchmarks.lowerings import Layer
-from configs import fedavg
+from fedjax_het.configs import fedavg
 from fedjax_het.data.catalog import DATASETS
 from fedjax_het.experiment.config import group_spec
 from fedjax_het.kernels import taps as taps_lib

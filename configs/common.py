@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import ml_collections
 import numpy as np
 
-from configs import fedhe_setting
+from fedjax_het.configs import fedhe_setting
 from fedjax_het.experiment.config import default_config, group_spec
 from fedjax_het.models import model_options
 from fedjax_het.names import check_name

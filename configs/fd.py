@@ -1,6 +1,6 @@
 """FD: federated distillation by class means of outputs."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(
     # Means of logits, as re-implementations send them, instead of the papers'

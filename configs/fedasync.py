@@ -1,6 +1,6 @@
 """FedAsync: the server mixes in every upload as it arrives."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(
     # How the weight of an upload falls with its staleness; the default is

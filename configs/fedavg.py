@@ -1,6 +1,6 @@
 """FedAvg over clients of different architectures."""
 
-from configs import common, fedepth
+from fedjax_het.configs import common, fedepth
 
 VARIANTS = dict(
     architecture=common.architecture,

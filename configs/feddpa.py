@@ -1,6 +1,6 @@
 """FedDPA: entries that matter for a client's own data stay with it."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _code(config):

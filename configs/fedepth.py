@@ -3,7 +3,7 @@
 import ml_collections
 from ml_collections import config_dict
 
-from configs import common
+from fedjax_het.configs import common
 from fedjax_het.experiment.config import group_spec
 
 # What clients of a group can hold, as a share of the whole model; those of

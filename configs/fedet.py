@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from configs import common, fedmd
+from fedjax_het.configs import common, fedmd
 from fedjax_het.experiment.config import group_spec
 
 # The paper averages inside each architecture.

@@ -1,6 +1,6 @@
 """FedFomo: every client mixes the models that help it."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _global_mix(config):

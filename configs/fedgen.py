@@ -1,6 +1,6 @@
 """FedGen: a generator of features, trained by the server."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _classifier(config):

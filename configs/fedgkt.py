@@ -1,6 +1,6 @@
 """FedGKT: small nets on the clients, a large one on the server."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _released(config):

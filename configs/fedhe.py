@@ -1,6 +1,6 @@
 """FedHe: clients of any architecture exchange class means of their logits."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _code(config):

@@ -1,6 +1,6 @@
 """FedIN on clients of different architectures."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(
     # Feature noise of 0.8 standard deviations ('+Noise').

@@ -1,6 +1,6 @@
 """FedMD: consensus on the logits of a public set."""
 
-from configs import common
+from fedjax_het.configs import common
 
 # A tenth of each training set, the public set of the FedHe paper's comparison.
 PUBLIC = dict(

@@ -1,6 +1,6 @@
 """FedNova over clients of different architectures."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _sgd(config):

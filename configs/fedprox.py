@@ -1,6 +1,6 @@
 """FedProx over clients of different architectures."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(architecture=common.architecture)
 

@@ -1,6 +1,6 @@
 """FedRolex: clients of different widths of one model, which roll."""
 
-from configs.widths import (
+from fedjax_het.configs.widths import (
   EIGHTHS,
   FAIR,
   LACK,

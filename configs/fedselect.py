@@ -1,6 +1,6 @@
 """FedSelect: clients grow sets of personal entries."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(
     architecture=common.architecture,

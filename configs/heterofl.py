@@ -1,7 +1,6 @@
 """HeteroFL: clients of different widths of one model."""
 
-from configs import common
-from configs.widths import (
+from fedjax_het.configs.widths import (
   EIGHTHS,
   FAIR,
   LACK,
@@ -11,7 +10,9 @@ from configs.widths import (
   one_model,
   widths_config,
 )
+
 from fedjax_het.algorithms.heterofl_modes import parse_mode
+from fedjax_het.configs import common
 
 
 def fix(config, mode: str):

@@ -1,6 +1,6 @@
 """InclusiveFL over clients of different depths."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _stages(config):

@@ -1,6 +1,6 @@
 """InCoAvg over clients of different architectures."""
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _paper_rule(config):

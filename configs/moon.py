@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from configs import common
+from fedjax_het.configs import common
 
 
 def _paper(config):

@@ -1,6 +1,6 @@
 """SCAFFOLD over clients of different architectures."""
 
-from configs import common
+from fedjax_het.configs import common
 
 VARIANTS = dict(architecture=common.architecture)
 

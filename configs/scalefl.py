@@ -1,6 +1,6 @@
 """ScaleFL: clients of different widths and depths of one model."""
 
-from configs.widths import one_model, quarters, widths_config
+from fedjax_het.configs.widths import one_model, quarters, widths_config
 
 # The authors' code has exits behind 30, 38 and 46 of 54 blocks and at the end.
 # The first level here, behind 22, is ours, for the five groups of FedIN v2.

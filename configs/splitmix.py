@@ -1,6 +1,6 @@
 """SplitMix: clients train some of the thin nets that make up a wide one."""
 
-from configs.widths import EIGHTHS, FAIR, LACK, blocks, widths_config
+from fedjax_het.configs.widths import EIGHTHS, FAIR, LACK, blocks, widths_config
 
 
 def budgets(num_bases, shares):

@@ -4,8 +4,8 @@ import re
 
 import ml_collections
 
-from configs import common
 from fedjax_het.algorithms.heterofl_modes import parse_mode
+from fedjax_het.configs import common
 from fedjax_het.experiment.config import group_spec
 
 # Widths of four equal blocks of clients: SplitMix's and FeDepth's case

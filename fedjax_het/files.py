@@ -4,8 +4,27 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import stat
 from typing import Any
+
+
+def check_local(path: str | os.PathLike, name: str) -> None:
+  """Raises ValueError for an address such as gs://bucket/folder.
+
+  Args:
+    path: The path of a file or folder.
+    name: What names it, for the message.
+
+  Raises:
+    ValueError: If the path is of another machine.
+  """
+  text = os.fspath(path)
+  if isinstance(text, str) and re.match(r'[A-Za-z]\w+:/', text):
+    raise ValueError(
+        f'{name}={text}: cloud folders are not supported; mount it, or copy a '
+        'local folder there afterwards.'
+    )
 
 
 def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:

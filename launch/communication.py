@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 
-from launch import terminal
+from . import terminal
 
 # (title, shape of an image, the paper's FedAvg and reduced rate of FedMD).
 TABLES = (
@@ -203,6 +203,11 @@ def main(argv: Sequence[str]) -> None:
   print(NOTE, end='')
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from launch.terminal import line
+from .terminal import line
 
 # Seconds without a heartbeat after which a process counts as lost.
 LOST_AFTER = 30

@@ -1,6 +1,7 @@
 r"""Prints training memory and the schedules that fit a budget.
 
-  python -m launch.plan_memory --config=configs/fedepth.py --budget_mb=1,2
+  python -m launch.plan_memory --config=configs/fedepth.py:fedepth \
+      --budget_mb=100,200,464 --nomeasure
   python -m launch.plan_memory --config=configs/fedavg.py:v2 --nomeasure
   python -m launch.plan_memory --paper_table
 
@@ -17,9 +18,9 @@ not read. Exit codes: 0, or 2 if the command, the config or a budget is wrong.
 from collections.abc import Iterator, Sequence
 import fractions
 
-from absl import app, flags
+from absl import flags
 
-from launch import train
+from . import terminal, train
 
 _SHARES = ('1/6', '1/3', '1/2', '1')
 
@@ -259,6 +260,11 @@ def main(argv: Sequence[str]) -> None:
     train.fail(e, 2)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=train.parse_flags)
+  terminal.run(main, train.parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

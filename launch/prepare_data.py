@@ -21,12 +21,13 @@ import pathlib
 import sys
 from typing import NoReturn
 
-from absl import app, flags, logging
+from absl import flags, logging
 import numpy as np
 
 from fedjax_het.data import raw_formats, sources, tfds_source
 from fedjax_het.names import check_name
-from launch import terminal
+
+from . import terminal
 
 _DATASET = flags.DEFINE_string('dataset', None, 'Name; see --list.')
 _DATA_DIR = flags.DEFINE_string(
@@ -249,6 +250,11 @@ def _refuse(message: str) -> NoReturn:
   sys.exit(2)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Only errors.
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from launch.terminal import line
+from .terminal import line
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -15,7 +15,8 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
   """Imports a file as a module; converts errors to one line.
 
   Args:
-    path: The file, in which `import configs` finds those of the library.
+    path: The file. In a checkout, `import configs` in it finds those of the
+      library; `import fedjax_het.configs` finds them everywhere.
     function: A function that it must have.
 
   Returns:
@@ -24,7 +25,7 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
   Raises:
     ValueError: If it is no Python file, fails, or has no such function.
   """
-  if str(_ROOT) not in sys.path:
+  if (_ROOT / 'fedjax_het').is_dir() and str(_ROOT) not in sys.path:
     sys.path.append(str(_ROOT))
   spec = importlib.util.spec_from_file_location(function, path)
   if spec is None:

@@ -8,14 +8,16 @@ One workdir: writes its report.md and pictures again. Several: a table is
 printed, and written to `out` as comparison.md with a picture of the curves. A
 table of configs/tables: what `launch.sweep` has found so far, beside the
 paper's numbers, as table.md with curves; cells that are missing leave gaps.
+Runs that differ in their seeds alone also get a line of mean and deviation, and
+one curve with a band. `--formats=csv,tex,pdf,svg` writes these besides.
 """
 
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
-from launch import table_files
-from launch.terminal import CommandError, expanded, fail, folder, read_flags
+from . import table_files, terminal
+from .terminal import CommandError, expanded, fail, folder, read_flags
 
 
 def define_flags() -> None:
@@ -29,6 +31,9 @@ def define_flags() -> None:
       'table', None, 'Name of a results table, or path of its file.'
   )
   flags.DEFINE_string('scale', None, "The table's first scale by default.")
+  flags.DEFINE_list(
+      'formats', [], 'Besides Markdown and PNG: csv, tex, pdf, svg.'
+  )
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -51,15 +56,17 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   return rest
 
 
-def _report_table(name: str, scale: str | None, out: str | None) -> None:
+def _report_table(
+    name: str, scale: str | None, out: str | None, formats: Sequence[str]
+) -> None:
   """Renders the available cells of a results table."""
   from fedjax_het.experiment import sweep_table
   from fedjax_het.reporting import sweep_report
 
   found = table_files.find_table(name, scale)
-  where = folder('--out', str(found.folder(out, 'results')))
+  where = table_files.results_folder(found, out)
   cells = sweep_table.read_cells(found.table, where)
-  markdown = sweep_report.render(found.table, cells, where)
+  markdown = sweep_report.render(found.table, cells, where, formats)
   print(f'{found.heading}\n\n{markdown}')
   print(f'\nTable: {where / "table.md"}')
 
@@ -67,22 +74,33 @@ def _report_table(name: str, scale: str | None, out: str | None) -> None:
 def main(argv: Sequence[str]) -> None:
   """Writes the report, the comparison or the table."""
   from fedjax_het import experiment
+  from fedjax_het.reporting import tables
 
   options = flags.FLAGS
   try:
+    tables.check_formats(options.formats)
     folders = [expanded(arg, 'DIR') for arg in argv[1:]]
     if options.table is not None:
-      _report_table(options.table, options.scale, options.out)
+      _report_table(
+          options.table, options.scale, options.out, options.formats
+      )
     elif len(folders) == 1:
+      if options.formats:
+        raise ValueError('--formats is for several runs, or for a table.')
       print(f'Report: {experiment.write_report(folders[0])}')
     else:
       out = folder('--out', options.out or 'comparison')
-      print(experiment.write_comparison(folders, out))
+      print(experiment.write_comparison(folders, out, options.formats))
       print(f'\nComparison: {out / "comparison.md"}')
   except (ValueError, OSError, ImportError) as e:
     fail(e)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

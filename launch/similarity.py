@@ -9,17 +9,17 @@ hold two digits of MNIST each. Of its training the paper says nothing.
 
 Runs the experiment first, or takes the result of the workdir where that is
 finished. The clients of the first group are compared, on test images: layer
-by layer, and every layer with every other. Writes similarity.md and, with the
-extra `plots`, similarity.png.
+by layer, and every layer with every other. Writes similarity.md and
+similarity.png.
 """
 
 from collections.abc import Sequence
 import contextlib
 
-from absl import app, flags
+from absl import flags
 
-from launch import train
-from launch.terminal import fail, folder
+from . import terminal, train
+from .terminal import fail, folder
 
 
 def define_flags() -> None:
@@ -108,16 +108,21 @@ def main(argv: Sequence[str]) -> None:
         f'{options.num_examples} test images.\n\n{text}\n\n'
         '![Every layer with every other](similarity.png)\n',
     )
-    with contextlib.suppress(ImportError):  # No extra `plots`: no picture.
+    with contextlib.suppress(ImportError):  # No matplotlib: no picture.
       pictures.draw_matrices(matrices, layers, out / 'similarity.png')
   except (ValueError, FileNotFoundError) as e:
-    fail(e)
+    fail(str(e).replace('pass verify=False', 'pass --config.verify=false'))
   except (FloatingPointError, OSError) as e:
     fail(e, 1)
   print(text)
   print(f'\nComparison: {out / "similarity.md"}')
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=train.parse_flags)
+  terminal.run(main, train.parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

@@ -14,15 +14,25 @@ of one scale alone, in results/<table>.
 Cells that have a result are not run again; one that was interrupted goes on.
 The same command, given twice at a time, shares the work. `--seeds=3` are the
 seeds 0, 1 and 2, `--seeds=0,4` those two, `--seeds=5,` 5 alone. `--render`, or
-`python -m launch.report --table=...`, only renders what is there.
+`python -m launch.report --table=...`, only renders what is there. Results that
+git tracks are changed only where --out names their folder.
+
+A search over entries of a config is a table, too: a row for each point.
+
+  python -m launch.sweep --config=configs/fedin.py:quick \
+      --grid='local.learning_rate=1e-3,1e-2; algorithm.mu=0,0.1' --seeds=3
+  python -m launch.sweep --config=configs/fedin.py:quick \
+      --grid='local.learning_rate=1e-4..1e-1' --samples=8
 """
 
 from collections.abc import Sequence
+import re
+import sys
 
-from absl import app, flags
+from absl import flags
 
-from launch import table_files
-from launch.terminal import fail, folder, parse_flags
+from . import config_flag, grid, table_files, terminal
+from .terminal import CommandError, fail, folder
 
 
 def define_flags() -> None:
@@ -46,19 +56,68 @@ def define_flags() -> None:
   flags.DEFINE_list('rows', None, 'Rows, instead of all.')
   flags.DEFINE_list('cols', None, 'Columns, instead of all.')
   flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
+  flags.DEFINE_list(
+      'formats', [], 'Besides Markdown and PNG: csv, tex, pdf, svg.'
+  )
+  flags.DEFINE_string(
+      'grid', None,
+      'Instead of a table: KEY=VALUE,VALUE; KEY=LOW..HIGH of --config.',
+  )  # fmt: skip
+  flags.DEFINE_integer('samples', None, 'Points of the grid that are drawn.')
+  flags.DEFINE_integer('samples_seed', 0, 'Seed of that draw.')
+  config_flag.define()
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """absl's flags parser with one line per error; with a config for a grid."""
+  try:
+    argv = terminal.with_flagfiles(argv)
+    searching = any(re.match('--?grid(=|$)', arg) for arg in argv)
+    of_config = any(re.match(r'--?(no)?config([.=]|$)', arg) for arg in argv)
+    if of_config and not searching:
+      raise CommandError('--config is for a search; name its --grid, too.')
+    if searching:
+      argv = config_flag.with_config(argv)
+      for note in config_flag.check(argv):
+        print(f'Note: {note}', file=sys.stderr)
+    sys.argv = argv  # Where the config flag looks for its overrides.
+    rest = terminal.read_expanded(argv)
+    if len(rest) > 1:
+      raise CommandError(
+          f'Unexpected argument {rest[1]!r}; options look like --out=DIR.'
+      )
+    options = flags.FLAGS
+    if searching and (options['table'].present or options.scale is not None):
+      raise CommandError('Either --table or --grid.')
+    if options.samples is not None and not searching:
+      raise CommandError('--samples needs --grid.')
+    return rest
+  except CommandError as e:
+    fail(e)
+
+
+def _find():
+  """The table that the flags name."""
+  options = flags.FLAGS
+  if options.grid is None:
+    return table_files.find_table(options.table, options.scale)
+  return grid.find(
+      options.config, options.grid, options.samples, options.samples_seed
+  )
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs and renders the table that the flags describe."""
   del argv
   from fedjax_het.experiment import Progress, sweep, sweep_table
-  from fedjax_het.reporting import sweep_report
+  from fedjax_het.reporting import sweep_report, tables
 
   options = flags.FLAGS
   failure = None
   try:
-    found = table_files.find_table(options.table, options.scale)
-    out = folder('--out', str(found.folder(options.out, 'results')))
+    tables.check_formats(options.formats)
+    found = _find()
+    out = table_files.results_folder(found, options.out)
     workdirs = folder(
         '--workdirs', str(found.folder(options.workdirs, 'runs'))
     )
@@ -81,11 +140,14 @@ def main(argv: Sequence[str]) -> None:
       print()
     # The whole table, whatever part of it was run now.
     cells = sweep_table.read_cells(found.table, out)
-    markdown = sweep_report.render(found.table, cells, out)
+    markdown = sweep_report.render(found.table, cells, out, options.formats)
     print(f'{found.heading}\n\n{markdown}')
     print(f'\nTable: {out / "table.md"}')
   except (ValueError, FileNotFoundError, ImportError) as e:
-    fail(failure or e, 2 if failure is None else 1)
+    text = str(failure or e).replace(
+        'pass verify=False', 'set verify=False in a table of yours'
+    )
+    fail(text, 2 if failure is None else 1)
   except OSError as e:
     fail(e, 1)
   except KeyboardInterrupt:
@@ -94,6 +156,11 @@ def main(argv: Sequence[str]) -> None:
     fail(failure, 1)
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Runs the program."""
   define_flags()
-  app.run(main, flags_parser=parse_flags)
+  terminal.run(main, parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

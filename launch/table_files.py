@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 import os
 import pathlib
+import subprocess
 from typing import NamedTuple
 
-from launch import python_files
+from . import python_files
+from .terminal import folder
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -45,7 +47,8 @@ def find_table(name: str, scale: str | None = None) -> Found:
   """A table of `configs/tables` by name, or of a Python file by path.
 
   A file has a function `get_table()`, which is of the scale 'cpu'; or a tuple
-  `SCALES`, the default first, and `get_table(scale)`.
+  `SCALES`, the default first, and `get_table(scale)`. At the scale 'quick',
+  cells with equal configs are one cell, with one seed.
 
   Args:
     name: 'fedin_v2_table1', or a path.
@@ -59,7 +62,7 @@ def find_table(name: str, scale: str | None = None) -> Found:
       line that names what there is.
   """
   from fedjax_het.names import check_name, nearest
-  from fedjax_het.reporting.results_table import Table
+  from fedjax_het.reporting.results_table import Table, distinct
 
   paths = [pathlib.Path(name), _ROOT / name]
   if pathlib.Path(name).name == name:
@@ -82,7 +85,48 @@ def find_table(name: str, scale: str | None = None) -> Found:
     raise ValueError(
         f'{path}: get_table returns {type(table).__name__}, not a Table.'
     )
+  if scale == 'quick':
+    table = distinct(table)
   return Found(table, path.stem, scale if len(scales) > 1 else '')
+
+
+def is_tracked(folder: pathlib.Path) -> bool:
+  """Whether git tracks a file of a folder."""
+  if not folder.is_dir():
+    return False
+  try:
+    found = subprocess.run(
+        ['git', '-C', str(folder), 'ls-files', '--', '.'],
+        capture_output=True,
+        check=False,
+    )
+  except OSError:  # No git.
+    return False
+  return found.returncode == 0 and bool(found.stdout)
+
+
+def results_folder(found: Found, out: str | None) -> pathlib.Path:
+  """Where results of a table are written.
+
+  Args:
+    found: The table.
+    out: The flag --out; None for results/<table>.
+
+  Returns:
+    The folder, which may not exist.
+
+  Raises:
+    ValueError: If the flag is not given and git tracks files there, or the
+      folder cannot be written.
+  """
+  path = folder('--out', str(found.folder(out, 'results')))
+  if out is None and is_tracked(path):
+    raise ValueError(
+        f'{path} holds files that git tracks, such as results that come with '
+        'the library; name another folder by --out, or change them by '
+        f'--out=results/{found.name}.'
+    )
+  return path
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -1,13 +1,15 @@
 """What the programs share: flags that are refused, and errors, in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import re
 import sys
 from typing import NoReturn
 
-from absl import flags, logging
+from absl import app, flags, logging
+
+from . import stopping
 
 
 class CommandError(ValueError):
@@ -23,8 +25,73 @@ def line(error: BaseException | str) -> str:
 
 def fail(error: BaseException | str, code: int = 2) -> NoReturn:
   """Prints an error on one line and ends the process."""
-  print(f'Error: {line(error)}', file=sys.stderr)
+  print(f'Error: {as_started(line(error))}', file=sys.stderr)
   sys.exit(code)
+
+
+def run(
+    main: Callable,
+    flags_parser: Callable,
+    doc: str,
+    more: Callable[[], str] = lambda: '',
+) -> None:
+  """Runs a program, whose flags are defined; --help prints what it can do.
+
+  Args:
+    main: Called with what is not a flag.
+    flags_parser: Parses the command line.
+    doc: The docstring of the program.
+    more: What --help prints after the flags.
+  """
+  # XLA tells of each kind of accelerator that it does not find.
+  logging.set_verbosity(logging.WARNING)
+  if _HELP & set(sys.argv[1:]):
+    parts = as_started(doc).strip(), _flags(), more()
+    show('\n\n'.join(filter(None, parts)))
+    return
+  try:
+    with stopping.second_ends_at_once():
+      app.run(main, flags_parser=flags_parser)
+  except KeyboardInterrupt:
+    print('Interrupted.', file=sys.stderr)
+    sys.exit(130)
+
+
+_HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
+
+
+def _flags() -> str:
+  """The flags of this program, a paragraph each."""
+  lines = ['Flags:']
+  for module, found in flags.FLAGS.flags_by_module_dict().items():
+    if module == sys.argv[0] or module.startswith(f'{__package__}.'):
+      for flag in sorted(found, key=lambda flag: flag.name):
+        no = '[no]' * bool(flag.boolean)
+        lines.append(f'  --{no}{flag.name}: {flag.help}')
+  return '\n'.join(lines)
+
+
+def show(text: str) -> None:
+  """Prints a text; a reader such as `head` may stop before its end."""
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    # Python flushes once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def command(module: str) -> list[str]:
+  """How a program is started: as this one was, by -m or as `fedjax-het`."""
+  if __package__ == 'launch':
+    return ['python', '-m', f'launch.{module}']
+  return ['fedjax-het', module.replace('_', '-')]
+
+
+def as_started(text: str) -> str:
+  """A text whose commands are written as this program was started."""
+  return re.sub(
+      r'python -m launch\.(\w+)', lambda m: ' '.join(command(m[1])), text
+  )
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
@@ -40,14 +107,14 @@ def read_flags(argv: Sequence[str]) -> list[str]:
     CommandError: If a flag is unknown, wrong, empty or given twice on the
       command line, or a flagfile cannot be read; in one line that names it.
   """
-  # Folders may have names that are not UTF-8.
-  if hasattr(sys.stdout, 'reconfigure'):
-    sys.stdout.reconfigure(errors='backslashreplace')
   return read_expanded(with_flagfiles(argv))
 
 
 def read_expanded(argv: Sequence[str]) -> list[str]:
   """`read_flags` of a command line that holds no flagfile any more."""
+  # Folders may have names that are not UTF-8.
+  if hasattr(sys.stdout, 'reconfigure'):
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
     return flags.FLAGS(argv)
   except flags.Error as e:
@@ -140,7 +207,16 @@ def expanded(text: str, flag: str) -> pathlib.Path:
 
   Returns:
     The path.
+
+  Raises:
+    CommandError: If the home folder is not known, or the path is an address.
   """
+  from fedjax_het.files import check_local
+
+  try:
+    check_local(text, flag)
+  except ValueError as e:
+    raise CommandError(str(e)) from e
   try:
     return pathlib.Path(text).expanduser()
   except RuntimeError as e:

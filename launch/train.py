@@ -13,50 +13,24 @@ the run failed (full disk, a client's NaN, a process lost), 2 the command or
 config is wrong, 130 interrupted.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Sequence
+import json
 import logging
-import os
 import pathlib
-import re
 import shlex
-import signal
 import sys
+import textwrap
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
-import ml_collections
-from ml_collections import config_flags
 import tqdm
 
-from launch import distributed, python_files
-from launch.terminal import (
-  CommandError,
-  expanded,
-  fail,
-  folder,
-  line,
-  read_expanded,
-  with_flagfiles,
-)
+from . import config_flag, distributed, stopping, terminal
+from .terminal import CommandError, expanded, fail, folder, line
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
-def _define_config():
-  """The config's flag; to define it would read the flagfiles of sys.argv."""
-  argv, sys.argv = sys.argv, sys.argv[:1]
-  try:
-    return config_flags.DEFINE_config_file(
-        'config', None, 'FILE[:variant,...]; configs/fedin.py by default.'
-    )
-  finally:
-    sys.argv = argv
-
-
-_CONFIG = _define_config()
+_CONFIG = config_flag.define()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run; a new one under ./runs by default.'
 )
@@ -78,18 +52,14 @@ _PLAN = flags.DEFINE_enum(
     ('paper', 'measured'),
     "Whose figures FeDepth's schedules go by; else as the config says.",
 )
-_DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
-_OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]*)(=(?P<value>.*))?')
-_BOOLEANS = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(
-    ('false', 'f', '0'), False
+_PRINT_CONFIG = flags.DEFINE_bool(
+    'print_config', False, 'Print the config with all its entries, and stop.'
 )
-_PARSERS = {
-    int: ('an integer', int),
-    float: ('a finite number', float),
-    bool: ('true or false', lambda text: _BOOLEANS[text.lower()]),
-}
-
-
+_DRY_RUN = flags.DEFINE_bool(
+    'dry_run', False,
+    'Print data, partition, models, memory and bytes a round, and stop.',
+)  # fmt: skip
+_DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 # The command as it was typed, to be shown again.
 _typed: list[str] = []
 
@@ -105,10 +75,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """
   _typed[:] = argv[1:]
   try:
-    argv = _with_config(with_flagfiles(argv))
-    _check_overrides(argv)
+    argv = config_flag.with_config(terminal.with_flagfiles(argv))
+    notes = config_flag.check(argv)
     sys.argv = argv  # Where the config flag looks for its overrides.
-    rest = read_expanded(argv)
+    rest = terminal.read_expanded(argv)
     if len(rest) > 1:
       raise CommandError(
           f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
@@ -122,93 +92,13 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
         if flag.value is not None:
           raise CommandError(f'--{flag.name} needs --distributed.')
+    for note in notes:
+      print(f'Note: {note}', file=sys.stderr)
     return rest
   except CommandError as e:
     if '--debug' in argv:
       raise
     fail(e, 2)
-
-
-def _with_config(argv: list[str]) -> list[str]:
-  """Puts the config in front as one argument with a path that exists."""
-  specs, rest, args = [], [], iter(argv[1:])
-  for arg in args:
-    if re.fullmatch(r'--?config', arg):
-      specs.append(next(args, ''))
-    elif re.match(r'--?config=', arg):
-      specs.append(arg.split('=', 1)[1])
-    else:
-      rest.append(arg)
-  if '' in specs:
-    raise CommandError('--config needs a file, --config=FILE.')
-  # Of a flagfile's and the command line's the last one counts.
-  spec = specs[-1] if specs else 'configs/fedin.py'
-  name, colon, variants = spec.partition(':')
-  # From any folder, the experiments that come with the library are found.
-  paths = [pathlib.Path(name), _ROOT / name]
-  path = next((path for path in paths if os.path.isfile(path)), None)
-  if path is None:
-    known = sorted(
-        f'configs/{path.name}'
-        for path in (_ROOT / 'configs').glob('*.py')
-        if path.name not in ('__init__.py', 'common.py', 'fedhe_setting.py')
-    )
-    raise CommandError(
-        f'No config file {name!r}; there are {", ".join(known)}.'
-    )
-  return [argv[0], f'--config={path}{colon}{variants}', *rest]
-
-
-def _load_config(spec: str) -> Any:
-  """The config of FILE[:variants], with errors that need no traceback."""
-  name, colon, variants = spec.partition(':')
-  try:
-    module = python_files.load(name, 'get_config')
-    config = python_files.call(
-        module, 'get_config', *([variants] if colon else [])
-    )
-  except ValueError as e:
-    raise CommandError(str(e)) from e
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise CommandError(
-        f'{name}: get_config returns {type(config).__name__}, not a ConfigDict.'
-    )
-  return config
-
-
-def _check_overrides(argv: list[str]) -> None:
-  """Refuses overrides of keys that do not exist, or with values of no sense."""
-  config = _load_config(argv[1].split('=', 1)[1])
-  from fedjax_het.names import suggest
-  from fedjax_het.renamed import new_name
-
-  for i, arg in enumerate(argv):
-    match = _OVERRIDE.fullmatch(arg)
-    if not match:
-      continue
-    section, path = config, match['key'].split('.')
-    for depth, name in enumerate(path):
-      known = list(section) if hasattr(section, 'keys') else []
-      if name not in known:
-        where = '.'.join(path[: depth + 1])
-        if new_name(where):
-          raise CommandError(f'--config.{new_name(where)}')
-        hint = suggest(name, known) if known else '.'
-        raise CommandError(f'Unknown config key {where}{hint}')
-      kind = section.get_type(name)
-      section = section[name]
-    value = match['value']
-    # Only a boolean may stand without a value.
-    if value is None and kind is not bool and i + 1 < len(argv):
-      value = argv[i + 1]
-    if kind in _PARSERS and value is not None:
-      words, parse = _PARSERS[kind]
-      try:
-        parse(value)
-      except (ValueError, KeyError):
-        raise CommandError(
-            f'{match["key"]} must be {words}, got {value!r}.'
-        ) from None
 
 
 class _Log(logging.Handler):
@@ -219,36 +109,42 @@ class _Log(logging.Handler):
     tqdm.tqdm.write(prefix + record.getMessage(), file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-  """Collects the first Ctrl-C or SIGTERM; a second one interrupts at once."""
-  received: list[int] = []
+class _Stop:
+  """Takes the first Ctrl-C or SIGTERM, and says what the run then waits for.
 
-  def handle(number, frame):
-    del frame
-    received.append(number)
-    if len(received) > 1:
-      raise KeyboardInterrupt
+  Attributes:
+    asked: Whether there was one.
+  """
+
+  def __init__(self, num_rounds: int):
+    self.asked = False
+    self._done, self._num_rounds = None, num_rounds
+
+  def observe(self, row) -> None:
+    """Takes a line of metrics.jsonl."""
+    self._done = row['round']
+
+  def ask(self) -> None:
+    """Takes the first signal."""
+    self.asked = True
+    if self._done is None:
+      what = 'the compilation and the first round'
+    elif self._done < self._num_rounds:
+      what = f'the round after {self._done} of {self._num_rounds}'
+    else:
+      what = 'the report'
     tqdm.tqdm.write(
-        'Stopping after this round; once more stops at once.', file=sys.stderr
+        f'Stopping after this round: waiting for {what} and its checkpoint. '
+        'Once more stops at once.',
+        file=sys.stderr,
     )
 
-  old = {
-      number: signal.signal(number, handle)
-      for number in (signal.SIGINT, signal.SIGTERM)
-  }
-  try:
-    yield received
-  finally:
-    for number, handler in old.items():
-      signal.signal(number, handler)
 
-
-def _resume_command(workdir: pathlib.Path) -> str:
-  command = ['python', '-m', 'launch.train', *_typed]
-  if _WORKDIR.value is None:
-    command.append(f'--workdir={workdir}')
-  return shlex.join(command)
+def _resume_command(workdir: pathlib.Path | None) -> str:
+  words = [*terminal.command('train'), *_typed]
+  if _WORKDIR.value is None and workdir is not None:
+    words.append(f'--workdir={workdir}')
+  return shlex.join(words)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -275,9 +171,15 @@ def main(argv: Sequence[str]) -> None:
   workdir = None
   try:
     processes.together(lambda: experiment.check(config))
+    stop = _Stop(config.num_rounds)
     for entry in ('data_dir', 'data_file'):
       if config[entry]:
         expanded(config[entry], f'--config.{entry}')
+    if _PRINT_CONFIG.value or _DRY_RUN.value:
+      if first:
+        _show_plan(config)
+      distributed.finish(0)
+      return
     workdir = pathlib.Path(
         processes.on_first(
             lambda: str(_folder() or experiment.new_workdir(config))
@@ -285,12 +187,19 @@ def main(argv: Sequence[str]) -> None:
     )
     if first:
       progress = experiment.Progress(config.num_rounds)
-    with _asked_to_stop() as received:
+
+    def observe(row):
+      stop.observe(row)
+      if progress is not None:
+        progress(row)
+
+    def end_at_once():
+      print(f'\n{_interrupted(workdir)}', file=sys.stderr)
+      distributed.leave(130)
+
+    with stopping.watched(stop.ask, end_at_once):
       result = experiment.run(
-          config,
-          workdir,
-          observe=progress or (lambda row: None),
-          stop=lambda: bool(received),
+          config, workdir, observe=observe, stop=lambda: stop.asked
       )
   except (ValueError, FileNotFoundError, ImportError) as e:
     _end(progress, e, 2)
@@ -300,8 +209,7 @@ def main(argv: Sequence[str]) -> None:
     command = _resume_command(workdir)
     _end(progress, e, 1, f'When that is settled, go on with: {command}')
   except KeyboardInterrupt as e:
-    command = _resume_command(workdir)
-    _end(progress, e, 130, f'Interrupted. Resume with: {command}')
+    _end(progress, e, 130, _interrupted(workdir))
   except Exception as e:
     if not distributed.is_on():
       raise
@@ -313,6 +221,20 @@ def main(argv: Sequence[str]) -> None:
   distributed.finish(code)
   if code:
     sys.exit(code)
+
+
+def _interrupted(workdir: pathlib.Path | None) -> str:
+  return f'Interrupted. Resume with: {_resume_command(workdir)}'
+
+
+def _show_plan(config) -> None:
+  """Prints what the flags ask for instead of a run."""
+  if _PRINT_CONFIG.value:
+    terminal.show(json.dumps(config.to_dict(), indent=2, sort_keys=True))
+  if _DRY_RUN.value:
+    from fedjax_het.experiment import preview
+
+    terminal.show('\n'.join(preview.lines(config)))
 
 
 def _folder() -> pathlib.Path | None:
@@ -341,7 +263,9 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   """Ends the bar, then the process, with one line and maybe an advice."""
   if progress is not None:
     progress.close()
-  text = f'Error: {line(error)}' + (f'. {advice}' if advice else '')
+  text = terminal.as_started(line(error))
+  text = text.replace('pass verify=False', 'pass --config.verify=false')
+  text = f'Error: {text}' + (f'. {advice}' if advice else '')
   if isinstance(error, KeyboardInterrupt):
     text = advice
   if distributed.is_on():
@@ -354,5 +278,40 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   sys.exit(code)
 
 
+def names() -> str:
+  """The methods, variants, data sets and partitions that there are."""
+  from fedjax_het.algorithms import ALGORITHMS
+  from fedjax_het.configs import common
+  from fedjax_het.data import own_files, sources
+  from fedjax_het.data.partition import PARTITIONS
+
+  lists = {
+      'Methods (--config=NAME, or --config.algorithm.name=NAME)': ALGORITHMS,
+      'Data sets (--config.dataset=NAME)': (
+          *sources.DATASETS, *own_files.NAMES, f'{own_files.TFDS}NAME'
+      ),
+      'Partitions (--config.partition.name=NAME)': PARTITIONS,
+      'Variants (--config=fedin:VARIANT,VARIANT), data set': common.DATA,
+      "Variants, a paper's setting": common.SETTINGS,
+      'Variants, partition': (*common.SPLITS, 'file=PATH'),
+      'Variants, size': common.SIZES,
+      'Variants, clock': common.CLOCKS,
+      'Variants, one model for all clients': common.MODELS,
+  }  # fmt: skip
+  for name in config_flag.experiments():
+    lists[f'Variants of {name} alone'] = config_flag.variants(name)
+  paragraphs = [
+      textwrap.fill(f'{what}: {", ".join(found)}', 80, subsequent_indent='  ')
+      for what, found in lists.items()
+      if found
+  ]
+  return '\n'.join([*paragraphs, '--print_config prints all other entries.'])
+
+
+def run() -> None:
+  """Runs the program."""
+  terminal.run(main, parse_flags, __doc__, names)
+
+
 if __name__ == '__main__':
-  app.run(main, flags_parser=parse_flags)
+  run()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from configs import fedmd
+from fedjax_het.configs import fedmd
 
 # The first is the default.
 SCALES = ('cpu', 'full', 'quick')

@@ -1,6 +1,6 @@
 """FedIN v2 on Fashion-MNIST, narrowed and shortened for two CPU cores."""
 
-from configs import fedavg, fedin, fedprox, private
+from fedjax_het.configs import fedavg, fedin, fedprox, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

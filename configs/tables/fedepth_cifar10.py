@@ -1,6 +1,7 @@
 """FeDepth's comparison on CIFAR-10, shortened for two CPU cores."""
 
-from configs.tables import fedepth_table2
+from fedjax_het.configs.tables import fedepth_table2
+
 from fedjax_het.reporting.results_table import Table
 
 # The rows of one partition, the likeliest to be waited for first.

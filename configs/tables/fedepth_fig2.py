@@ -1,6 +1,6 @@
 """FeDepth's Fig. 2: HeteroFL without one of its widths, on CIFAR-10."""
 
-from configs import heterofl
+from fedjax_het.configs import heterofl
 from fedjax_het.reporting.results_table import Table
 
 LEFT_OUT = {

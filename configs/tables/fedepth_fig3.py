@@ -1,7 +1,8 @@
 """FeDepth's Fig. 3: SplitMix by the width of its bases, on CIFAR-10."""
 
-from configs import splitmix
-from configs.tables import fedepth_fig2
+from fedjax_het.configs.tables import fedepth_fig2
+
+from fedjax_het.configs import splitmix
 from fedjax_het.reporting.results_table import Table
 
 BASES = (16, 8, 4, 2)

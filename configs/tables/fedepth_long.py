@@ -1,6 +1,7 @@
 """The width methods four times as long as in `fedepth_cifar10.py`."""
 
-from configs.tables import fedepth_cifar10
+from fedjax_het.configs.tables import fedepth_cifar10
+
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

@@ -1,7 +1,8 @@
 """FeDepth's Table 2: three memory budgets, CIFAR-10 and 100, eight splits."""
 
-from configs import fedavg, fedepth, heterofl, splitmix
-from configs.tables import _papers
+from fedjax_het.configs.tables import _papers
+
+from fedjax_het.configs import fedavg, fedepth, heterofl, splitmix
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

@@ -1,6 +1,7 @@
 """FeDepth's Table 3: clients of unequal sizes."""
 
-from configs.tables import _papers, fedepth_table2
+from fedjax_het.configs.tables import _papers, fedepth_table2
+
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES

@@ -1,6 +1,7 @@
 """FedHe's comparison on CIFAR-10, narrowed and shortened for two CPU cores."""
 
-from configs.tables import fedhe_mnist
+from fedjax_het.configs.tables import fedhe_mnist
+
 from fedjax_het.reporting.results_table import Table
 
 

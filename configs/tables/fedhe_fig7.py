@@ -1,6 +1,7 @@
 """FedHe's Fig. 7: each of its ten clients, on CIFAR-10."""
 
-from configs.tables import _papers, fedhe_fig8
+from fedjax_het.configs.tables import _papers, fedhe_fig8
+
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

@@ -1,7 +1,8 @@
 """FedHe's Fig. 8: its clients in two halves, on CIFAR-10."""
 
-from configs import fedhe, private
-from configs.tables import _papers
+from fedjax_het.configs.tables import _papers
+
+from fedjax_het.configs import fedhe, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

@@ -1,6 +1,6 @@
 """FedHe and local training ten times as long as in `fedhe_cifar10.py`."""
 
-from configs import fedhe, private
+from fedjax_het.configs import fedhe, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from configs import fd, fedavg, fedhe, private
+from fedjax_het.configs import fd, fedavg, fedhe, private
 from fedjax_het.reporting.results_table import Table
 
 METHODS = {

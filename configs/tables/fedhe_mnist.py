@@ -1,6 +1,6 @@
 """FedHe's comparison on MNIST, narrowed and shortened for two CPU cores."""
 
-from configs import fd, fedavg, fedhe, fedmd, private
+from fedjax_het.configs import fd, fedavg, fedhe, fedmd, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

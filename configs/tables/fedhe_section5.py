@@ -1,7 +1,8 @@
 """FedHe's comparison, sections V-C to V-E: one model and ten, two data sets."""
 
-from configs import fedavg, fedhe, fedmd, private
-from configs.tables import _papers
+from fedjax_het.configs.tables import _papers
+
+from fedjax_het.configs import fedavg, fedhe, fedmd, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

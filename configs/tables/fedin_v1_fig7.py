@@ -1,7 +1,8 @@
 """FedIN v1's Fig. 7: what its parts are for, on CIFAR-10."""
 
-from configs import fedin
-from configs.tables import _papers, fedin_v1_table2
+from fedjax_het.configs.tables import _papers, fedin_v1_table2
+
+from fedjax_het.configs import fedin
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES

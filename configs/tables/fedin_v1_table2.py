@@ -1,9 +1,9 @@
 """FedIN v1's Table II: models A to E on two data sets and two splits."""
 
+from fedjax_het.configs.tables import _papers
 import ml_collections
 
-from configs import fedavg, fedgkt, fedin, heterofl
-from configs.tables import _papers
+from fedjax_het.configs import fedavg, fedgkt, fedin, heterofl
 from fedjax_het.experiment.config import group_spec
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table

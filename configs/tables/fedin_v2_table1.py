@@ -1,6 +1,8 @@
 """FedIN v2's Table 1: ResNets of five depths on four data sets, two splits."""
 
-from configs import (
+from fedjax_het.configs.tables import _papers
+
+from fedjax_het.configs import (
   fedavg,
   feddpa,
   fedet,
@@ -18,7 +20,6 @@ from configs import (
   scaffold,
   scalefl,
 )
-from configs.tables import _papers
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

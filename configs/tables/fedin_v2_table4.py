@@ -1,6 +1,8 @@
 """FedIN v2's Table 4: averaging inside each architecture alone."""
 
-from configs import (
+from fedjax_het.configs.tables import _papers, fedin_v2_table1
+
+from fedjax_het.configs import (
   fedavg,
   fedgen,
   fedin,
@@ -11,7 +13,6 @@ from configs import (
   incoavg,
   moon,
 )
-from configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

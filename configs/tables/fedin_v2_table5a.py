@@ -1,7 +1,8 @@
 """FedIN v2's Table 5a: a ResNet18 for every client, on CIFAR-10."""
 
-from configs import fedavg, fedin, fedprox
-from configs.tables import _papers, fedin_v2_table1
+from fedjax_het.configs.tables import _papers, fedin_v2_table1
+
+from fedjax_het.configs import fedavg, fedin, fedprox
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES

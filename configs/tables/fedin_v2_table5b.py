@@ -1,7 +1,8 @@
 """FedIN v2's Table 5b: what its parts are for, on CIFAR-10."""
 
-from configs import fedavg, fedin
-from configs.tables import _papers, fedin_v2_table1
+from fedjax_het.configs.tables import _papers, fedin_v2_table1
+
+from fedjax_het.configs import fedavg, fedin
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES

@@ -1,7 +1,8 @@
 """FedIN v2's Table 6: 10 to 200 clients, on CIFAR-10."""
 
-from configs import fedavg, fedin, inclusivefl
-from configs.tables import _papers, fedin_v2_table1
+from fedjax_het.configs.tables import _papers, fedin_v2_table1
+
+from fedjax_het.configs import fedavg, fedin, inclusivefl
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 

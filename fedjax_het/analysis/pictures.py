@@ -1,4 +1,4 @@
-"""Plots of partitions and training curves (needs the extra `plots`).
+"""Plots of partitions and training curves (needs matplotlib).
 
 Colours are Okabe and Ito's palette, which is safe for colour-blind readers;
 markers or dashes repeat the information. Figures are built without pyplot, so
@@ -418,8 +418,7 @@ def _import_matplotlib():
     import matplotlib.ticker
   except ImportError as error:
     raise ImportError(
-        'Pictures need matplotlib: install the extra "plots", for instance by '
-        "pip install 'fedjax_het[plots]'."
+        'Pictures need matplotlib: pip install matplotlib.'
     ) from error
   return matplotlib
 

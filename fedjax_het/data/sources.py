@@ -6,7 +6,7 @@ from the folder `data_dir`, and those of users as `own_files` says: `npz` from
 downloaded, and no missing file is replaced. `load` reads the first of these
 that exists for a `name` of `DATASETS`:
 
-1. `data_dir/<name>/<version>/`, written by `python -m launch.prepare_data`, or
+1. `data_dir/<name>/<version>/`, written by `fedjax-het prepare-data`, or
    by tensorflow-datasets with `file_format='array_record'`. The highest version
    is used. Needs tensorflow-datasets, but not TensorFlow.
 2. The official raw files, in `data_dir/<folder>` for each folder of
@@ -105,7 +105,7 @@ def _check_data_dir(name: str, data_dir) -> pathlib.Path:
     raise FileNotFoundError(
         f'{name} needs data_dir, a folder that holds {" ".join(source.files)}'
         f' in {source.folders[0]}/ (from {source.url}) or what'
-        f' `python -m launch.prepare_data --dataset={name} --data_dir=DIR` made'
+        f' `fedjax-het prepare-data --dataset={name} --data_dir=DIR` made'
         ' of them; nothing is downloaded.'
     )
   data_dir = pathlib.Path(data_dir).expanduser()
@@ -180,13 +180,14 @@ def load(
       while they are read; not used by others.
     verify: Whether to require the official data: the published checksum of
       each raw file (CINIC-10's images have none), the checksum stored by
-      `launch.prepare_data`, and the number of examples. False also accepts a
-      part of a data set, such as a few thousand records of CIFAR-100; do not
-      report results on a part as results on the data set.
+      `fedjax-het prepare-data`, and the number of examples. False also
+      accepts a part of a data set, such as a few thousand records of
+      CIFAR-100; do not report results on a part as results on the data set.
 
   Returns:
-    The data set. Raw files and data of `launch.prepare_data` keep the official
-    order; data prepared by tensorflow-datasets' own builders are shuffled.
+    The data set. Raw files and data of `fedjax-het prepare-data` keep the
+    official order; data prepared by tensorflow-datasets' own builders are
+    shuffled.
 
   Raises:
     FileNotFoundError: If `data_dir` or `data_file` is missing or does not
@@ -240,7 +241,7 @@ def _read_own(
 
 
 # Entries of a config that say what is loaded, as `load_entries` takes them.
-ENTRIES = ('dataset', 'data_dir', 'data_file', 'image_size')
+ENTRIES = ('dataset', 'data_dir', 'data_file', 'image_size', 'verify')
 
 
 def load_entries(
@@ -248,9 +249,16 @@ def load_entries(
     data_dir: str | None,
     data_file: str | None,
     image_size: int | None,
+    verify: bool,
 ) -> Dataset:
   """`load` by the entries of a config, in the order of `ENTRIES`."""
-  return load(dataset, data_dir, data_file=data_file, image_size=image_size)
+  return load(
+      dataset,
+      data_dir,
+      data_file=data_file,
+      image_size=image_size,
+      verify=verify,
+  )
 
 
 def shape_of(config) -> tuple[tuple[int, ...], int]:

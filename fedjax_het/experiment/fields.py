@@ -96,6 +96,9 @@ FIELDS = dict(
     dataset=Field('digits', str),
     data_dir=Field(None, str | None),
     data_file=Field(None, str | None),
+    # Whether data must be the official ones, by checksum and size; False takes
+    # a part of a data set.
+    verify=Field(True, bool),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
     # What images are normalised by: the training set's mean and deviation, or

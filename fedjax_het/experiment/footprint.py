@@ -111,6 +111,18 @@ def check(experiment) -> None:
   Raises:
     ValueError: Naming the entry that needs the most.
   """
+  refuse_if_too_large(lower_bound(experiment), 'the run needs')
+
+
+def lower_bound(experiment) -> dict[str, int]:
+  """Bytes that a run needs at least, by the entry of the config behind them.
+
+  Args:
+    experiment: What `build` makes; nothing is computed.
+
+  Returns:
+    {entry: bytes}.
+  """
   config, algorithm = experiment.config, experiment.algorithm
   groups = experiment.federation.groups
   key = jax.random.key(0)
@@ -142,7 +154,7 @@ def check(experiment) -> None:
     needs[f'local.batch_size={size}'] = training
   else:
     needs[f'eval_batch_size={config.eval_batch_size}'] = testing
-  refuse_if_too_large(needs, 'the run needs')
+  return needs
 
 
 def _bytes(tree) -> int:

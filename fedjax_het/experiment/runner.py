@@ -31,7 +31,7 @@ from fedjax_het.experiment.programs import (
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import lock, settle_config, store_config
-from fedjax_het.files import read_json, write_atomically
+from fedjax_het.files import check_local, read_json, write_atomically
 from fedjax_het.kernels.onednn import no_compilation_cache
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.report import write_report
@@ -106,6 +106,7 @@ def run(
       before that.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
+  check_local(workdir, 'workdir')
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
     if config.get('conv_backend') == 'onednn':

@@ -21,6 +21,7 @@ from fedjax_het.reporting.run_files import read_config
 FREE = (
     'data_dir',
     'data_file',
+    'verify',
     'eval_every',
     'eval_batch_size',
     'eval_clients_per_group',

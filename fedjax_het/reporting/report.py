@@ -135,7 +135,7 @@ def named(section: Mapping[str, Any]) -> str:
 def write_report(folder: pathlib.Path) -> pathlib.Path:
   """Writes report.md and its pictures from the other files of a workdir.
 
-  Without matplotlib (extra `plots`) the report has no pictures, and says so.
+  Without matplotlib the report has no pictures, and says so.
 
   Args:
     folder: The workdir.
@@ -207,8 +207,8 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
 
 
 NO_PICTURES = (
-    'No pictures: they need the extra `plots` (`pip install '
-    "'fedjax_het[plots]'`); `python -m launch.report` then adds them."
+    'No pictures: matplotlib cannot be imported (`pip install matplotlib`); '
+    '`fedjax-het report` then adds them.'
 )
 _BEST = {
     True: 'The best round is the one with the highest mean accuracy on the '

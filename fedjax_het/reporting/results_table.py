@@ -1,6 +1,7 @@
 """A results table: its rows and columns, and what the papers print there."""
 
 from collections.abc import Mapping, Sequence
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -65,6 +66,42 @@ class Table(NamedTuple):
     if tuple(self.columns) == ('',):
       return entries.get(label)
     return entries.get(label, {}).get(column)
+
+
+def distinct(table: Table) -> Table:
+  """A table's runs once each, with one seed and without the paper's numbers.
+
+  Args:
+    table: A table, of which cells may have equal configs, as where a scale
+      has one data set for all columns.
+
+  Returns:
+    The table with the first of equal cells. Rows and columns of which no cell
+    is left are left out.
+  """
+  seen, rows = set(), {row: {} for row in table.rows}
+  for column in table.columns:
+    for row in table.rows:
+      config = table.config(row, column)
+      if config is None:
+        continue
+      entries = json.loads(config.to_json_best_effort())
+      del entries['target_accuracy']  # Of the report alone.
+      key = json.dumps(entries, sort_keys=True)
+      if key not in seen:
+        rows[row][column] = config
+      seen.add(key)
+  rows = {row: configs for row, configs in rows.items() if configs}
+  columns = [c for c in table.columns if any(c in r for r in rows.values())]
+  if tuple(table.columns) == ('',):
+    rows = {row: configs[''] for row, configs in rows.items()}
+  views = {v: of for v, of in table.views.items() if of[0] in rows}
+  table = table._replace(
+      rows=rows, columns=tuple(columns), views=views, paper={},
+      seeds=tuple(table.seeds[:1]), bars=[b for b in table.bars if b in rows],
+  )  # fmt: skip
+  notes = {k: text for k, text in table.notes.items() if k in table.labels}
+  return table._replace(notes=notes)
 
 
 def slug(label: str) -> str:

@@ -24,18 +24,6 @@ _PERSONAL = dict(
 Cells = Sequence[Mapping[str, Any]]
 
 
-def _spread(values: Sequence[float | None]) -> str:
-  """Mean and sample deviation of fractions, in percent; '-' for none."""
-  if not len(values):
-    return '-'
-  if None in values:
-    return 'not finite'
-  percent = 100 * np.asarray(values)
-  if len(percent) == 1:
-    return f'{percent[0]:.1f}'
-  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
-
-
 def _difference(values: Sequence[float | None], target: Target | None) -> str:
   """Mean of fractions minus a target, in points."""
   if target is None or not values:
@@ -96,8 +84,13 @@ def _viewed(
   }
 
 
-def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
-  """Writes table.md and, where the extra `plots` is there, its figures.
+def render(
+    table: Table,
+    cells: Cells,
+    out: str | os.PathLike,
+    formats: Sequence[str] = (),
+) -> str:
+  """Writes table.md and, with matplotlib, its figures.
 
   Cells that are missing leave gaps; a column of which none is there has its
   place in the table of all columns alone.
@@ -106,17 +99,24 @@ def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
     table: The table.
     cells: Results as of `read_cells`, at least one.
     out: Folder of the results.
+    formats: Of `tables.FORMATS`: 'csv' writes cells.csv, a line a cell, and
+      'tex' table.tex, methods by columns; 'pdf' and 'svg' are of figures.
 
   Returns:
     The tables as Markdown.
   """
   folder = pathlib.Path(out)
   shown, parts = [], []
+  overview = _overview(table, cells)
   if len(table.columns) > 1:
-    shown.append(_overview(table, cells))
+    shown.append(tables.as_markdown(overview))
     parts.append(
         'Last round, and in brackets the paper:\n\n' + shown[0] + '\n\n'
     )
+  if 'csv' in formats:
+    write_atomically(folder / 'cells.csv', tables.as_csv(_long(cells)))
+  if 'tex' in formats:
+    write_atomically(folder / 'table.tex', tables.as_latex(overview))
   there = {cell.get('column', '') for cell in cells}
   for column in table.columns:
     if column not in there:
@@ -128,7 +128,7 @@ def render(table: Table, cells: Cells, out: str | os.PathLike) -> str:
     else:
       shown.append(markdown)
     parts.append(markdown + '\n\n' + _notes(table, cells, column))
-    parts.append(_figures(table, cells, column, folder))
+    parts.append(_figures(table, cells, column, folder, formats))
   where = sorted({cell['hardware'] for cell in cells})
   write_atomically(
       folder / 'table.md',
@@ -152,18 +152,27 @@ def _meanings(table: Table) -> str:
   return '\n'.join(lines) + '\n\n' if lines else ''
 
 
-def _overview(table: Table, cells: Cells) -> str:
+def _long(cells: Cells) -> list[list[Any]]:
+  """A line a cell, of plain numbers; accuracies are fractions."""
+  names = (
+      'row', 'column', 'seed', 'last', 'best', 'best_round', 'worst',
+      'reached', 'bytes_up', 'bytes_down', 'round_seconds',
+  )  # fmt: skip
+  return [list(names), *([cell.get(n) for n in names] for cell in cells)]
+
+
+def _overview(table: Table, cells: Cells) -> list[list[str]]:
   """A line a method, as papers print it."""
-  rows = [['method', *table.columns]]
+  rows = [['method', *(c or 'accuracy, %' for c in table.columns)]]
   for label in table.labels:
     row = [label]
     for column in table.columns:
       mine = _of(table, cells, label, column)
       target = table.target(label, column)
-      text = _spread([cell['last'] for cell in mine])
+      text = tables.spread([cell['last'] for cell in mine])
       row.append(text if target is None else f'{text} ({target.text})')
     rows.append(row)
-  return tables.as_markdown(rows)
+  return rows
 
 
 def _column(table: Table, cells: Cells, column: str) -> str:
@@ -198,16 +207,16 @@ def _column(table: Table, cells: Cells, column: str) -> str:
     row = [
         label,
         str(len(mine)),
-        _spread(last),
-        _spread([cell['best'] for cell in mine]),
-        _spread([cell['worst'] for cell in mine if 'worst' in cell]),
+        tables.spread(last),
+        tables.spread([cell['best'] for cell in mine]),
+        tables.spread([cell['worst'] for cell in mine if 'worst' in cell]),
         ', '.join(reached) or '-',
         _seconds(mine),
         '-' if target is None else target.text,
     ]
     row += [_difference(last, target)] * compared + [_round(target)] * timed
     row += [
-        _spread([c['personal'][name] for c in mine if 'personal' in c])
+        tables.spread([c['personal'][name] for c in mine if 'personal' in c])
         for name in _PERSONAL
     ] * tested
     rows.append(row)
@@ -268,10 +277,15 @@ def _orders(table: Table, cells: Cells, column: str) -> list[str]:
 
 
 def _figures(
-    table: Table, cells: Cells, column: str, folder: pathlib.Path
+    table: Table,
+    cells: Cells,
+    column: str,
+    folder: pathlib.Path,
+    formats: Sequence[str],
 ) -> str:
   """Draws a column's curves, and models as bars; returns the Markdown."""
-  suffix = f'-{slug(column)}.png' if column else '.png'
+  suffix = f'-{slug(column)}' if column else ''
+  endings = ['png', *(f for f in ('pdf', 'svg') if f in formats)]
   curves = {}
   for label in table.labels:
     mine = _of(table, cells, label, column)
@@ -280,23 +294,25 @@ def _figures(
       curves[label] = (mine[0]['rounds'], values)
   text, bars = _families(table, cells, column)
   try:
-    pictures.draw_curves(
-        curves,
-        folder / f'curves{suffix}',
-        'Mean test accuracy',
-        column or None,
-        percent=True,
-    )
-    text = f'![Accuracy by round](curves{suffix})\n\n{text}'
-    if bars:
-      pictures.draw_bars(
-          bars,
-          folder / f'models{suffix}',
-          'Test accuracy, last round',
+    for ending in endings:
+      pictures.draw_curves(
+          curves,
+          folder / f'curves{suffix}.{ending}',
+          'Mean test accuracy',
+          column or None,
           percent=True,
       )
-      text += f'![Accuracy of every model](models{suffix})\n\n'
-  except ImportError:  # No extra `plots`.
+      if bars:
+        pictures.draw_bars(
+            bars,
+            folder / f'models{suffix}.{ending}',
+            'Test accuracy, last round',
+            percent=True,
+        )
+    text = f'![Accuracy by round](curves{suffix}.png)\n\n{text}'
+    if bars:
+      text += f'![Accuracy of every model](models{suffix}.png)\n\n'
+  except ImportError:  # No matplotlib.
     text = f'{report.NO_PICTURES}\n\n{text}'
   return text
 
@@ -321,7 +337,8 @@ def _families(
     row = [label]
     for groups in table.families.values():
       values = [bars[label][group] for group in groups if group in mine[0]]
-      row.append(_spread(list(np.mean(values, axis=0))) if values else '-')
+      mean = list(np.mean(values, axis=0)) if values else []
+      row.append(tables.spread(mean))
     rows.append(row)
   if not bars:
     return '', {}

@@ -1,12 +1,30 @@
-"""Tables and numbers as text, for terminals and for Markdown."""
+"""Tables and numbers as text, for terminals, Markdown, LaTeX and CSV."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import csv
 import html
+import io
 from typing import Any
 
+import numpy as np
+
+from fedjax_het.names import check_name
 from fedjax_het.reporting.summary import Summary
 
 Table = list[list[str]]  # The first row is the header.
+# What a table and its pictures can be written as, besides Markdown and PNG.
+FORMATS = ('csv', 'tex', 'pdf', 'svg')
+_LATEX = {
+    **{c: f'\\{c}' for c in '&%$#_{}'},
+    '±': r'$\pm$', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
+    '\\': r'\textbackslash{}',
+}  # fmt: skip
+
+
+def check_formats(formats: Iterable[str]) -> None:
+  """Raises ValueError for a format that is not one of `FORMATS`."""
+  for name in formats:
+    check_name('format', name, FORMATS)
 
 
 def as_text(table: Sequence[Sequence[str]]) -> str:
@@ -31,6 +49,28 @@ def as_markdown(table: Sequence[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 
 
+def as_latex(table: Sequence[Sequence[str]]) -> str:
+  """A LaTeX table (package booktabs), the first column to the left."""
+
+  def line(row):
+    cells = (''.join(_LATEX.get(c, c) for c in cell) for cell in row)
+    return ' & '.join(cells) + r' \\'
+
+  header, *body = table
+  return '\n'.join([
+      rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
+      r'\toprule', line(header), r'\midrule', *map(line, body),
+      r'\bottomrule', r'\end{tabular}', '',
+  ])  # fmt: skip
+
+
+def as_csv(table: Sequence[Sequence[Any]]) -> str:
+  """A table as comma-separated values; None is an empty cell."""
+  text = io.StringIO()
+  csv.writer(text, lineterminator='\n').writerows(table)
+  return text.getvalue()
+
+
 def as_html(table: Sequence[Sequence[str]]) -> str:
   """An HTML table, the first column to the left, others to the right."""
 
@@ -52,6 +92,18 @@ def as_html(table: Sequence[Sequence[str]]) -> str:
 def percent(value: float | None) -> str:
   """0.9123 as 91.23 %."""
   return 'not finite' if value is None else f'{100 * value:.2f} %'
+
+
+def spread(values: Sequence[float | None]) -> str:
+  """Mean and sample deviation of fractions, in percent; '-' for none."""
+  if not len(values):
+    return '-'
+  if None in values:
+    return 'not finite'
+  percent = 100 * np.asarray(values)
+  if len(percent) == 1:
+    return f'{percent[0]:.1f}'
+  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
 
 
 def megabytes(num_bytes: float) -> str:

@@ -167,9 +167,9 @@ def test_a_failed_drawing_leaves_the_old_file(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
+def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  with pytest.raises(ImportError, match='extra "plots"'):
+  with pytest.raises(ImportError, match='pip install matplotlib'):
     pictures.draw_partition(LABELS, PARTS, tmp_path / 'a.png')
 
 

@@ -59,9 +59,9 @@ def test_every_cell_can_be_run(name):
 @pytest.mark.parametrize('name', PAPERS)
 def test_scales_differ_in_size_and_quick_needs_no_data(name):
   cpu, full, quick = (find_table(name, scale).table for scale in SCALES)
-  assert cpu.paper == full.paper == quick.paper
+  assert cpu.paper == full.paper and not quick.paper
   assert len({cpu.setting, full.setting, quick.setting}) == 3
-  assert cells(cpu).keys() == cells(full).keys() == cells(quick).keys()
+  assert cells(cpu).keys() == cells(full).keys() >= cells(quick).keys()
   for key, config in cells(quick).items():
     assert (config.dataset, config.num_rounds) == ('digits', 2)
     assert {group.model for group in config.groups.values()} == {'mlp'}

@@ -203,7 +203,7 @@ class TestRefusals:
     message = str(error.value)
     assert '\n' not in message
     assert sources.DATASETS[name].files[-1] in message
-    assert f'launch.prepare_data --dataset={name}' in message
+    assert f'fedjax-het prepare-data --dataset={name}' in message
     with pytest.raises(FileNotFoundError, match='needs data_dir'):
       sources.load(name, '')
 

@@ -71,7 +71,7 @@ def test_report_works_without_matplotlib(workdir, monkeypatch):
 
   monkeypatch.setattr(pictures, 'draw_partition', missing)
   text = report.write_report(workdir).read_text()
-  assert '](' not in text and 'No pictures: they need the extra' in text
+  assert '](' not in text and 'No pictures: matplotlib cannot' in text
   assert '## Memory' in text
 
 

@@ -1,0 +1,116 @@
+"""What a run would do, without training: data, models, memory and traffic."""
+
+import numpy as np
+
+from fedjax_het.engine.visits import message_bytes
+from fedjax_het.experiment import facts, footprint
+from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.reporting import report, tables
+
+
+def lines(config) -> list[str]:
+  """Describes the run of a config; nothing is trained or compiled.
+
+  Args:
+    config: The config.
+
+  Returns:
+    Lines of text, some of them tables of several.
+
+  Raises:
+    ValueError: As `build`.
+    FileNotFoundError: As `build`.
+  """
+  experiment = build(config)
+  # {group: bytes (down, up) of a visit}.
+  visits = {
+      group.name: message_bytes(experiment.algorithm, group, experiment.data)
+      for group in experiment.federation.groups
+  }
+  return [
+      *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
+      *_traffic(experiment, visits), *_memory(experiment),
+      'Nothing was trained.',
+  ]  # fmt: skip
+
+
+def _data(experiment: Experiment) -> list[str]:
+  data, config = experiment.dataset, experiment.config
+  sizes = [len(part) for part in experiment.parts]
+  found = [
+      f'Data: {data.name}, {len(data.train_labels):,} training and '
+      f'{len(data.test_labels):,} test examples of shape '
+      f'{_shape(data.train_images.shape[1:])}, {data.num_classes} classes.',
+      f'Partition: {report.named(config.partition.to_dict())}, {len(sizes)} '
+      f'clients of {min(sizes):,} to {max(sizes):,} examples, median '
+      f'{np.median(sizes):,.0f}.',
+  ]
+  if experiment.federation.num_public:
+    found.append(f'Public set: {experiment.federation.num_public:,} examples.')
+  if experiment.validation is not None:
+    found.append(f'Held out: {len(experiment.validation):,} examples.')
+  return found
+
+
+def _shape(shape) -> str:
+  return 'x'.join(map(str, shape))
+
+
+def _groups(experiment: Experiment, visits) -> tables.Table:
+  """A line a group: model, shapes, and what its clients keep and send."""
+  table = [[
+      'group', 'model', 'input', 'blocks', 'parameters', 'clients',
+      'kept by a client', 'down a visit', 'up a visit',
+  ]]  # fmt: skip
+  measured = facts.measure(experiment)['groups']
+  for group in experiment.federation.groups:
+    down, up = visits[group.name]
+    of_group = measured[group.name]
+    table.append([
+        group.name,
+        group.model.name,
+        _shape(group.model.input_shape),
+        str(len(group.model.block_names)),
+        f'{of_group["parameters"]:,}',
+        str(group.num_clients),
+        tables.megabytes(of_group['client_bytes']),
+        tables.megabytes(down),
+        tables.megabytes(up),
+    ])
+  return table
+
+
+def _traffic(experiment: Experiment, visits) -> list[str]:
+  """Bytes of a round, the mean over cohorts."""
+  federation, cohort = experiment.federation, experiment.cohort_size
+  number = federation.num_clients
+  down, up = (
+      cohort / number * sum(
+          group.num_clients * visits[group.name][way]
+          for group in federation.groups
+      )
+      for way in (0, 1)
+  )  # fmt: skip
+  rounds = experiment.config.num_rounds
+  return [
+      f'A round: {cohort} of {number} clients, about {tables.megabytes(down)} '
+      f'down and {tables.megabytes(up)} up.',
+      f'{rounds} rounds: about {tables.megabytes(rounds * down)} down and '
+      f'{tables.megabytes(rounds * up)} up, if all optional parts are sent.',
+  ]
+
+
+def _memory(experiment: Experiment) -> list[str]:
+  """The lower bound of memory, and what there is."""
+  needs = footprint.lower_bound(experiment)
+  parts = ', '.join(
+      f'{entry} {tables.megabytes(size)}' for entry, size in needs.items()
+  )
+  available = footprint.available_bytes()
+  there = '' if available is None else (
+      f'; {tables.megabytes(available)} are available'
+  )
+  return [
+      f'Memory: at least {tables.megabytes(sum(needs.values()))}, by the entry '
+      f'that sets it: {parts}{there}.'
+  ]

@@ -1,0 +1,55 @@
+"""The command `fedjax-het`: one name for all programs.
+
+  fedjax-het train --config=configs/fedin.py:quick
+  fedjax-het train --help
+"""
+
+import importlib
+import sys
+
+COMMANDS = {
+    'train': 'Run one experiment, or resume it.',
+    'sweep': "Run the cells of a results table, or of a user's grid.",
+    'report': 'Renew a report, compare runs, or render a results table.',
+    'prepare-data': 'Prepare a data set once, in the format of tfds.',
+    'plan-memory': 'Print training memory, and schedules for a budget.',
+    'communication': 'Print the numbers that methods exchange.',
+    'similarity': "Compare the layers of clients' models.",
+}
+
+
+def usage() -> str:
+  """The commands, a line each."""
+  width = max(map(len, COMMANDS))
+  lines = [f'  {name:<{width}}  {what}' for name, what in COMMANDS.items()]
+  return '\n'.join([
+      'Usage: fedjax-het COMMAND [--flag=value ...]', '', *lines, '',
+      'fedjax-het COMMAND --help explains a command.',
+  ])  # fmt: skip
+
+
+def main() -> None:
+  """Runs the command that the arguments name; exit code 2 for none."""
+  name, *rest = sys.argv[1:] or ['']
+  if name in ('-h', '--help', 'help'):
+    print(usage())
+    return
+  if name == '--version':
+    from fedjax_het import __version__
+
+    print(__version__)
+    return
+  name = name.replace('_', '-')
+  if name not in COMMANDS:
+    from fedjax_het.names import suggest
+
+    wrong = f'Unknown command {name!r}' if name else 'No command'
+    print(f'Error: {wrong}{suggest(name, COMMANDS)}', file=sys.stderr)
+    sys.exit(2)
+  program = importlib.import_module(f'.{name.replace("-", "_")}', __package__)
+  sys.argv = [f'fedjax-het {name}', *rest]
+  program.run()
+
+
+if __name__ == '__main__':
+  main()

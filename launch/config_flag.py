@@ -1,0 +1,247 @@
+"""The flag `--config=FILE[:variants]` and the overrides of its entries."""
+
+import ast
+from collections.abc import Iterator, Sequence
+import os
+import pathlib
+import re
+import sys
+from typing import Any, NamedTuple
+
+from absl import flags
+import ml_collections
+from ml_collections import config_flags
+
+from . import python_files
+from .terminal import CommandError
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DEFAULT = _ROOT / 'configs' / 'fedin.py'
+# Files of configs/ that hold no experiment.
+_PARTS = ('__init__', 'common', 'fedhe_setting', 'widths')
+_OVERRIDE = re.compile(r'--?(?P<no>no)?config\.(?P<key>[^=]*)(=(?P<value>.*))?')
+_BOOLEANS = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(
+    ('false', 'f', '0'), False
+)
+_PARSERS = {
+    int: ('an integer', int),
+    float: ('a finite number', float),
+    bool: ('true or false', lambda text: _BOOLEANS[text.lower()]),
+}
+
+
+class _Override(NamedTuple):
+  """An override of the command line.
+
+  Attributes:
+    key: The entry.
+    value: What stands behind the equals sign; None without one.
+    after: The next argument, which may be the value; None for none.
+  """
+
+  key: str
+  value: str | None
+  after: str | None
+
+  def text(self, kind: Any = None) -> str | None:
+    """The value; only a boolean may stand without one."""
+    return self.after if self.value is None and kind is not bool else self.value
+
+
+class _Parser(flags.ArgumentParser):
+  """Makes a config of FILE[:variants] and of `sys.argv`."""
+
+  def parse(self, argument):
+    return _load(argument, _overrides(sys.argv))[0].lock()
+
+  def flag_type(self):
+    return 'config file'
+
+
+def define():
+  """Defines the flag; returns its holder."""
+  # To define it would read the flagfiles of sys.argv.
+  argv, sys.argv = sys.argv, sys.argv[:1]
+  try:
+    holder = config_flags.DEFINE_config_file(
+        'config', None,
+        'FILE[:variant,...], or the name of a file of configs; fedin by '
+        'default. --config.KEY=VALUE sets an entry.',
+    )  # fmt: skip
+  finally:
+    sys.argv = argv
+  flags.FLAGS['config'].parser = _Parser()
+  return holder
+
+
+def experiments() -> list[str]:
+  """Names of the configs that come with the library."""
+  files = (_ROOT / 'configs').glob('*.py')
+  return sorted(path.stem for path in files if path.stem not in _PARTS)
+
+
+def variants(name: str) -> list[str]:
+  """The variants that one of `experiments` has besides those of all."""
+  module = python_files.load(_ROOT / 'configs' / f'{name}.py', 'get_config')
+  return [*getattr(module, 'VARIANTS', {})]
+
+
+def with_config(argv: Sequence[str]) -> list[str]:
+  """Puts the config in front as one argument with a path that exists.
+
+  Args:
+    argv: The command line without flagfiles.
+
+  Returns:
+    The same with --config=PATH[:variants] first.
+
+  Raises:
+    CommandError: If there is no such file.
+  """
+  specs, rest, args = [], [], iter(argv[1:])
+  for arg in args:
+    if re.fullmatch(r'--?config', arg):
+      specs.append(next(args, ''))
+    elif re.match(r'--?config=', arg):
+      specs.append(arg.split('=', 1)[1])
+    else:
+      rest.append(arg)
+  if '' in specs:
+    raise CommandError('--config needs a file, --config=FILE.')
+  # Of a flagfile's and the command line's the last one counts.
+  spec = specs[-1] if specs else str(_DEFAULT)
+  name, colon, variants = spec.partition(':')
+  # From any folder, the experiments that come with the library are found.
+  paths = [pathlib.Path(name), _ROOT / name]
+  if name in experiments():
+    paths.append(_ROOT / 'configs' / f'{name}.py')
+  path = next((path for path in paths if os.path.isfile(path)), None)
+  if path is None:
+    known = ', '.join(f'configs/{name}.py' for name in experiments())
+    raise CommandError(f'No config file {name!r}; there are {known}.')
+  return [argv[0], f'--config={path}{colon}{variants}', *rest]
+
+
+def check(argv: Sequence[str]) -> list[str]:
+  """Checks the config file and the overrides of a command line.
+
+  Args:
+    argv: What `with_config` returns.
+
+  Returns:
+    Notes on entries that another method or partition dropped, a line each.
+
+  Raises:
+    CommandError: If the file is wrong, or an override is of a key that does
+      not exist or has a value of the wrong type.
+  """
+  overrides = _overrides(argv)
+  config, notes = _load(argv[1].split('=', 1)[1], overrides)
+  for override in overrides:
+    _check_override(config, override)
+  return notes
+
+
+def _overrides(argv: Sequence[str]) -> list[_Override]:
+  """The overrides of a command line."""
+  return [
+      _Override(match['key'], match['value'], after)
+      for arg, after in zip(argv, [*argv[1:], None], strict=True)
+      if (match := _OVERRIDE.fullmatch(arg))
+  ]
+
+
+def _load(spec: str, overrides: Sequence[_Override]) -> tuple[Any, list[str]]:
+  """The config of a file, with the method and partition of the overrides.
+
+  Args:
+    spec: FILE[:variants].
+    overrides: Those of the command line.
+
+  Returns:
+    The config, and notes on entries that were dropped.
+
+  Raises:
+    CommandError: In one line.
+  """
+  name, colon, variants = spec.partition(':')
+  try:
+    module = python_files.load(name, 'get_config')
+    config = python_files.call(
+        module, 'get_config', *([variants] if colon else [])
+    )
+    if not isinstance(config, ml_collections.ConfigDict):
+      raise ValueError(
+          f'{name}: get_config returns {type(config).__name__}, not a '
+          'ConfigDict.'
+      )
+    return config, [*_switched(config, overrides)]
+  except ValueError as e:
+    raise CommandError(str(e)) from e
+
+
+def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
+  """Changes method and partition as the overrides say; yields notes."""
+  from fedjax_het.experiment.switch import SWITCHES
+
+  for override in overrides:
+    key, name = override.key, override.text()
+    section = key.partition('.')[0]
+    if key not in SWITCHES or not name or section not in config:
+      continue
+    if name != config[section].get('name'):
+      dropped = SWITCHES[key](config, name)
+      if dropped:
+        yield f'{section} {name} does not take {", ".join(dropped)}: left out.'
+
+
+def _check_override(config, override: _Override) -> None:
+  """Raises CommandError for a key that is unknown, or a value of no sense."""
+  from fedjax_het.names import suggest
+  from fedjax_het.renamed import new_name
+
+  section, path = config, override.key.split('.')
+  for depth, name in enumerate(path):
+    known = list(section) if hasattr(section, 'keys') else []
+    if name not in known:
+      where = '.'.join(path[: depth + 1])
+      if new_name(where):
+        raise CommandError(f'--config.{new_name(where)}')
+      hint = suggest(name, known) if known else '.'
+      raise CommandError(f'Unknown config key {where}{hint}')
+    kind = section.get_type(name)
+    section = section[name]
+  value = override.text(kind)
+  if kind in _PARSERS and value is not None:
+    words, parse = _PARSERS[kind]
+    try:
+      parse(value)
+    except (ValueError, KeyError):
+      raise CommandError(
+          f'{override.key} must be {words}, got {value!r}.'
+      ) from None
+  if isinstance(section, ml_collections.ConfigDict) and not _is_dict(value):
+    raise CommandError(
+        f'{override.key} is a section; set its entries, such as '
+        f'--config.{override.key}.{_example(override.key, section, value)}'
+    )
+
+
+def _example(key: str, section, value: str | None) -> str:
+  """An entry of a section with a value that may be meant."""
+  from fedjax_het.algorithms import ALGORITHMS
+  from fedjax_het.data.partition import PARTITIONS
+  from fedjax_het.names import nearest
+
+  known = dict(algorithm=ALGORITHMS, partition=PARTITIONS).get(key)
+  if known is not None:
+    return f'name={nearest(value, known) or next(iter(known))}'
+  return f'{next(iter(section), "KEY")}=VALUE'
+
+
+def _is_dict(text: str | None) -> bool:
+  """Whether a text is a dictionary of Python."""
+  try:
+    return isinstance(ast.literal_eval(text or ''), dict)
+  except (SyntaxError, ValueError, MemoryError, RecursionError):
+    return False

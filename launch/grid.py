@@ -1,0 +1,188 @@
+"""Hyper-parameter searches: a results table whose rows are points of a grid."""
+
+import ast
+from collections.abc import Mapping
+import itertools
+import math
+import random
+import re
+from typing import Any
+
+from .table_files import Found
+from .terminal import CommandError, line
+
+# Rows of a table that somebody means.
+_MOST = 1000
+# Set by --seeds, all alike.
+_SEEDS = ('seed', 'sampling_seed', 'partition.seed')
+
+
+def find(config, text: str, samples: int | None, seed: int) -> Found:
+  """A table with a row for each point of a grid, or for points drawn of it.
+
+  Args:
+    config: The config of all rows.
+    text: Entries and their values, 'local.learning_rate=1e-3,1e-2; seed=0,1'.
+      A range LOW..HIGH is drawn from, evenly in its logarithm.
+    samples: Number of points drawn at random; None for the whole grid.
+    seed: Of the draw.
+
+  Returns:
+    The table.
+
+  Raises:
+    CommandError: If an entry is unknown, a value is of the wrong type, or the
+      grid is too large.
+  """
+  from fedjax_het.reporting.results_table import Table, slug
+
+  entries = _entries(config, text)
+  if samples is None:
+    points = _all_points(entries)
+  else:
+    points = _drawn(entries, samples, random.Random(seed))
+  rows = {_label(point): _with(config, point) for point in points}
+  if len({slug(label) for label in rows}) < len(rows):
+    raise CommandError('--grid: some rows differ in signs alone.')
+  method = config.algorithm.name
+  table = Table(
+      title=f'{method} on {config.dataset}: {text}',
+      setting='A row for each setting of these entries; all else is equal.',
+      rows=rows,
+      paper={},
+      seeds=(config.seed,),
+      mean='clients',
+  )
+  return Found(table, f'grid_{method}', '')
+
+
+def _entries(config, text: str) -> dict[str, list[Any] | range]:
+  """{entry: its values, or (low, high)}."""
+  found: dict[str, Any] = {}
+  for part in filter(None, (part.strip() for part in text.split(';'))):
+    key, equals, values = (piece.strip() for piece in part.partition('='))
+    if not equals or not values:
+      raise CommandError(
+          f'--grid: {part!r} is not KEY=VALUE,VALUE; separate entries by ;.'
+      )
+    if key in found:
+      raise CommandError(f'--grid names {key} twice.')
+    if key in _SEEDS:
+      raise CommandError(f'--grid: --seeds=N sets {key}.')
+    kind = _type(config, key)
+    bounds = re.fullmatch(r'(.+)\.\.(.+)', values)
+    if bounds:
+      low, high = (_number(key, bound) for bound in bounds.groups())
+      if not 0 < low < high < math.inf:
+        raise CommandError(f'--grid: {key}={values} needs 0 < LOW < HIGH.')
+      found[key] = (low, high, kind)
+    else:
+      found[key] = [_value(key, v.strip(), kind) for v in values.split(',')]
+  if not found:
+    raise CommandError('--grid names no entry, as --grid=algorithm.mu=0,0.1.')
+  return found
+
+
+def _type(config, key: str) -> Any:
+  """The type of an entry; CommandError if there is none."""
+  from fedjax_het.names import suggest
+
+  section, where = config, key.split('.')
+  for depth, name in enumerate(where):
+    known = list(section) if hasattr(section, 'get_type') else []
+    if name not in known:
+      raise CommandError(
+          f'Unknown config key {".".join(where[: depth + 1])}'
+          f'{suggest(name, known)}'
+      )
+    kind, section = section.get_type(name), section[name]
+  if hasattr(section, 'get_type'):
+    raise CommandError(f'--grid: {key} is a section; name one of its entries.')
+  return kind
+
+
+def _number(key: str, text: str) -> float:
+  try:
+    return float(text)
+  except ValueError:
+    raise CommandError(f'--grid: {key}: {text!r} is no number.') from None
+
+
+def _value(key: str, text: str, kind: Any) -> Any:
+  """A value of an entry's type."""
+  if kind is str:
+    return text
+  try:
+    value = ast.literal_eval(text.capitalize() if kind is bool else text)
+  except (SyntaxError, ValueError, MemoryError, RecursionError):
+    value = text
+  if kind is float and isinstance(value, int):
+    value = float(value)
+  if kind is not object and not isinstance(value, kind):
+    raise CommandError(
+        f'--grid: {key} must be of type {kind.__name__}, got {text!r}.'
+    )
+  return value
+
+
+def _all_points(entries) -> list[dict[str, Any]]:
+  """Every combination of the values."""
+  for key, values in entries.items():
+    if isinstance(values, tuple):
+      raise CommandError(f'--grid: the range of {key} needs --samples=N.')
+  number = math.prod(map(len, entries.values()))
+  if number > _MOST:
+    raise CommandError(
+        f'--grid has {number} points, more than {_MOST}; --samples=N draws N.'
+    )
+  return [
+      dict(zip(entries, values, strict=True))
+      for values in itertools.product(*entries.values())
+  ]
+
+
+def _drawn(entries, samples: int, rng: random.Random) -> list[dict[str, Any]]:
+  """Different points at random; all where there are not so many."""
+  if not 1 <= samples <= _MOST:
+    raise CommandError(f'--samples must be 1 to {_MOST}, got {samples}.')
+  found: dict[str, dict[str, Any]] = {}
+  for _ in range(100 * samples):
+    if len(found) < samples:
+      point = {key: _draw(values, rng) for key, values in entries.items()}
+      found.setdefault(_label(point), point)
+  return [*found.values()]
+
+
+def _draw(values, rng: random.Random) -> Any:
+  if isinstance(values, list):
+    return rng.choice(values)
+  low, high, kind = values
+  drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
+  # Three digits are enough, and stand in the row's name as they are.
+  return round(drawn) if kind is int else float(f'{drawn:.3g}')
+
+
+def _label(point: Mapping[str, Any]) -> str:
+  """Such as 'learning_rate=0.001 mu=0.1'; flags name it without commas."""
+  names = [key.removesuffix('.name').split('.')[-1] for key in point]
+  if len({*names}) < len(names):
+    names = [*point]
+  return ' '.join(
+      f'{name}={value}'
+      for name, value in zip(names, point.values(), strict=True)
+  )
+
+
+def _with(config, point: Mapping[str, Any]):
+  """A copy of a config at one point."""
+  from fedjax_het.experiment.switch import SWITCHES
+
+  config = config.copy_and_resolve_references()
+  try:
+    for key, switch in SWITCHES.items():
+      if key in point:
+        switch(config, point[key])
+    config.update_from_flattened_dict(dict(point))
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise CommandError(f'--grid: {_label(point)}: {line(e)}') from e
+  return config

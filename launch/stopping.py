@@ -1,0 +1,87 @@
+"""Ctrl-C and SIGTERM: the first stops in good order, the second at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+
+@contextlib.contextmanager
+def watched(
+    first: Callable[[], None],
+    second: Callable[[], None],
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    handler: Callable = lambda number, frame: None,
+) -> Iterator[None]:
+  """Calls functions at the first and at the second signal.
+
+  A thread of its own calls them, because Python runs signal handlers in the
+  main thread alone, which may be compiling for a minute.
+
+  Args:
+    first: Called at the first signal.
+    second: Called at the second one; it should end the process.
+    signals: The signals.
+    handler: What Python calls in the main thread besides.
+
+  Yields:
+    Nothing.
+  """
+  reader, writer = socket.socketpair()
+  writer.setblocking(False)
+
+  def watch():
+    count = 0
+    while numbers := reader.recv(16):
+      for number in numbers:
+        if number in signals:
+          count += 1
+          first() if count == 1 else second()
+
+  # Python writes the number of each signal that has a handler to this file.
+  old_file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+  old = {number: signal.signal(number, handler) for number in signals}
+  thread = threading.Thread(target=watch, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    for number, previous in old.items():
+      signal.signal(number, previous)
+    signal.set_wakeup_fd(old_file)
+    writer.close()
+    thread.join()
+    reader.close()
+
+
+@contextlib.contextmanager
+def second_ends_at_once() -> Iterator[None]:
+  """The first Ctrl-C is a KeyboardInterrupt, the second ends the process.
+
+  For the whole of a program: a Ctrl-C behind it ends the process, too. Where
+  Ctrl-C is ignored or has a handler, nothing is changed.
+
+  Yields:
+    Nothing.
+  """
+  if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    yield
+    return
+  try:
+    with watched(
+        lambda: None, _leave, (signal.SIGINT,), signal.default_int_handler
+    ):
+      yield
+  finally:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _leave() -> NoReturn:
+  print('\nInterrupted.', file=sys.stderr)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(130)

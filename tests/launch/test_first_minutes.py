@@ -1,0 +1,258 @@
+"""What a new user tries first: help, dry runs, other methods, Ctrl-C."""
+
+import importlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from absl import flags
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.data import sources
+from fedjax_het.experiment import preview, switch
+from launch import cli, config_flag, stopping, terminal, train
+from tests.fuzz import programs
+from tests.launch.test_prepare_data import write_raw
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUICK = '--config=configs/fedin.py:quick'
+
+
+def parsed(*args):
+  """The config and the notes of a command line."""
+  argv = config_flag.with_config(['train', *args])
+  notes = config_flag.check(argv)
+  return config_flag._load(argv[1][9:], config_flag._overrides(argv))[0], notes
+
+
+def refused(*args):
+  with pytest.raises(terminal.CommandError) as error:
+    parsed(*args)
+  return str(error.value)
+
+
+def test_another_partition_keeps_what_both_have():
+  config, notes = parsed(QUICK, '--config.partition.name=iid')
+  assert config.partition.to_dict() == dict(name='iid', seed=0, shuffle=True)
+  (note,) = notes
+  assert note == (
+      'partition iid does not take partition.alpha, partition.min_size: left '
+      'out.'
+  )
+  config, notes = parsed(QUICK, '--config.partition.name', 'dirichlet_fedagm')
+  assert config.partition.alpha == 0.5 and len(notes) == 1
+  # An option without default has an entry, which the check asks for.
+  config, _ = parsed(
+      QUICK, '--config.partition.name=file', '--config.partition.file=x.json'
+  )
+  with pytest.raises(ValueError, match=r'partition\.file is missing'):
+    experiment.check(config)
+  config, notes = parsed(QUICK, '--config.partition.name=dirichlet')
+  same = experiment.default_config().partition
+  assert config.partition.to_dict() == same.to_dict() and not notes
+  assert refused('--config.partition.name=iidd').startswith(
+      "Unknown partition 'iidd'; did you mean 'iid'?"
+  )
+
+
+def test_another_method_takes_its_own_defaults():
+  config, notes = parsed(QUICK, '--config.algorithm.name=fedprox')
+  alone = experiment.default_config('fedprox').algorithm
+  assert config.algorithm.to_dict() == alone.to_dict() and not notes
+  config, notes = parsed(
+      '--config=configs/fedin.py:quick,noise', '--config.algorithm.name=fedavg'
+  )
+  assert notes == [
+      'algorithm fedavg does not take algorithm.noise: left out.'
+  ]
+  experiment.check(config)
+  config, _ = parsed(QUICK, '--config.algorithm.name=fedhe')
+  assert config.local.keep_optimizer
+  experiment.check(config)
+
+
+def test_another_method_drops_what_groups_and_servers_had():
+  config = experiment.default_config('heterofl')
+  config.groups = {'a': dict(model='mlp', clients=2, rate='1/2')}
+  assert switch.algorithm(config, 'fedavg') == ['groups.a.rate']
+  assert config.groups.to_dict() == {'a': dict(model='mlp', clients=2)}
+  config = experiment.default_config('fedgkt')
+  config.server_model = 'mini_resnet10'
+  assert 'server_model' in switch.algorithm(config, 'fedavg')
+  assert config.server_model is None
+  experiment.check(config)
+
+
+def test_a_section_is_no_value():
+  assert refused('--config.algorithm=fedinn') == (
+      'algorithm is a section; set its entries, such as '
+      '--config.algorithm.name=fedin'
+  )
+  assert refused('--config.local=3').startswith('local is a section; set its ')
+  config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dictionary is.
+  assert config.groups
+
+
+def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(terminal.CommandError) as error:
+    terminal.folder('--workdir', 'gs://bucket/run')
+  text = '=gs://bucket/run: cloud folders are not supported; mount it, or '
+  assert str(error.value).startswith(f'--workdir{text}')
+  with pytest.raises(ValueError, match='cloud folders are not supported'):
+    experiment.run(experiment.default_config(), 'gs://bucket/run')
+  assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_names_its_programs(monkeypatch, capsys):
+  for name in cli.COMMANDS:
+    module = importlib.import_module(f'launch.{name.replace("-", "_")}')
+    assert callable(module.run)
+  monkeypatch.setattr(sys, 'argv', ['fedjax-het', 'tran'])
+  with pytest.raises(SystemExit) as end:
+    cli.main()
+  assert end.value.code == 2
+  assert capsys.readouterr().err.startswith(
+      "Error: Unknown command 'tran'; did you mean 'train'? Known are train, "
+  )
+  monkeypatch.setattr(sys, 'argv', ['fedjax-het', '--help'])
+  cli.main()
+  assert 'prepare-data' in capsys.readouterr().out
+
+
+def test_commands_are_named_as_they_were_started(monkeypatch):
+  text = 'Resume with: python -m launch.prepare_data --list'
+  assert terminal.as_started(text) == text
+  monkeypatch.setattr(terminal, '__package__', 'fedjax_het.launch')
+  assert terminal.as_started(text) == (
+      'Resume with: fedjax-het prepare-data --list'
+  )
+
+
+def test_help_names_all_there_is(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['train', '--config=x.py', '--help'])
+  train.run()
+  out = capsys.readouterr().out
+  text = train.names()
+  assert out.startswith('Runs one experiment') and out.endswith(f'{text}\n')
+  assert '--[no]dry_run: ' in out
+  for name in ('fedselect', 'tfds:NAME', 'beta_heterofl', 'wo_opt', 'quick'):
+    assert name in text
+  assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_dry_run_says_what_a_run_would_take():
+  config = experiment.default_config('fedavg')
+  config.groups = dict(mlp=4)
+  config.model = dict(hidden=8, depth=2, norm='none')
+  config.cohort_size = 2
+  found = preview.lines(config)
+  text = '\n'.join(found)
+  assert '1,442 training and 355 test examples of shape 8x8x1' in text
+  assert 'Partition: dirichlet alpha=0.5 ' in text and '4 clients of ' in text
+  (row,) = (line for line in text.splitlines() if line.startswith('mlp '))
+  numbers = 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
+  assert f'{numbers:,}' in row
+  assert f'{4 * numbers / 1e6:.5f} MB' in row  # The model, down.
+  assert f'of 4 clients, about {2 * 4 * numbers / 1e6:.5f} MB down' in text
+  assert 'Memory: at least ' in text
+  first, _ = preview._traffic(experiment.build(config), {'mlp': (1e6, 3e6)})
+  assert first == (
+      'A round: 2 of 4 clients, about 2.00 MB down and 6.00 MB up.'
+  )
+
+
+def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  try:
+    done = programs.call(
+        'train', ['--config=fedavg:quick', '--print_config', '--dry_run']
+    )
+  finally:
+    for name in ('print_config', 'dry_run'):  # Flags outlive a test.
+      flags.FLAGS[name].unparse()
+  assert done.code == 0, done.err
+  config, end = json.JSONDecoder().raw_decode(done.out)
+  assert config['algorithm']['name'] == 'fedavg'
+  assert done.out[end:].startswith('\nData: digits, ')
+  assert done.out.endswith('Nothing was trained.\n')
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
+  write_raw(tmp_path / 'fashion_mnist', 60, 20)
+  entries = dict(
+      dataset='fashion_mnist', data_dir=str(tmp_path), data_file=None,
+      image_size=None,
+  )  # fmt: skip
+  data = sources.load_entries(**entries, verify=False)
+  assert len(data.train_labels) == 60
+  where = '--config.dataset=fashion_mnist', f'--config.data_dir={tmp_path}'
+  done = programs.call('train', [QUICK, *where])
+  assert done.code == 2 and 'pass --config.verify=false' in done.err
+
+
+def test_the_second_signal_ends_a_busy_main_thread():
+  """The main thread is in C all the time, as while it compiles."""
+  code = (
+      'import hashlib, os\n'
+      'from launch import stopping\n'
+      'with stopping.watched(lambda: os.write(1, b"first"),\n'
+      '                      lambda: os._exit(130)):\n'
+      '  os.write(1, b"ready")\n'
+      '  hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)\n'
+  )
+  process = subprocess.Popen(
+      [sys.executable, '-c', code], stdout=subprocess.PIPE, cwd=ROOT
+  )
+  try:
+    assert process.stdout.read(5) == b'ready'
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert process.stdout.read() == b'first'
+  finally:
+    process.kill()
+
+
+def test_signals_have_their_old_handlers_afterwards():
+  seen = []
+  before = signal.getsignal(signal.SIGTERM)
+  with stopping.watched(lambda: seen.append('first'), lambda: None):
+    assert signal.getsignal(signal.SIGTERM) is not before
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100):
+      if seen:
+        break
+      time.sleep(0.01)
+  assert seen == ['first'] and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_while_compiling(tmp_path):
+  args = ['--config=configs/fedin.py', '--config.compilation_cache=false']
+  process = subprocess.Popen(
+      [sys.executable, '-m', 'launch.train', *args, '--workdir=w'],
+      cwd=tmp_path,
+      env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+  for line in process.stderr:
+    if 'Compiling' in line:
+      break
+  time.sleep(1)
+  process.send_signal(signal.SIGINT)
+  line = process.stderr.readline()
+  assert 'waiting for the compilation and the first round' in line
+  begin = time.monotonic()
+  process.send_signal(signal.SIGINT)
+  rest = process.stderr.read()
+  assert process.wait(10) == 130 and time.monotonic() - begin < 2
+  assert 'Interrupted. Resume with: python -m launch.train ' in rest

@@ -1,0 +1,110 @@
+"""Searches over entries of a config: points, rows, and wrong grids."""
+
+import math
+import pathlib
+import subprocess
+
+import pytest
+
+from fedjax_het import experiment
+from launch import grid, table_files
+from launch.terminal import CommandError
+from tests.fuzz import forks
+
+
+def find(text, samples=None, seed=0):
+  config = experiment.default_config('fedin')
+  return grid.find(config, text, samples, seed).table
+
+
+def test_a_grid_has_a_row_for_each_combination():
+  table = find('local.learning_rate=1e-3,1; algorithm.mu=0,0.5;'
+               'local.optimizer=adam')  # fmt: skip
+  assert [*table.rows] == [
+      f'learning_rate={rate} mu={mu} optimizer=adam'
+      for rate in (0.001, 1.0)
+      for mu in (0.0, 0.5)
+  ]
+  config = table.config('learning_rate=1.0 mu=0.5 optimizer=adam')
+  assert (config.local.learning_rate, config.algorithm.mu) == (1.0, 0.5)
+  # The config itself stays as it is, and entries that are None have types.
+  assert find('cohort_size=2,3').config('cohort_size=3').cohort_size == 3
+  assert experiment.default_config('fedin').cohort_size is None
+  assert find('local.drop_last=true').config('drop_last=True').local.drop_last
+
+
+def test_points_are_drawn_evenly_in_the_logarithm():
+  table = find('local.learning_rate=1e-4..1e-2; local.epochs=1,2', 200)
+  rates = [c.local.learning_rate for c in table.rows.values()]
+  assert len(rates) == 200 and 1e-4 <= min(rates) < max(rates) <= 1e-2
+  below = sum(rate < 1e-3 for rate in rates) / 200  # Half, up to 5 deviations.
+  assert abs(below - 0.5) < 5 * math.sqrt(0.25 / 200)
+  assert {c.local.epochs for c in table.rows.values()} == {1, 2}
+  epochs = 'local.epochs=1,2,3'
+  assert [*find(epochs, 2, 1).rows] == [*find(epochs, 2, 1).rows]
+  assert len(find(epochs, 9).rows) == 3  # There are no more.
+
+
+def test_methods_and_partitions_can_be_searched():
+  table = find('algorithm.name=fedavg,fedprox; partition.name=iid,dirichlet')
+  config = table.config('algorithm=fedprox partition=iid')
+  assert (config.algorithm.name, config.partition.name) == ('fedprox', 'iid')
+  assert 'mu' in config.algorithm and 'alpha' not in config.partition
+  experiment.check(config)
+
+
+@pytest.mark.parametrize(
+    ('text', 'samples', 'expected'),
+    [
+        ('', None, '--grid names no entry'),
+        ('local.learning_rate', None, 'is not KEY=VALUE,VALUE'),
+        ('local.learning_rat=1', None, "did you mean 'learning_rate'?"),
+        ('local=1', None, '--grid: local is a section'),
+        ('local.epochs=1.5', None, 'must be of type int'),
+        ('local.epochs=1;local.epochs=2', None, 'names local.epochs twice'),
+        ('local.learning_rate=1..2', None, 'needs --samples=N.'),
+        ('local.learning_rate=2..1', 3, 'needs 0 < LOW < HIGH.'),
+        ('local.learning_rate=a..b', 3, "'a' is no number."),
+        ('local.epochs=1', 0, '--samples must be 1 to 1000'),
+        ('num_rounds=' + '1,' * 2000 + '1', None, 'has 2001 points'),
+        ('seed=0,1', None, '--seeds=N sets seed.'),
+        (
+            'algorithm.name=fedavg;algorithm.noise=1',
+            None,
+            '--grid: algorithm=fedavg noise=1.0: ',
+        ),
+    ],
+)
+def test_wrong_grids_are_one_line(text, samples, expected):
+  with pytest.raises(CommandError) as error:
+    find(text, samples)
+  assert expected in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_command_runs_and_resumes_a_grid(tmp_path):
+  args = ['--config=configs/fedavg.py:quick', '--config.num_rounds=1',
+          '--grid=local.learning_rate=1e-3,1e-2']  # fmt: skip
+  done = forks.run('sweep', args, tmp_path)
+  assert done.code == 0, done.err
+  out = tmp_path / 'results' / 'grid_fedavg'
+  assert '| learning_rate=0.01 | 1 |' in (out / 'table.md').read_text()
+  again = forks.run('sweep', [*args, '--formats=csv'], tmp_path)
+  assert again.out.count('skipped, has a result') == 2
+  assert len((out / 'cells.csv').read_text().splitlines()) == 3
+
+
+def test_results_that_git_tracks_are_not_changed_by_default(
+    tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  found = table_files.Found(None, 'mine', '')
+  where = tmp_path / 'results' / 'mine'
+  where.mkdir(parents=True)
+  (where / 'table.md').write_text('x')
+  assert table_files.results_folder(found, None) == pathlib.Path('results/mine')
+  for command in (['init', '-q'], ['add', 'results']):
+    subprocess.run(['git', *command], cwd=tmp_path, check=True)
+  with pytest.raises(ValueError, match='change them by --out=results/mine'):
+    table_files.results_folder(found, None)
+  assert table_files.results_folder(found, 'results/mine')

@@ -1,0 +1,122 @@
+"""CSV and LaTeX, repetitions of a run, and the tables that are shipped."""
+
+import csv
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.analysis import pictures
+from fedjax_het.experiment import sweep_table
+from fedjax_het.reporting import comparison, results_table, sweep_report, tables
+from launch import table_files
+from tests.experiment.tiny_runs import tiny_config
+
+RESULTS = pathlib.Path(table_files.__file__).parents[1] / 'results'
+SHIPPED = sorted(path.parent.name for path in RESULTS.glob('*/table.md'))
+
+
+def test_latex_and_csv_hold_the_same_cells():
+  table = [['method', 'a_b & c'], ['x', '70.0 ± 1.5'], ['y', '9 %']]
+  assert tables.as_latex(table).splitlines() == [
+      r'\begin{tabular}{lr}',
+      r'\toprule',
+      r'method & a\_b \& c \\',
+      r'\midrule',
+      r'x & 70.0 $\pm$ 1.5 \\',
+      r'y & 9 \% \\',
+      r'\bottomrule',
+      r'\end{tabular}',
+  ]
+  assert [*csv.reader(tables.as_csv(table).splitlines())] == table
+  with pytest.raises(ValueError, match="Unknown format 'pfd'; did you mean"):
+    tables.check_formats(['csv', 'pfd'])
+
+
+@pytest.fixture(scope='module')
+def seeds(tmp_path_factory):
+  """Three workdirs: one run, and copies with other seeds and accuracies."""
+  folder = tmp_path_factory.mktemp('runs')
+  experiment.run(tiny_config(num_rounds=1), folder / '0')
+  for seed in (1, 2):
+    shutil.copytree(folder / '0', folder / str(seed))
+    path = folder / str(seed) / 'config.json'
+    config = json.loads(path.read_text())
+    config['seed'] = config['partition']['seed'] = seed
+    path.write_text(json.dumps(config))
+    path = folder / str(seed) / 'metrics.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+      if row['split'] == 'test':
+        row['accuracy'] = 0.1 * seed
+    path.write_text('\n'.join(map(json.dumps, rows)) + '\n')
+  return [folder / str(seed) for seed in range(3)]
+
+
+def test_runs_that_differ_in_seeds_have_a_mean(seeds, tmp_path, monkeypatch):
+  drawn = {}
+  monkeypatch.setattr(
+      pictures, 'draw_curves',
+      lambda series, path, *args, **kw: drawn.update({path.name: series}),
+  )  # fmt: skip
+  text = experiment.write_comparison(seeds[1:], tmp_path, ['csv', 'tex', 'pdf'])
+  (line,) = (x for x in text.splitlines() if x.startswith('| mean of 2'))
+  found = [part.strip() for part in line.strip('|').split('|')]
+  assert found[4] == '1, 2' and found[6] == '15.0 ± 7.1 %'
+  assert 'seed' not in found[3]
+  (curve,) = drawn['comparison.pdf'].values()
+  assert [row[-1] for row in curve[1]] == pytest.approx([0.1, 0.2])
+  with open(tmp_path / 'comparison.csv', newline='') as file:
+    assert len([*csv.reader(file)]) == 4
+  assert r'15.0 $\pm$ 7.1 \%' in (tmp_path / 'comparison.tex').read_text()
+
+
+def test_other_differences_and_equal_seeds_are_no_repetition(seeds, tmp_path):
+  assert 'mean of' not in comparison.compare([seeds[1], seeds[1]])
+  other = tmp_path / 'other'
+  shutil.copytree(seeds[2], other)
+  config = json.loads((other / 'config.json').read_text())
+  config['local']['epochs'] += 1
+  (other / 'config.json').write_text(json.dumps(config))
+  assert 'mean of' not in comparison.compare([seeds[1], other])
+
+
+@pytest.mark.parametrize('name', SHIPPED)
+def test_shipped_tables_are_as_the_report_renders_them(
+    name, tmp_path, monkeypatch
+):
+  for draw in ('draw_curves', 'draw_bars'):
+    monkeypatch.setattr(pictures, draw, lambda *args, **kwargs: None)
+  table = table_files.find_table(name).table
+  cells = sweep_table.read_cells(table, RESULTS / name)
+  formats = ('csv', 'tex')
+  sweep_report.render(table, cells, tmp_path, formats)
+  stored = (RESULTS / name / 'table.md').read_text()
+  command = f'python -m launch.report --table={name} --out=results/{name}'
+  assert (tmp_path / 'table.md').read_text() == stored, command
+  with open(tmp_path / 'cells.csv', newline='') as file:
+    rows = [*csv.DictReader(file)]
+  assert [float(row['last']) for row in rows] == [c['last'] for c in cells]
+
+
+def test_quick_tables_run_each_distinct_config_once():
+  table = table_files.find_table('fedin_v2_table1', 'quick').table
+  full = table_files.find_table('fedin_v2_table1', 'full').table
+  found = [
+      table.config(row, column)
+      for row in table.rows
+      for column in table.columns
+      if table.config(row, column) is not None
+  ]
+  texts = set()
+  for config in found:
+    entries = config.to_dict()
+    del entries['target_accuracy']
+    texts.add(repr(entries))
+  assert len(texts) == len(found) < len(full.rows) * len(full.columns) / 3
+  assert set(table.rows) <= set(full.rows) and len(table.seeds) == 1
+  assert not table.paper
+  plain = full._replace(columns=('',), rows=dict(a=found[0], b=found[0]))
+  assert [*results_table.distinct(plain).rows] == ['a']
