@@ -44,9 +44,9 @@ from benchmarks.accelerator import forms, plan, report
 from benchmarks.accelerator.worker import Worker, write
 from fedjax_het.files import read_json, write_atomically
 
-# Seconds that must be left for a step to begin, and that a step without a
-# limit leaves for what comes after it.
-_LEAST, _MARGIN = 10.0, 30.0
+# Seconds that must be left for a step to begin; of a step that takes all that
+# is left, and what it leaves to end in.
+_LEAST, _LEAST_OF_ALL, _MARGIN = 10.0, 90.0, 30.0
 
 
 class Bench:
@@ -87,7 +87,7 @@ class Bench:
 
   def run(self, step: plan.Step, number: int = 0) -> None:
     """Runs a step unless the time is over, and prints what became of it."""
-    if self.left < _LEAST:
+    if self.left < (_LEAST if step.limit else _LEAST_OF_ALL):
       return
     path, args = self.path(step.name), dict(step.args)
     limit = min(step.limit or self.left, self.left)
@@ -262,7 +262,7 @@ def main() -> None:
     parser.error('--jobs and --minutes must be positive.')
   # Ends the children, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  bench, device = Bench(args.out, 60 * args.minutes), None
+  bench = Bench(args.out, 60 * args.minutes)
   try:
     if args.reference:
       steps = plan.references(args.quick)
@@ -270,13 +270,14 @@ def main() -> None:
       path = bench.out / 'device.json'
       device = read_json(path, 'delete it') if path.exists() else None
     else:
-      device = _settle(bench, args.quick)
+      try:
+        device = _settle(bench, args.quick)
+      except ValueError as e:
+        parser.error(str(e))
       if device['platform'] == 'tpu':
         args.jobs = 1  # One process has all of it.
       _measure(bench, args, device)
     text = _summarise(bench, device)
-  except ValueError as e:
-    parser.error(str(e))
   finally:
     bench.close()
   print(f'\n{text}\nWritten to {args.out / "results.json"}')

@@ -11,10 +11,11 @@ from fedjax_het.kernels.auto import Choice, auto_choice
 SECTIONS = ('agreement', 'grid', 'workloads', 'memory', 'start', 'table')
 # Seconds that a step may take. Compilation is the most of nearly all of them.
 LIMITS = dict(
-    device=120, reference=240, agreement=120, grid=90, workload=150,
+    device=120, reference=240, agreement=180, grid=90, workload=150,
     memory=120, start=180, table=None,
 )  # fmt: skip
 _KEY_CASES = ('fedin/resnet18', 'fedhe/ten_cnns', 'simulation/cifar10')
+_QUICK_CASES = ('many/cohort',)
 _TORCH = ('PyTorch', 'PyTorch vmap')
 # Full-length cells of FedIN's table: (row, column).
 TABLE = 'fedin_v2_table1'
@@ -101,33 +102,31 @@ def _in_torch(case: str, scale: str, form: str, kind: str) -> Step:
   return Step(
       f'workloads/{case}/{form}', 'torch_form',
       dict(case=case, form=form, scale=scale, accelerated=kind != 'cpu'),
-      LIMITS['workload'], on_cpu=True, fresh=True,
+      LIMITS['workload'], on_cpu=True,
   )  # fmt: skip
 
 
 def workloads(quick: bool, kind: str) -> tuple[list[Step], list[Step]]:
   """The cases that matter most, and the others."""
-  # 'auto' is one of the two.
-  other = 'map' if auto_choice(kind).backend == 'vmap' else 'vmap'
+  # 'auto' is one of the two backends.
+  library = 'auto', 'map' if auto_choice(kind).backend == 'vmap' else 'vmap'
 
-  def forms_of(case: str, scale: str) -> list[Step]:
+  def steps(cases, scale: str) -> list[Step]:
+    # Of all cases by the library first: PyTorch needs another child.
     return [
-        *(_in_library(case, scale, form) for form in ('auto', other)),
-        *(_in_torch(case, scale, form, kind) for form in _TORCH),
+        *(_in_library(c, scale, form) for c in cases for form in library),
+        *(_in_torch(c, scale, form, kind) for c in cases for form in _TORCH),
     ]
 
   if quick:
-    return forms_of('many/cohort', 'tiny'), []
+    return steps(_QUICK_CASES, 'tiny'), []
   cases = [
       f'{name}/{case}'
       for name, workload in WORKLOADS.items()
       for case in workload.cases
   ]
-  first, rest = [], []
-  for case in (*_KEY_CASES, *(c for c in cases if c not in _KEY_CASES)):
-    steps = first if case in _KEY_CASES else rest
-    steps += forms_of(case, 'full')
-  return first, rest
+  rest = [case for case in cases if case not in _KEY_CASES]
+  return steps(_KEY_CASES, 'full'), steps(rest, 'full')
 
 
 def chosen(quick: bool, choice: Choice | None) -> list[Step]:
@@ -137,7 +136,7 @@ def chosen(quick: bool, choice: Choice | None) -> list[Step]:
   label = f'{choice.backend}{choice.chunk}, {choice.lowering}, '
   label += choice.batched_lowering
   steps = []
-  for case in ('many/cohort',) if quick else _KEY_CASES:
+  for case in _QUICK_CASES if quick else _KEY_CASES:
     step = _in_library(case, 'tiny' if quick else 'full', 'auto')
     steps.append(step._replace(
         name=f'workloads/{case}/{label}',
@@ -174,7 +173,9 @@ def start(quick: bool) -> list[Step]:
 
 
 def table(quick: bool, data_dir: str | None) -> list[Step]:
-  """Cells of FedIN's table, each as far as the time goes."""
+  """Cells of FedIN's table, as far as the time goes; none without data."""
+  if not quick and data_dir is None:
+    return []
   scale = 'quick' if quick else 'full'
   return [
       Step(

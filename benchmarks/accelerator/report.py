@@ -154,14 +154,14 @@ def as_markdown(
           _plain(*_START)(results, 'start'),
       ),
       (
-          'Full-length cells',
+          'Full-length cells of FedIN v2, Table 1 (with `--data-dir`)',
           ['cell', 'rounds', 's a round', 'accuracy', ''],
           _plain(*_TABLE)(results, 'table'),
       ),
   ]  # fmt: skip
   for title, header, rows in sections:
-    if rows:
-      lines += [f'## {title}', '', common.markdown(header, rows), '']
+    text = common.markdown(header, rows) if rows else 'Not measured yet.'
+    lines += [f'## {title}', '', text, '']
   lines += ['## What `auto` should choose', '', *advice(results, choice), '']
   return '\n'.join(lines)
 
