@@ -18,17 +18,17 @@ The command measures, on the device that JAX finds, in order of value:
   table: full-length cells of `fedin_v2_table1`, with `--data-dir`.
 
 Every step runs in a child process with a time limit of its own; a crash, a full
-memory or a hang costs that step alone. Results are written after each step, and
-the same command goes on where the last one ended; `--retry` repeats steps that
-failed. DIR then holds results.json (device, versions, all results, and what
-`auto` should choose), table.md and the children's output. The second command
-makes the CPU's metrics beforehand, on any machine: copy DIR to the accelerator,
-whose minutes are then not spent on them. The third writes the choice into
-`fedjax_het/kernels/auto.py`. Let the machine be idle.
+memory or a hang costs that step alone. Results are written after each step to
+DIR/results.json (device, versions, all results, and what `auto` should choose)
+and DIR/table.md. The same command goes on where the last one ended, also if
+results.json alone was copied to another machine of that kind; `--retry` repeats
+steps that failed. The second command makes the CPU's metrics beforehand, on any
+machine, so that no minute of the accelerator is spent on them. The third writes
+the choice into `fedjax_het/kernels/auto.py`. Let the machine be idle.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import concurrent.futures
 import datetime
 import json
@@ -37,11 +37,12 @@ import pathlib
 import queue
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 from benchmarks.accelerator import forms, plan, report
-from benchmarks.accelerator.worker import Worker, write
+from benchmarks.accelerator.worker import Worker
 from fedjax_het.files import read_json, write_atomically
 
 # Seconds that must be left for a step to begin; of a step that takes all that
@@ -50,33 +51,50 @@ _LEAST, _LEAST_OF_ALL, _MARGIN = 10.0, 90.0, 30.0
 
 
 class Bench:
-  """A folder of results, and the steps that add to it."""
+  """A folder of results, and the steps that add to it.
+
+  Attributes:
+    out: The folder.
+    results: {name: result} of all steps that were run.
+    device: What `tasks.device` found, and `quick`; None if it was not asked.
+  """
 
   def __init__(self, out: pathlib.Path, seconds: float):
     self.out = out
+    self.results: dict[str, Any] = {}
+    self.device: dict[str, Any] | None = None
     self._end = time.monotonic() + seconds
     self._workers: list[Worker] = []
+    self._lock = threading.Lock()
     for name in ('steps', 'logs', 'runs'):
       (out / name).mkdir(parents=True, exist_ok=True)
+    self._path = out / 'results.json'
+    if self._path.exists():
+      found = read_json(self._path, 'delete it to begin anew')
+      self.results, self.device = found['results'], found['device']
 
   @property
   def left(self) -> float:
     """Seconds that are left."""
     return self._end - time.monotonic()
 
-  def path(self, name: str) -> pathlib.Path:
-    """The file of a step's result."""
-    return self.out / 'steps' / (name.replace('/', '--') + '.json')
-
-  def results(self) -> dict[str, Any]:
-    """{name: result} of all steps that were run, in their order."""
-    found = {}
-    for path in sorted(
-        self.out.glob('steps/*.json'), key=lambda p: p.stat().st_mtime_ns
-    ):
-      name = path.stem.replace('--', '/')
-      found[name] = read_json(path, f'delete it to run {name} again')
-    return found
+  def save(self) -> str:
+    """Writes results.json and table.md, and returns the table."""
+    source = 'benchmarks.accelerator, '
+    if self.device is not None:
+      source += f'jax {self.device["machine"]["versions"]["jax"]}, '
+    source += datetime.date.today().isoformat()
+    choice = forms.choose(forms.rates(self.results), source)
+    found = dict(
+        quick=bool(self.device and self.device['quick']),
+        device=self.device,
+        choice=None if choice is None else choice._asdict(),
+        results=self.results,
+    )
+    write_atomically(self._path, json.dumps(found, indent=1))
+    text = report.as_markdown(self.results, self.device, choice)
+    write_atomically(self.out / 'table.md', text)
+    return text
 
   def worker(self, number: int) -> Worker:
     """A child process by number; each thread has one of its own."""
@@ -89,27 +107,30 @@ class Bench:
     """Runs a step unless the time is over, and prints what became of it."""
     if self.left < (_LEAST if step.limit else _LEAST_OF_ALL):
       return
-    path, args = self.path(step.name), dict(step.args)
+    name, args = step.name.replace('/', '--'), dict(step.args)
     limit = min(step.limit or self.left, self.left)
     # Both starts share a cache of programs.
-    folders = dict(first_round='start', table_cell=path.stem)
+    folders = dict(first_round='start', table_cell=name)
     if step.task in folders:
       folder = self.out / 'runs' / folders[step.task]
       args['folder'] = str(folder.absolute())
     if step.limit is None:
       args['seconds'] = limit - _MARGIN
-    # An older result stays until there is another.
-    new = path.with_suffix('.new').absolute()
-    new.unlink(missing_ok=True)
+    path = (self.out / 'steps' / f'{name}.json').absolute()
+    path.unlink(missing_ok=True)
     done = self.worker(number).run(
-        step.task, args, new, limit, on_cpu=step.on_cpu, fresh=step.fresh
+        step.task, args, path, limit, on_cpu=step.on_cpu, fresh=step.fresh
     )
+    result = json.loads(path.read_text()) if done else None
+    path.unlink(missing_ok=True)
     if not done and step.limit is not None and limit >= step.limit:
       error = f'more than {step.limit:.0f} s'
-      write(new, dict(status='timeout', error=error))
-    if new.exists():
-      new.replace(path)
-      result = json.loads(path.read_text())
+      result = dict(status='timeout', error=error, seconds=limit)
+    if result is not None:
+      with self._lock:
+        self.results.pop(step.name, None)  # The newest comes last.
+        self.results[step.name] = result
+        self.save()
       words = [step.name, result['status'], result.get('error', '')]
       print(f'{result.get("seconds", limit):6.1f} s ', *words, flush=True)
 
@@ -145,15 +166,11 @@ class Bench:
       worker.close()
 
 
-def _settle(bench: Bench, quick: bool) -> dict[str, Any]:
-  """The device; a ValueError if the folder holds results of another one."""
-  path = bench.out / 'device.json'
-  before = read_json(path, 'delete it') if path.exists() else None
+def _settle(bench: Bench, quick: bool) -> None:
+  """Notes the device; a ValueError if the results are of another one."""
   step = plan.Step('device', 'device', {}, plan.LIMITS['device'])
   bench.run(step)
-  written = bench.path(step.name)
-  found = json.loads(written.read_text()) if written.exists() else {}
-  written.unlink(missing_ok=True)
+  found = bench.results.pop(step.name, {})
   if found.get('status') != 'ok':
     error = found.get('error', 'JAX did not start in time')
     raise ValueError(f'No device: {error}; see {bench.out / "logs"}.')
@@ -164,40 +181,20 @@ def _settle(bench: Bench, quick: bool) -> dict[str, Any]:
     size = 'quick run' if device['quick'] else 'run'
     return f'a {size} on {device["kind"]} with jax {versions["jax"]}'
 
-  if before is not None and what(before) != what(found):
+  if bench.device is not None and what(bench.device) != what(found):
+    bench.save()
     raise ValueError(
-        f'{bench.out} holds {what(before)}, and this is {what(found)}; choose '
-        'another --out.'
+        f'{bench.out} holds {what(bench.device)}, and this is {what(found)}; '
+        'choose another --out.'
     )
-  write_atomically(path, json.dumps(found))
-  return found
-
-
-def _summarise(bench: Bench, device: dict[str, Any] | None) -> str:
-  """Writes results.json and table.md, and returns the table."""
-  results = bench.results()
-  source = 'benchmarks.accelerator, '
-  if device is not None:
-    source += f'jax {device["machine"]["versions"]["jax"]}, '
-  source += datetime.date.today().isoformat()
-  choice = forms.choose(forms.rates(results), source)
-  found = dict(
-      quick=bool(device and device['quick']),
-      device=device,
-      choice=None if choice is None else choice._asdict(),
-      results=results,
-  )
-  write_atomically(bench.out / 'results.json', json.dumps(found, indent=1))
-  text = report.as_markdown(results, device, choice)
-  write_atomically(bench.out / 'table.md', text)
-  return text
+  bench.device = found
 
 
 def _todo(
-    steps: list[plan.Step], bench: Bench, retry: bool
+    steps: list[plan.Step], results: Mapping[str, Any], retry: bool
 ) -> list[plan.Step]:
   """The steps without a result, or with one to be replaced."""
-  results, final = bench.results(), {'ok'}
+  final = {'ok'}
   if not retry:
     final |= {'failed', 'crashed', 'timeout', 'skipped'}
   return [
@@ -207,20 +204,20 @@ def _todo(
   ]  # fmt: skip
 
 
-def _measure(bench: Bench, args, device: dict[str, Any]) -> None:
+def _measure(bench: Bench, args) -> None:
   """Runs the steps, each at most once."""
   begun: set[str] = set()
 
   def todo() -> list[plan.Step]:
     steps = plan.plan(
-        bench.results(),
+        bench.results,
         quick=args.quick,
-        kind=device['kind'],
+        kind=bench.device['kind'],
         data_dir=args.data_dir,
         sections=args.sections,
     )
     steps = [step for step in steps if step.name not in begun]
-    return _todo(steps, bench, args.retry)
+    return _todo(steps, bench.results, args.retry)
 
   together = [step for step in todo() if step.parallel]
   begun.update(step.name for step in together)
@@ -228,7 +225,6 @@ def _measure(bench: Bench, args, device: dict[str, Any]) -> None:
   while bench.left >= _LEAST and (steps := todo()):
     begun.add(steps[0].name)
     bench.run(steps[0])
-    _summarise(bench, device)
 
 
 def _sections(text: str) -> tuple[str, ...]:
@@ -262,22 +258,24 @@ def main() -> None:
     parser.error('--jobs and --minutes must be positive.')
   # Ends the children, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  bench = Bench(args.out, 60 * args.minutes)
+  try:
+    bench = Bench(args.out, 60 * args.minutes)
+  except (ValueError, OSError) as e:
+    parser.error(str(e))
   try:
     if args.reference:
       steps = plan.references(args.quick)
-      bench.run_together(_todo(steps, bench, args.retry), args.jobs)
-      path = bench.out / 'device.json'
-      device = read_json(path, 'delete it') if path.exists() else None
+      steps = _todo(steps, bench.results, args.retry)
+      bench.run_together(steps, args.jobs)
     else:
       try:
-        device = _settle(bench, args.quick)
+        _settle(bench, args.quick)
       except ValueError as e:
         parser.error(str(e))
-      if device['platform'] == 'tpu':
+      if bench.device['platform'] == 'tpu':
         args.jobs = 1  # One process has all of it.
-      _measure(bench, args, device)
-    text = _summarise(bench, device)
+      _measure(bench, args)
+    text = bench.save()
   finally:
     bench.close()
   print(f'\n{text}\nWritten to {args.out / "results.json"}')
