@@ -27,6 +27,8 @@ MATMULS = ('default', 'float32', 'bfloat16')
 # {family: (batch size, optimizer)}; a model of each name stands for its family.
 FAMILIES = {**nets.NETS, 'mlp': (memory.IMAGES // 2, optax.sgd)}
 QUICK_FAMILIES = ('mlp', 'dropout_cnn')
+# Their programs do not depend on the lowering; only the first is measured.
+WITHOUT_CONVOLUTIONS = ('mlp', 'vit_t16')
 # Rows that differ by less are equal: the smaller chunk is preferred.
 NOISE = 0.02
 
@@ -67,12 +69,13 @@ class Form(NamedTuple):
       yield
 
 
-def all_forms(quick: bool) -> list[Form]:
-  """The whole grid; of a quick run a few forms of each kind."""
+def all_forms(family: str, quick: bool) -> list[Form]:
+  """The grid of a family; of a quick run a few forms of each kind."""
+  ways = LOWERINGS[:1] if family in WITHOUT_CONVOLUTIONS else LOWERINGS
   mappings = ('map', 'vmap2') if quick else MAPPINGS
-  forms = [Form(m, way, 'default') for m in mappings for way in LOWERINGS]
+  forms = [Form(m, way, 'default') for m in mappings for way in ways]
   if quick:
-    return [*forms, Form('map', 'gemm', 'bfloat16')]
+    return [*forms, Form('map', ways[-1], 'bfloat16')]
   return forms + [
       form._replace(matmul=m) for m in MATMULS[1:] for form in forms
   ]
@@ -177,6 +180,17 @@ def best_form(row: Mapping[Form, float], matmul: str = 'default'):
   return max(known, key=known.get, default=None)
 
 
+def of_all_lowerings(family: str, row: Mapping[Form, float]):
+  """{form: rate}, with equal rates where a lowering changes nothing."""
+  if family not in WITHOUT_CONVOLUTIONS:
+    return dict(row)
+  return {
+      form._replace(lowering=way): rate
+      for form, rate in row.items()
+      for way in LOWERINGS
+  }
+
+
 def scores(found: Rates) -> dict[Form, float]:
   """How fast one form is for all families, with the default type of products.
 
@@ -188,8 +202,12 @@ def scores(found: Rates) -> dict[Form, float]:
     fastest form}, for forms that were measured in every family.
   """
   tables = [
-      {form: rate for form, rate in row.items() if form.matmul == 'default'}
-      for row in found.values()
+      {
+          form: rate
+          for form, rate in of_all_lowerings(family, row).items()
+          if form.matmul == 'default'
+      }
+      for family, row in found.items()
   ]
   if not tables or not all(tables):
     return {}

@@ -81,7 +81,7 @@ def grid(quick: bool, results: Mapping[str, Any]) -> list[list[Step]]:
   found, stages = forms.rates(results), [[] for _ in range(5)]
   for family in forms.QUICK_FAMILIES if quick else forms.FAMILIES:
     best = forms.best_form(found.get(family, {}))
-    for form in forms.all_forms(quick):
+    for form in forms.all_forms(family, quick):
       name = forms.cell_name(family, form)
       args = dict(family=family, form=list(form), quick=quick)
       stages[forms.stage(form, best)].append(

@@ -182,7 +182,7 @@ def advice(results: Results, choice: Choice | None) -> list[str]:
   )
   for family, row in forms.rates(results).items():
     best = forms.best_form(row)
-    share = row[chosen] / row[best]
+    share = forms.of_all_lowerings(family, row)[chosen] / row[best]
     lines.append(
         f'- {family}: {share:.0%} of its best form ({", ".join(best[:2])})'
     )
