@@ -54,9 +54,9 @@ def run_quick(name: str) -> dict[str, Any]:
       jax.default_matmul_precision('float32'),
   ):
     experiment.run(config, folder)
-    lines = pathlib.Path(folder, 'metrics.jsonl').read_text().splitlines()
+    rows = _lines(pathlib.Path(folder, 'metrics.jsonl'))
   return dict(
-      rows=[json.loads(line) for line in lines],
+      rows=rows,
       jax=jax.__version__,
       device=jax.devices()[0].device_kind,
   )
@@ -199,7 +199,8 @@ def first_round(config: str, empty: bool, folder: str) -> dict[str, Any]:
       env={**env, 'XDG_CACHE_HOME': str(cache)},
   ) as run:  # fmt: skip
     while run.poll() is None:
-      if first is None and _rounds(metrics):
+      rounds = (line['split'] == 'train' for line in _lines(metrics))
+      if first is None and any(rounds):
         first = time.perf_counter() - begin
       time.sleep(_POLL)
   whole = time.perf_counter() - begin
@@ -208,13 +209,11 @@ def first_round(config: str, empty: bool, folder: str) -> dict[str, Any]:
   return dict(first_round=first or whole, whole=whole)
 
 
-def _rounds(path: pathlib.Path) -> list[Mapping[str, Any]]:
-  """The `train` lines that a run has written so far."""
+def _lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
+  """The lines of a metrics.jsonl that are whole; [] if it is not there."""
   if not path.is_file():
     return []
-  lines = path.read_text().split('\n')[:-1]
-  rows = [json.loads(line) for line in lines]
-  return [row for row in rows if row['split'] == 'train']
+  return [json.loads(line) for line in path.read_text().split('\n')[:-1]]
 
 
 def table_cell(
@@ -253,16 +252,20 @@ def table_cell(
       command, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
       text=True,
   ) as run:  # fmt: skip
+    ended = False
     try:
       _, errors = run.communicate(timeout=max(seconds, 1.0))
     except subprocess.TimeoutExpired:
-      _, errors = _interrupt(run)
-  paths = [*place.glob('runs/**/metrics.jsonl')]
-  paths = [path for path in paths if path.parent.name != 'checkpoints']
-  ended = run.returncode == 130 or run.returncode < 0  # By `_interrupt`.
-  if (run.returncode and not ended) or len(paths) != 1:
-    raise RuntimeError((errors.strip().splitlines() or ['no run'])[-1])
-  lines = [json.loads(line) for line in paths[0].read_text().splitlines()]
+      ended, errors = True, _interrupt(run)
+  if run.returncode and not ended:
+    words = errors.strip().splitlines() or [f'code {run.returncode}']
+    raise RuntimeError(words[-1])
+  lines = [  # None of a run that was ended while it compiled.
+      line
+      for path in place.glob('runs/**/metrics.jsonl')
+      if path.parent.name != 'checkpoints'
+      for line in _lines(path)
+  ]
   rounds = [line for line in lines if line['split'] == 'train']
   tests = [line for line in lines if line['split'] == 'test']
   result = dict(
@@ -270,19 +273,19 @@ def table_cell(
       round_seconds=_median([line['seconds'] for line in rounds]),
       accuracy=tests[-1]['accuracy'] if tests else None,
   )
-  if run.returncode:
+  if ended and run.returncode:
     return dict(result, status='partial', error='the time was over')
   return result
 
 
-def _interrupt(run: subprocess.Popen) -> tuple[Any, Any]:
-  """Ends a process at its next chance, or at once if it takes none."""
+def _interrupt(run: subprocess.Popen) -> str:
+  """Ends a process, at once if it takes long; returns its last messages."""
   run.send_signal(signal.SIGINT)
   try:
-    return run.communicate(timeout=_GRACE)
+    return run.communicate(timeout=_GRACE)[1]
   except subprocess.TimeoutExpired:
     run.kill()
-    return run.communicate()
+    return run.communicate()[1]
 
 
 def _median(numbers: list[float]) -> float | None:

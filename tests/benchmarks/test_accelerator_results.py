@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.accelerator import agreement, apply, plan, report
+from benchmarks.accelerator import agreement, apply, plan, report, tasks
 from fedjax_het.kernels import auto
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -109,6 +109,20 @@ def test_the_second_command_writes_the_library_table(
   command(**good)
   assert table_of(table.read_text())['A chip'] == tuple(ROW)
   assert 'vmap, chunk 8' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_cell_of_the_table_is_ended_and_goes_on(tmp_path, monkeypatch):
+  monkeypatch.setattr(tasks, '_GRACE', 0.0)
+  cell = dict(table=plan.TABLE, scale='quick', column='fashion_mnist_iid',
+              data_dir=None, folder=str(tmp_path))  # fmt: skip
+  first = tasks.table_cell(**cell, row='FedAvg', seconds=2.0)
+  assert (first['status'], first['rounds']) == ('partial', 0)
+  whole = tasks.table_cell(**cell, row='FedAvg', seconds=200.0)
+  assert whole['rounds'] == 2 and 0 < whole['accuracy'] < 1
+  assert whole['round_seconds'] > 0 and 'status' not in whole
+  with pytest.raises(RuntimeError, match="Unknown row 'FedAv'"):
+    tasks.table_cell(**cell, row='FedAv', seconds=200.0)
 
 
 def bench(*args):
