@@ -1,13 +1,17 @@
 """Memory, time and load balance by number of clients, cohort and devices.
 
-  python -m benchmarks.scaling [--quick] [--output=FILE]
+  python -m benchmarks.scaling [--parts=memory,...] [--quick] [--output=FILE]
 
 Memory: XLA's planned bytes per device for a round of private training, in which
 every client stores a dense model. The programs are compiled for virtual devices
 and not run. Time: minimum seconds of a round of FedAvg on one device, with up
 to a million clients of one image each. Balance: local steps of the busiest
 device relative to the mean, for clients of unequal sizes that are assigned in
-turn or longest first, as the mean over random cohorts.
+turn or longest first, as the mean over random cohorts. Outside: minimum
+milliseconds of rounds whose visits do not train, so that all time lies outside
+of training: the cohort, the states, the messages and the server step. Every
+client stores 1 kB; 'resident' is the increase of the process' memory by all
+states and the rounds, 'computed' that of docs/scaling.md.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
+from benchmarks.idle_rounds import outside_part
 from fedjax_het.algorithms import fedavg, private
 from fedjax_het.data.partition import partition
 from fedjax_het.data.sources import load
@@ -165,6 +170,11 @@ PARTS = {
         balance_part,
         ['sizes', 'devices', 'in turn', 'longest first', 'lower bound'],
     ),
+    'outside': (
+        outside_part,
+        ['clients', 'cohort', 'states on', 'drawing, ms', 'a round, ms',
+         'states, MB a device', 'computed, MB a device', 'resident, MB'],
+    ),
 }  # fmt: skip
 
 
@@ -172,10 +182,14 @@ def main() -> None:
   jax.config.update('jax_num_cpu_devices', 4)
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--quick', action='store_true', help='small cases')
+  parser.add_argument(
+      '--parts', default=','.join(PARTS), help=f'of {", ".join(PARTS)}'
+  )
   parser.add_argument('--output', help='JSON file to write')
   args = parser.parse_args()
   results = {}
-  for name, (part, header) in PARTS.items():
+  for name in args.parts.split(','):
+    part, header = PARTS[name]
     rows = part(args.quick)
     print(f'\n{name}\n{common.markdown(header, rows)}', flush=True)
     results[name] = [dict(zip(header, row)) for row in rows]

@@ -10,9 +10,20 @@ from fedjax_het.engine.rows import put_rows
 from fedjax_het.engine.types import Federation
 from fedjax_het.engine.visits import round_key
 
+# Larger populations are not permuted, which costs time in the population. No
+# built-in data set has as many examples, so that all runs on these keep their
+# cohorts: another number here is another sampler.
+PERMUTED_UP_TO = 100_000
+# Cohorts of a larger share are drawn by a permutation, whatever the population.
+_MOST = 1 / 4
+
 
 def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
   """Draws a round's clients uniformly without replacement.
+
+  Small populations are permuted. From more than `PERMUTED_UP_TO` clients a
+  cohort is drawn by `draw_distinct`, in time that does not depend on their
+  number.
 
   Args:
     key: The key of sampling. It differs from that of training, so that all
@@ -26,8 +37,48 @@ def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
   """
   if cohort_size == num_clients:
     return jnp.arange(num_clients, dtype=jnp.int32)
-  order = jax.random.permutation(round_key(key, round_num), num_clients)
+  key = round_key(key, round_num)
+  large = num_clients > PERMUTED_UP_TO
+  if large and cohort_size <= _MOST * num_clients:
+    return jnp.sort(draw_distinct(key, num_clients, cohort_size))
+  order = jax.random.permutation(key, num_clients)
   return jnp.sort(order[:cohort_size]).astype(jnp.int32)
+
+
+def draw_distinct(key, num: int, size: int, spare: int = 64) -> jax.Array:
+  """Draws distinct integers uniformly, in O(size log size).
+
+  The first `size` distinct ones of independent draws are a uniform sample in
+  random order, by symmetry also if there must be enough of them; otherwise all
+  are drawn again, which is rare if `size` is at most a quarter of `num`.
+
+  Args:
+    key: A random key.
+    num: The integers are from 0 to num - 1.
+    size: How many, at most `num`.
+    spare: Draws more than one and a half of `size`.
+
+  Returns:
+    [size] int32.
+  """
+  length = size + size // 2 + spare
+
+  def draw(attempt):
+    attempt_key = jax.random.fold_in(key, attempt)
+    found = jax.random.randint(attempt_key, (length,), 0, num, jnp.int32)
+    order = jnp.argsort(found, stable=True)
+    ranked = found[order]
+    fresh = jnp.append(True, ranked[1:] != ranked[:-1])
+    return attempt + 1, found, jnp.zeros(length, bool).at[order].set(fresh)
+
+  def is_short(carry):
+    return jnp.sum(carry[2]) < size
+
+  _, found, first = jax.lax.while_loop(
+      is_short, lambda carry: draw(carry[0]), draw(jnp.int32(0))
+  )
+  (place,) = jnp.nonzero(first, size=size)
+  return found[place]
 
 
 class Share(NamedTuple):

@@ -12,7 +12,7 @@ from fedjax_het.engine.mapping import Backend, map_clients, map_groups
 from fedjax_het.engine.reports import GroupReport, RoundReport
 from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
-from fedjax_het.engine.visits import make_visit, server_turn
+from fedjax_het.engine.visits import NOBODY, make_visit, server_turn
 
 
 def make_cohort_round(
@@ -49,7 +49,7 @@ def make_cohort_round(
 
   def run(start, shares, clients, data, key, assigned=None):
     round_num, server = start
-    cohort = _cohort_mask(shares, federation.num_clients)
+    cohort = _cohort_ids(shares)
     shared = server, data, key, round_num, cohort
     if assigned:
       results = _run_assigned(
@@ -65,14 +65,17 @@ def make_cohort_round(
   return run
 
 
-def _cohort_mask(shares, num_clients: int):
-  """[num_clients] bool, who is in the cohort."""
-  cohort = jnp.zeros(num_clients, bool)
-  for share in shares.values():
-    real = jnp.arange(len(share.client_id)) < share.num_valid
-    who = jnp.where(real, share.client_id, num_clients)
-    cohort = cohort.at[who].set(True, mode='drop')
-  return cohort
+def _cohort_ids(shares):
+  """[slots of all groups] int32, who is in the cohort; NOBODY is padding."""
+  ids = [
+      jnp.where(
+          jnp.arange(len(share.client_id)) < share.num_valid,
+          share.client_id,
+          NOBODY,
+      )
+      for share in shares.values()
+  ]
+  return jnp.concatenate(ids)
 
 
 def _map_shares(visit, federation: Federation, backend: Backend):

@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.balance import assign
+<<<<<<< HEAD
 from fedjax_het.engine.rows import put_row, take_row
+=======
+from fedjax_het.kernels.auto import auto_choice
+>>>>>>> accel
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.names import check_name
 from fedjax_het.options import at_least
 
 BACKENDS = ('auto', 'loop', 'map', 'vmap', 'shard_map', 'pmap')
-# Default number of clients in a batch of 'vmap', so that memory does not grow
-# with the cohort. Not measured on an accelerator.
-DEFAULT_CHUNK = 16
 # Backends that can be part of a larger compiled program.
 TRACEABLE = ('map', 'vmap', 'shard_map')
 ACROSS_DEVICES = ('shard_map', 'pmap')
@@ -36,8 +37,9 @@ class Backend:
       clients. 'vmap' batches a chunk of clients. 'shard_map' and 'pmap' split
       the clients over the devices of `mesh`; each device runs 'map' or, with a
       chunk, 'vmap'. 'auto' is resolved by `resolve_backend`.
-    chunk: Clients in a batch, which bounds memory. None means `DEFAULT_CHUNK`
-      for 'vmap', and no batches on each device for 'shard_map' and 'pmap'.
+    chunk: Clients in a batch, which bounds memory. None means the number of
+      `kernels.auto` for 'vmap', and no batches on each device for 'shard_map'
+      and 'pmap'.
       'loop' and 'map' ignore it.
     mesh: Mesh with one axis 'client', for 'shard_map' and 'pmap'; None for all
       devices. The other backends ignore it.
@@ -84,7 +86,7 @@ class Backend:
   def at_once(self) -> int | None:
     """Clients in a batch on one device; None for one client at a time."""
     if self.kind == 'vmap':
-      return self.chunk or DEFAULT_CHUNK
+      return self.chunk or auto_choice().chunk
     return self.chunk if self.kind in ACROSS_DEVICES else None
 
   @property
@@ -96,9 +98,9 @@ class Backend:
 def resolve_backend(kind: str) -> str:
   """Replaces 'auto' by the backend that will run.
 
-  On a CPU this is 'map': under 'vmap' convolutions become grouped ones, which
-  are slow there. Elsewhere it is 'vmap', a choice that has not been measured.
-  With several processes it is always 'shard_map'.
+  `kernels.auto` has the choice for each kind of device. On a CPU this is 'map':
+  under 'vmap' convolutions become grouped ones, which are slow there. With
+  several processes it is always 'shard_map'.
 
   Args:
     kind: One of `BACKENDS`.
@@ -119,12 +121,12 @@ def resolve_backend(kind: str) -> str:
     return 'shard_map'
   if kind != 'auto':
     return kind
-  return 'map' if jax.default_backend() == 'cpu' else 'vmap'
+  return auto_choice().backend
 
 
 def batched_lowering():
   """How convolutions are lowered while clients are batched."""
-  return conv_lowering('gemm' if jax.default_backend() == 'cpu' else None)
+  return conv_lowering(auto_choice().batched_lowering)
 
 
 def client_mesh(devices=None) -> jax.sharding.Mesh:

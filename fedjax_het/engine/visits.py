@@ -18,6 +18,8 @@ from fedjax_het.engine.types import (
 
 # Entries of a leaf that may be copied for a check.
 _SMALL = 4096
+# An id that no client has; it is above all that are.
+NOBODY = 2**31 - 1
 
 
 def round_key(key, round_num):
@@ -131,15 +133,15 @@ def make_visit(
   Returns:
     `visit((server, data, key, round_num, cohort), (client_id, client)) ->
     (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
-    `cohort` is [num_clients] bool, who takes part in the round.
+    `cohort` are the ids of those who take part in the round, in any order, and
+    `NOBODY`.
   """
   train = make_training(algorithm, group)
 
   def visit(shared, arg):
     server, data, key, round_num, cohort = shared
     client_id, client = arg
-    before = jnp.arange(len(cohort)) < client_id
-    turn = round_num * jnp.sum(cohort) + jnp.sum(cohort & before)
+    turn = round_num * jnp.sum(cohort < NOBODY) + jnp.sum(cohort < client_id)
     down, up = visit_pair(key, round_num, client_id, turn)
     sent = algorithm.downlink(server, group, down)
     return train(client, sent, data.client(client_id), up)

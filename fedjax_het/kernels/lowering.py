@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.kernels import onednn
+from fedjax_het.kernels.auto import auto_choice
 from fedjax_het.kernels.products import LARGE_BYTES
 from fedjax_het.names import check_name
 
@@ -126,7 +127,7 @@ def choose_lowering(
 ) -> Lowering:
   """The lowering of `conv` unless `conv_lowering` sets one.
 
-  GPU and TPU use 'native'; this is not measured. A CPU uses:
+  Accelerators use one way for all layers, see `kernels.auto`. A CPU uses:
   - 'gemm' in general. Native passes on maps below 8x8 can be 20 times slower.
   - 'cropped' in wide layers in which most multiplications would be with
     padding, as on 2x2 maps: 1.3 times faster on two threads, 1.9 on one.
@@ -142,7 +143,7 @@ def choose_lowering(
     patches_shape: (B, H', W', h * w * I), all slices concatenated.
     strides: (vertical, horizontal).
     dtype: Dtype of the operands.
-    platform: 'cpu', 'gpu' or 'tpu'; None means `jax.default_backend()`.
+    platform: 'cpu', or another kind of device; None for the default device.
     channels: Input and output channels; None for many.
     padding_share: Fraction of all slices that is padding, 0 to 1.
     conv_backend: One of `CONV_BACKENDS`; None means the one of
@@ -151,8 +152,9 @@ def choose_lowering(
   Returns:
     A `Lowering`.
   """
-  if (platform or jax.default_backend()) != 'cpu':
-    return as_lowering('native')
+  way = auto_choice(platform).lowering
+  if way != 'by_layer':
+    return as_lowering(way)
   chosen = _choose_for_xla(
       patches_shape, tuple(strides) == (1, 1), dtype, channels, padding_share
   )
