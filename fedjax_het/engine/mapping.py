@@ -12,11 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.balance import assign
-<<<<<<< HEAD
 from fedjax_het.engine.rows import put_row, take_row
-=======
 from fedjax_het.kernels.auto import auto_choice
->>>>>>> accel
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.names import check_name
 from fedjax_het.options import at_least
