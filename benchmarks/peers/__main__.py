@@ -1,6 +1,6 @@
 """The library beside published programs, on the work they are measured on.
 
-  python -m benchmarks.peers [--rows=a,e/torch,flwr] [--seconds=60] [--quick]
+  python -m benchmarks.peers [--rows=a,e/torch,flwr] [--seconds=30] [--quick]
     [--epochs=N] [--data_dir=DIR] [--output=DIR] [--environments=DIR] [--again]
 
 Works, with the shapes of the published programs (`tasks`): a pfl-research's
@@ -30,7 +30,8 @@ of resident memory, for several processes the sum of their peaks.
 A row is one JSON file in the output folder, and is not measured again on the
 same machine; `--again` does so. `--rows` selects works, programs, or both, with
 the wildcards of file names. `--epochs` limits the local epochs (e has ten).
-`--quick` has tiny sizes and does not install peers. Let the machine be idle.
+`--quick` has tiny sizes and does not install peers. On an accelerator only the
+library is run. Let the machine be idle.
 """
 
 import argparse
@@ -176,7 +177,7 @@ def parse_args() -> argparse.Namespace:
   )
   args = parser.parse_args()
   if args.seconds is None:
-    args.seconds = 0 if args.quick else 60
+    args.seconds = 0 if args.quick else 30
   suffix = '_quick' if args.quick else ''
   args.output = pathlib.Path(args.output or common.RESULTS / f'peers{suffix}')
   args.max_rounds = 3 if args.quick else 50

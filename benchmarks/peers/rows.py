@@ -73,10 +73,14 @@ def by_hand(platform: str) -> dict[str, Program]:
 
 
 def programs(platform: str) -> dict[str, Program]:
-  """All programs, in the order in which they are run."""
+  """All programs, in the order in which they are run.
+
+  PyTorch and the peers compute on the CPU, so that elsewhere only the library
+  is run.
+  """
+  others = {YARDSTICK: Program('benchmarks.peers.eager'), **_PEERS}
   return {
-      YARDSTICK: Program('benchmarks.peers.eager'),
-      **_PEERS,
+      **(others if platform == 'cpu' else {}),
       DEFAULT: _library(),
       **by_hand(platform),
   }
@@ -96,14 +100,31 @@ def _environment(cache: str) -> dict[str, str]:
   )
 
 
-def _end(child: subprocess.Popen, others: list[int]) -> None:
-  """Ends a child that is over its time, and what it has started."""
-  for pid in (*others, child.pid):
-    try:
-      os.kill(pid, signal.SIGKILL)
-    except OSError:
-      pass
-  child.wait()
+def _watch(child: subprocess.Popen, limit: float) -> tuple[dict, bool]:
+  """Waits for a child, at most `limit` seconds, and ends it then.
+
+  Returns:
+    {process: peak bytes} of the child and its descendants, and whether the
+    child was ended.
+  """
+  peaks: dict[int, int] = {}
+  ends = time.monotonic() + limit
+  try:
+    while child.poll() is None and time.monotonic() < ends:
+      peak.note_peaks(child.pid, peaks)
+      try:
+        child.wait(_POLL_SECONDS)
+      except subprocess.TimeoutExpired:
+        pass
+    return peaks, child.poll() is None
+  finally:
+    if child.poll() is None:
+      for pid in (*peak.descendants(child.pid), child.pid):
+        try:
+          os.kill(pid, signal.SIGKILL)
+        except OSError:
+          pass
+      child.wait()
 
 
 def run_child(
@@ -126,22 +147,12 @@ def run_child(
   """
   out = pathlib.Path(meter.read(str(task)).out)
   out.unlink(missing_ok=True)
-  peaks: dict[int, int] = {}
   with tempfile.TemporaryFile('w+') as log:
     child = subprocess.Popen(
         [python, '-m', module, str(task)],
         cwd=ROOT, env=_environment(cache), stdout=log, stderr=log, text=True,
     )  # fmt: skip
-    ends = time.monotonic() + limit
-    while child.poll() is None and time.monotonic() < ends:
-      peak.note_peaks(child.pid, peaks)
-      try:
-        child.wait(_POLL_SECONDS)
-      except subprocess.TimeoutExpired:
-        pass
-    late = child.poll() is None
-    if late:
-      _end(child, peak.descendants(child.pid))
+    peaks, late = _watch(child, limit)
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
   result = json.loads(out.read_text()) if out.is_file() else {}

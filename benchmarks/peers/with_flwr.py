@@ -63,9 +63,9 @@ class Timed(FedAvg):
     for reply in replies:
       if reply.has_error():
         raise RuntimeError(f'A client failed: {reply.error.reason}')
+    trained = [reply.content['metrics']['trained'] for reply in replies]
     found = super().aggregate_train(server_round, replies)
     if replies:
-      trained = [reply.content['metrics']['trained'] for reply in replies]
       self._enough = self._clock.round(sum(trained))
     return found
 
