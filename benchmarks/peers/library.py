@@ -28,9 +28,9 @@ def config_of(task) -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict(dict(width=task.width))
   config.local.update(task.local)
   config.cohort_size = task.cohort
-  # Stopped before, so that nothing is evaluated or stored between rounds.
-  config.num_rounds = task.max_rounds + 1
-  config.eval_every = config.checkpoint_every = config.num_rounds
+  config.num_rounds = task.max_rounds
+  # Nothing is evaluated or stored between rounds.
+  config.eval_every = config.checkpoint_every = task.max_rounds
   config.update(task.overrides)
   return config
 
