@@ -30,7 +30,8 @@ of resident memory, for several processes the sum of their peaks.
 A row is one JSON file in the output folder, and is not measured again on the
 same machine; `--again` does so. `--rows` selects works, programs, or both, with
 the wildcards of file names. `--epochs` limits the local epochs (e has ten).
-`--quick` has tiny sizes and does not install peers. On an accelerator only the
+`--quick` has tiny sizes, few rows unless `--rows` says more, and does not
+install peers. On an accelerator only the
 library is run. Let the machine be idle.
 """
 
@@ -47,18 +48,20 @@ import jax
 from benchmarks import common
 from benchmarks.peers import environments, rows, table, tasks
 
-_WITH_BY_HAND_IF_QUICK = ('a',)
+# Rows of a quick run, of every kind one.
+_QUICK_ROWS = (
+    'a/torch,a/flwr,a/pfl,a/fluke,a/fedjax,a/default,a/shard_map-onednn,'
+    'c-fd/torch,c-fd/default,d/torch,e/torch'
+)
 
 
-def all_rows(platform: str, quick: bool = False) -> list[tuple[str, str]]:
+def all_rows(platform: str) -> list[tuple[str, str]]:
   """(work, program) of every row, in the order in which they are run."""
-  hand = rows.by_hand(platform)
   return [
       (work, name)
       for work, settings in tasks.WORKS.items()
       for name, program in rows.programs(platform).items()
       if program.algorithms is None or settings.algorithm in program.algorithms
-      if not quick or name not in hand or work in _WITH_BY_HAND_IF_QUICK
   ]
 
 
@@ -157,7 +160,7 @@ def measure(entries, work, name, args, folder) -> dict:
       warm = run(cache, args.max_rounds)
   except rows.Failed as e:
     return facts | dict(error=str(e))
-  once = ('first_round', 'compile_seconds')
+  once = ('first_round', 'xla_seconds')
   again = {f'{key}_warm': warm[key] for key in once}
   return facts | warm | again | {key: empty[key] for key in once}
 
@@ -181,7 +184,10 @@ def parse_args() -> argparse.Namespace:
   suffix = '_quick' if args.quick else ''
   args.output = pathlib.Path(args.output or common.RESULTS / f'peers{suffix}')
   args.max_rounds = 3 if args.quick else 50
-  known = all_rows(jax.default_backend(), args.quick)
+  platform = jax.default_backend()
+  known = all_rows(platform)
+  if args.quick and not args.rows:
+    args.rows = _QUICK_ROWS if platform == 'cpu' else 'a'
   try:
     args.chosen = choose(args.rows, known)
     if args.epochs is not None and args.epochs < 1:

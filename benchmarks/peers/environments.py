@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 
-# {peer: requirements}; `torch` is of the version that runs here. The last
-# release of fedjax calls `jax.tree_map`, which later versions of jax lack.
+# {peer: requirements}. `torch` is of the version that runs here; 'torch===' is
+# the registry's own build of it, which torchvision needs. The last release of
+# fedjax calls `jax.tree_map`, which later versions of jax lack.
 REQUIREMENTS = {
     'flwr': ('flwr[simulation]', 'torch'),
     'pfl': ('pfl', 'torch'),
-    'fluke': ('fluke-fl', 'torch'),
+    'fluke': ('fluke-fl', 'torch==='),
     'fedjax': (
         'fedjax', 'jax==0.4.28', 'jaxlib==0.4.28', 'dm-haiku==0.0.12',
         'optax==0.2.2', 'numpy<2', 'scipy<1.14',
@@ -35,17 +36,19 @@ def folder() -> pathlib.Path:
 
 def requirements(peer: str) -> list[str]:
   """What is installed for a peer."""
-  wanted = []
-  for name in REQUIREMENTS[peer]:
-    if name == 'torch':
-      try:
-        # A local version such as +cpu is left to pip.
-        version = importlib.metadata.version('torch').partition('+')[0]
-        name = f'torch=={version}'
-      except importlib.metadata.PackageNotFoundError:
-        pass
-    wanted.append(name)
-  return wanted
+  try:
+    # A local version such as +cpu is left to pip.
+    version = importlib.metadata.version('torch').partition('+')[0]
+  except importlib.metadata.PackageNotFoundError:
+    version = None
+
+  def exact(name):
+    if name not in ('torch', 'torch==='):
+      return name
+    equal = '===' if name.endswith('===') else '=='
+    return f'torch{equal}{version}' if version else 'torch'
+
+  return [exact(name) for name in REQUIREMENTS[peer]]
 
 
 def _what_pip_said(text: str) -> str:

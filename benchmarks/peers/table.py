@@ -36,14 +36,14 @@ def details(found: Rows) -> str:
   """A Markdown table with a line per row."""
   header = [
       'work', 'program', 'images/s', 's a round', ': eager PyTorch',
-      'first round, s', 'first round, warm cache, s', 'compile, s', 'peak MB',
-      'rounds',
+      'first round, s', 'of that XLA', 'first round, warm cache, s',
+      'of that XLA', 'peak MB', 'rounds',
   ]  # fmt: skip
   lines = []
   for (work, program), row in found.items():
     name = _title(program, row)
     if row.get('error'):
-      lines.append([work, name, row['error'], *['-'] * 7])
+      lines.append([work, name, row['error'], *['-'] * (len(header) - 3)])
       continue
     eager = _speed(found, work, rows.YARDSTICK)
     speed = row['images_per_second']
@@ -52,8 +52,9 @@ def details(found: Rows) -> str:
         row['seconds_per_round'],
         speed / eager if speed and eager else None,
         row['first_round'],
+        row.get('xla_seconds'),
         row.get('first_round_warm'),
-        row.get('compile_seconds'),
+        row.get('xla_seconds_warm'),
         row['peak_megabytes'],
         len(row['round_seconds']) - 1,
     ]
