@@ -80,8 +80,10 @@ def main() -> None:
     del context
     Timed(
         meter.Meter(task, torch_nets.count(net)),
-        # Rounded down by the strategy.
+        # Rounded down by the strategy; of the nodes that are there already,
+        # so that the first round needs the number, too.
         fraction_train=(task.cohort + 0.5) / task.clients,
+        min_train_nodes=task.cohort,
         fraction_evaluate=0.0,
         min_available_nodes=task.clients,
     ).start(
