@@ -41,6 +41,8 @@ import fnmatch
 import json
 import os
 import pathlib
+import signal
+import sys
 import tempfile
 
 import jax
@@ -226,6 +228,8 @@ def path_of(args, work: str, program: str) -> pathlib.Path:
 
 def main() -> None:
   args = parse_args()
+  # So that a child does not outlive the command.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   platform = jax.default_backend()
   works = {
       name: tasks.work(name, args.quick, args.epochs) for name in tasks.WORKS

@@ -156,9 +156,10 @@ def run_child(
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
   result = json.loads(out.read_text()) if out.is_file() else {}
-  if not result or (child.returncode and not late):
-    said = f'stopped after {limit:.0f} s' if late else ''.join(lines[-1:])
-    raise Failed(f'failed: {said[:300]}')
+  if late and len(result.get('round_seconds', ())) < 2:
+    raise Failed(f'stopped after {limit:.0f} s, before the end of round 2')
+  if not late and (child.returncode or not result):
+    raise Failed(f'failed: {"".join(lines[-1:])[:300]}')
   peaks.pop(child.pid, None)
   result['peak_megabytes'] += sum(peaks.values()) / peak.MEGABYTE
   return result

@@ -169,7 +169,7 @@ def test_a_child_reports_its_rounds_and_the_memory_of_its_children(
 def test_a_child_that_fails_or_hangs(tmp_path, monkeypatch):
   with pytest.raises(rows.Failed, match='failed: ValueError: no such net'):
     _child(tmp_path, monkeypatch, 'raise ValueError("no such net")')
-  with pytest.raises(rows.Failed, match='stopped after 0 s'):
+  with pytest.raises(rows.Failed, match='stopped after 0 s, before'):
     _child(tmp_path, monkeypatch, 'import time; time.sleep(60)', limit=0.1)
 
 
