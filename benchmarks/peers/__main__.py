@@ -106,8 +106,12 @@ def choose(
 
 def settings_of(work: tasks.Work, data_dir: str | None) -> dict:
   """What two rows of a work must have in common, as a file holds it."""
-  source = 'random' if data_dir is None else 'CIFAR-10'
-  return json.loads(json.dumps(dict(work._asdict(), source=source)))
+  facts = dict(
+      work._asdict(),
+      source='random' if data_dir is None else 'CIFAR-10',
+      threads=os.environ.get('OMP_NUM_THREADS'),
+  )
+  return json.loads(json.dumps(facts))
 
 
 def stored(path: pathlib.Path, settings: dict) -> dict | None:
