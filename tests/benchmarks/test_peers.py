@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import os
 import sys
 import time
@@ -53,21 +52,6 @@ def test_a_limit_of_epochs_and_small_sizes_leave_the_works_alone():
   assert tasks.work('a', most_epochs=3) == tasks.WORKS['a']
   assert tasks.work('e', quick=True).images_per_round == 2 * 4 * 40
   assert tasks.WORKS == before
-
-
-@pytest.mark.parametrize('name', ['a', 'b', 'd', 'e'])
-def test_all_programs_build_nets_of_one_size(name):
-  pytest.importorskip('torch', reason='PyTorch is an optional extra')
-  from benchmarks.peers import torch_nets
-
-  work = tasks.work(name, quick=True)
-  total = sum(
-      torch_nets.count(
-          torch_nets.make(nets.layers_of(model, 10, work.width), tasks.SHAPE)
-      )
-      for model in work.models
-  )
-  assert total == tasks.num_parameters(work)
 
 
 def test_layers_of_the_library_have_the_shapes_of_plain_ones():
@@ -239,68 +223,6 @@ def test_tables():
   assert '| a | flwr 1.2 | 50 | 1 | 0.5 |' in text
   assert '| a | pfl | cannot be installed: no |' in text
   assert '| a | ours, onednn | 300 |' in text
-
-
-def test_averages_of_class_means_leave_the_receiver_out():
-  torch = pytest.importorskip('torch', reason='PyTorch is an optional extra')
-  from benchmarks.peers import eager
-
-  losses = [eager.FdLoss(torch.nn.Identity(), 2) for _ in range(3)]
-  logits = torch.tensor([[0.0, math.log(3.0)]])  # Probabilities 1/4, 3/4.
-  for loss, label in zip(losses, (0, 0, 1), strict=True):
-    got = float(loss(logits, torch.tensor([label])))
-    assert math.isclose(got, math.log((4, 4 / 3)[label]), rel_tol=1e-5)
-  eager.exchange_means(losses)
-  known = [loss.known.tolist() for loss in losses]
-  assert known == [[1, 1], [1, 1], [1, 0]]
-  torch.testing.assert_close(losses[2].goal[0], torch.tensor([0.25, 0.75]))
-  # H(q, p) of equal distributions on top of the cross-entropy.
-  entropy = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
-  assert math.isclose(
-      float(losses[2](logits, torch.tensor([0]))), math.log(4) + entropy,
-      rel_tol=1e-5,
-  )  # fmt: skip
-
-
-def test_layers_of_two_depths_are_averaged_by_their_place():
-  torch = pytest.importorskip('torch', reason='PyTorch is an optional extra')
-  from benchmarks.peers import eager, torch_nets
-
-  small, large = (
-      torch_nets.make(nets.layers_of(name, 10, 1 / 32), tasks.SHAPE)
-      for name in ('resnet10', 'resnet14')
-  )
-  small = eager.shared_names(small, [1, 1, 1, 1])
-  large = eager.shared_names(large, [1, 1, 2, 2])
-  assert set(small) < set(large)
-  assert {n: p.shape for n, p in small.items()} == {
-      n: large[n].shape for n in small
-  }
-  extra = {name.partition('.')[0] for name in set(large) - set(small)}
-  assert extra == {'stage2_block1', 'stage3_block1'}
-  assert len(small) == len({id(p) for p in small.values()})
-  del torch
-
-
-def test_augmentation():
-  torch = pytest.importorskip('torch', reason='PyTorch is an optional extra')
-  from benchmarks.peers import torch_nets
-
-  torch.manual_seed(0)
-  x = torch.arange(1.0, 1 + 8 * 3 * 6 * 6).reshape(8, 3, 6, 6)
-  got = torch_nets.crop_flip(x, pad=0)
-  assert got.is_contiguous()
-  same = [bool((a == b).all()) for a, b in zip(got, x, strict=True)]
-  flipped = [bool((a == b.flip(2)).all()) for a, b in zip(got, x, strict=True)]
-  assert all(a != b for a, b in zip(same, flipped, strict=True))
-  assert any(same) and any(flipped)
-  holes = torch_nets.cut_out(x, side=2) == 0
-  assert (holes.all(1) == holes.any(1)).all()
-  assert holes[:, 0].sum((1, 2)).max() == 4
-  inputs = torch_nets.Inputs('crop_flip_cutout')
-  before = torch_nets.Inputs.images
-  assert inputs.eval()(x) is x and inputs.train()(x).shape == x.shape
-  assert torch_nets.Inputs.images - before == 8
 
 
 @pytest.mark.slow
