@@ -155,6 +155,19 @@ def machine() -> dict[str, object]:
   }
 
 
+def same_machine(found: Mapping[str, object]) -> bool:
+  """Whether stored results are of this machine and these versions.
+
+  Args:
+    found: Results that `write` wrote.
+
+  Returns:
+    True if `machine()` differs from theirs in nothing but the load.
+  """
+  now, then = machine(), found['machine']
+  return all(then[k] == now[k] for k in now if k != 'load_average')
+
+
 def _cpu_name() -> str:
   info = pathlib.Path('/proc/cpuinfo')
   lines = info.read_text().splitlines() if info.is_file() else []

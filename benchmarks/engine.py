@@ -216,9 +216,8 @@ def earlier(path: pathlib.Path, scale: str) -> dict[str, dict]:
   """Results in a file, if machine and scale are the same."""
   if not path.is_file():
     return {}
-  found, now = json.loads(path.read_text()), common.machine()
-  same = all(found['machine'][k] == now[k] for k in now if k != 'load_average')
-  if same and found['scale'] == scale:
+  found = json.loads(path.read_text())
+  if common.same_machine(found) and found['scale'] == scale:
     return found['cases']
   print(f'{path.name} is of another machine, version or scale: begun anew.')
   return {}

@@ -11,35 +11,17 @@ stores the uploaded features, the only part that grows with its cohort.
 
 import argparse
 import json
-import pathlib
-import resource
-import sys
 
 from benchmarks import common
+from benchmarks.peak import MEGABYTE, peak_bytes
 
 NUM_CLIENTS = 1000
 COHORTS = (10, 1000)
 ALGORITHMS = ('fedavg', 'fedin')
-MEGABYTE = 2**20
 # The small clients: a dense net and their number of images.
 INPUT_SHAPE = (28, 28, 1)
 OPTIONS = dict(depth=3, hidden=64)
 IMAGES = 20
-
-
-def peak_bytes() -> int:
-  """Peak resident memory of this process so far.
-
-  Reads /proc/self/status if it exists, because `ru_maxrss` includes the peak of
-  the parent process.
-  """
-  status = pathlib.Path('/proc/self/status')
-  lines = status.read_text().splitlines() if status.is_file() else []
-  for line in lines:
-    if line.startswith('VmHWM:'):
-      return int(line.split()[1]) * 1024
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if sys.platform == 'darwin' else peak * 1024
 
 
 def measure(name: str, cohort_size: int, num_clients: int) -> dict[str, float]:

@@ -1,15 +1,14 @@
 """Local training in PyTorch, in two forms.
 
-Eager: one client after another, as in the papers' code. Stacked: all clients of
-an architecture, by `torch.func.vmap` of `grad` of `functional_call` over
-stacked parameters. An optimizer then steps on the stacked leaves, which equals
-one step per client.
+Eager: one client after another, as in the papers' code (`torch_local`).
+Stacked: all clients of an architecture, by `torch.func.vmap` of `grad` of
+`functional_call` over stacked parameters. An optimizer then steps on the
+stacked leaves, which equals one step per client.
 
 Losses are modules that contain the model `net`; both forms use the same ones.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -17,21 +16,32 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from benchmarks import torch_fedin
+from benchmarks.torch_local import (
+    CrossEntropy,
+    Data,
+    Optimizer,
+    average_round,
+    train,
+)
 from benchmarks.torch_models import adapt
 from fedjax_het.depthwise import Stage
 
-Optimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
-
-
-class CrossEntropy(nn.Module):
-  """Cross-entropy of a whole model."""
-
-  def __init__(self, net: nn.Module):
-    super().__init__()
-    self.net = net
-
-  def forward(self, x, y):
-    return functional.cross_entropy(self.net(x), y)
+__all__ = [
+    'CrossEntropy',
+    'Data',
+    'FedInLocal',
+    'FedInPairs',
+    'LogitLoss',
+    'Stack',
+    'StageLoss',
+    'average_round',
+    'batches',
+    'fedin_epoch',
+    'noise',
+    'stacked_average_round',
+    'stage_names',
+    'train',
+]
 
 
 class LogitLoss(CrossEntropy):
@@ -94,46 +104,11 @@ class FedInPairs(CrossEntropy):
     return torch_fedin.in_loss(self.net, (s_in, s_out))
 
 
-class Data(NamedTuple):
-  """Clients' examples: images [K, N, C, H, W] and labels [K, N]."""
-
-  images: torch.Tensor
-  labels: torch.Tensor
-
-
 def noise(num_clients: int, num: int, input_shape) -> Data:
   """Clients of `num` random images of (height, width, channels) each."""
   height, width, channels = input_shape
   shape = (num_clients, num, channels, height, width)
   return Data(torch.randn(shape), torch.randint(0, 10, shape[:2]))
-
-
-def train(
-    loss: nn.Module,
-    params: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    batch_size: int,
-) -> None:
-  """One epoch of one client, eagerly.
-
-  Args:
-    loss: Maps a batch to a scalar.
-    params: Parameters to train.
-    optimizer: Optimizer of these parameters.
-    images: [N, C, H, W].
-    labels: [N].
-    batch_size: Examples per step.
-  """
-  for p in loss.parameters():
-    p.requires_grad_(False)
-  for p in params:
-    p.requires_grad_(True)
-  for place in torch.randperm(len(images)).split(batch_size):
-    optimizer.zero_grad()
-    loss(images[place], labels[place]).backward()
-    optimizer.step()
 
 
 class Stack:
@@ -244,35 +219,6 @@ def fedin_epoch(
       grads[name].mul_(lam / 2).add_(g)
     stack.step(stepper, grads)
   return stack
-
-
-def average_round(
-    net: nn.Module, data: Data, batch_size: int, optimizer: Optimizer
-) -> None:
-  """A round of FedAvg, one client after another.
-
-  Args:
-    net: The global model, changed in place.
-    data: The clients' examples.
-    batch_size: Examples per step.
-    optimizer: Makes an optimizer for parameters.
-  """
-  params = list(net.parameters())
-  start = [p.detach().clone() for p in params]
-  total = [torch.zeros_like(p) for p in start]
-  for images, labels in zip(*data, strict=True):
-    with torch.no_grad():
-      for p, s in zip(params, start, strict=True):
-        p.copy_(s)
-    train(
-        CrossEntropy(net), params, optimizer(params), images, labels, batch_size
-    )
-    with torch.no_grad():
-      for t, p in zip(total, params, strict=True):
-        t.add_(p)
-  with torch.no_grad():
-    for p, t in zip(params, total, strict=True):
-      p.copy_(t / len(data.images))
 
 
 def stacked_average_round(

@@ -1,0 +1,1 @@
+"""The work that published programs are measured on; see `__main__`."""

@@ -1,0 +1,214 @@
+"""One row of `benchmarks.peers`: a program on a task, in its own process."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from benchmarks import peak
+from benchmarks.peers import environments, meter
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_POLL_SECONDS = 0.5
+# No peer reports its use to anybody.
+_QUIET = dict(
+    FLWR_TELEMETRY_ENABLED='0',
+    RAY_USAGE_STATS_ENABLED='0',
+    WANDB_MODE='disabled',
+)
+_LIBRARY = 'benchmarks.peers.library'
+
+
+class Program(NamedTuple):
+  """Something that runs a task.
+
+  Attributes:
+    module: What is started with `python -m`.
+    peer: Key of `environments.REQUIREMENTS`; None for this environment.
+    overrides: Config entries, of the library's forms by hand.
+    device_per_core: Whether JAX shows a device per core, of the same.
+    algorithms: Methods that it has; None for all.
+  """
+
+  module: str
+  peer: str | None = None
+  overrides: dict[str, str] = {}
+  device_per_core: bool = False
+  algorithms: tuple[str, ...] | None = None
+
+
+def _library(device_per_core=False, **overrides) -> Program:
+  return Program(_LIBRARY, None, overrides, device_per_core)
+
+
+# What a user gets without asking, the yardstick, and the peers.
+DEFAULT, YARDSTICK = 'default', 'torch'
+_PEERS = {
+    name: Program(f'benchmarks.peers.with_{name}', name, algorithms=('fedavg',))
+    for name in environments.REQUIREMENTS
+}
+_BY_HAND = {
+    'cpu': {
+        'onednn': _library(backend='map', conv_backend='onednn'),
+        'shard_map': _library(True, backend='shard_map'),
+        'shard_map-onednn': _library(
+            True, backend='shard_map', conv_backend='onednn'
+        ),
+    },
+    'other': {
+        'map': _library(backend='map'),
+        'vmap': _library(backend='vmap'),
+    },
+}
+
+
+def by_hand(platform: str) -> dict[str, Program]:
+  """The library's forms by hand on 'cpu', 'gpu' or 'tpu'."""
+  return _BY_HAND['cpu' if platform == 'cpu' else 'other']
+
+
+def programs(platform: str) -> dict[str, Program]:
+  """All programs, in the order in which they are run.
+
+  PyTorch and the peers compute on the CPU, so that elsewhere only the library
+  is run.
+  """
+  others = {YARDSTICK: Program('benchmarks.peers.eager'), **_PEERS}
+  return {
+      **(others if platform == 'cpu' else {}),
+      DEFAULT: _library(),
+      **by_hand(platform),
+  }
+
+
+class Failed(Exception):
+  """A program cannot be measured; the message says why."""
+
+
+def _environment(cache: str) -> dict[str, str]:
+  """Variables of a child; compiled programs are kept in `cache`."""
+  env = dict(os.environ)
+  env.pop('JAX_COMPILATION_CACHE_DIR', None)
+  path = os.pathsep.join(filter(None, (str(ROOT), env.get('PYTHONPATH'))))
+  return env | _QUIET | dict(
+      PYTHONPATH=path, XDG_CACHE_HOME=cache, **{meter.STARTED: str(time.time())}
+  )
+
+
+def _watch(child: subprocess.Popen, limit: float) -> tuple[dict, bool]:
+  """Waits for a child, at most `limit` seconds, and ends it then.
+
+  Returns:
+    {process: peak bytes} of the child and its descendants, and whether the
+    child was ended.
+  """
+  peaks: dict[int, int] = {}
+  ends = time.monotonic() + limit
+  try:
+    while child.poll() is None and time.monotonic() < ends:
+      peak.note_peaks(child.pid, peaks)
+      try:
+        child.wait(_POLL_SECONDS)
+      except subprocess.TimeoutExpired:
+        pass
+    return peaks, child.poll() is None
+  finally:
+    if child.poll() is None:
+      for pid in (*peak.descendants(child.pid), child.pid):
+        try:
+          os.kill(pid, signal.SIGKILL)
+        except OSError:
+          pass
+      child.wait()
+
+
+def run_child(
+    python: str, module: str, task: pathlib.Path, cache: str, limit: float
+) -> dict[str, Any]:
+  """Runs a program on a task.
+
+  Args:
+    python: The interpreter.
+    module: What it runs.
+    task: The task's file.
+    cache: Folder of compiled programs.
+    limit: Most seconds.
+
+  Returns:
+    The program's result, with the peak memory of all of its processes.
+
+  Raises:
+    Failed: With the last line that the program printed.
+  """
+  out = pathlib.Path(meter.read(str(task)).out)
+  out.unlink(missing_ok=True)
+  with tempfile.TemporaryFile('w+') as log:
+    child = subprocess.Popen(
+        [python, '-m', module, str(task)],
+        cwd=ROOT, env=_environment(cache), stdout=log, stderr=log, text=True,
+    )  # fmt: skip
+    peaks, late = _watch(child, limit)
+    log.seek(0)
+    lines = [line.strip() for line in log if line.strip()]
+  result = json.loads(out.read_text()) if out.is_file() else {}
+  if late and len(result.get('round_seconds', ())) < 2:
+    raise Failed(f'stopped after {limit:.0f} s, before the end of round 2')
+  if not late and (child.returncode or not result):
+    raise Failed(f'failed: {"".join(lines[-1:])[:300]}')
+  peaks.pop(child.pid, None)
+  result['peak_megabytes'] += sum(peaks.values()) / peak.MEGABYTE
+  return result
+
+
+def check(
+    result: dict[str, Any], parameters: int, images: int, most: int
+) -> None:
+  """Raises Failed unless a program did the task's work.
+
+  Args:
+    result: From `run_child`.
+    parameters: Trained numbers of the task's models.
+    images: Images of a round, each once per epoch.
+    most: The same if every client fills up its last minibatch.
+  """
+  if result['parameters'] != parameters:
+    raise Failed(
+        f'its models have {result["parameters"]:,} parameters instead of '
+        f'{parameters:,}'
+    )
+  for found in result['images']:
+    if not images <= found <= most:
+      raise Failed(
+          f'it trains on {found:,} images a round instead of {images:,}'
+      )
+
+
+def summarise(result: dict[str, Any], images: int) -> dict[str, Any]:
+  """Adds the speed of the fastest round after the first."""
+  first, *later = result['round_seconds']
+  seconds = min(later, default=None)
+  return result | dict(
+      first_round=first,
+      seconds_per_round=seconds,
+      images_per_second=images / seconds if seconds else None,
+  )
+
+
+def find_python(
+    program: Program, root: pathlib.Path, install: bool
+) -> tuple[str, dict[str, str]]:
+  """The interpreter of a program and the versions in its environment."""
+  if program.peer is None:
+    return sys.executable, {}
+  if not install and environments.find(program.peer, root) is None:
+    raise Failed('not installed; it is in a run without --quick')
+  try:
+    made = environments.make(program.peer, root)
+  except environments.CannotInstall as e:
+    raise Failed(f'cannot be installed: {e}') from e
+  return made['python'], made['versions']
