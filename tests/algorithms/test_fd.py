@@ -126,7 +126,8 @@ def outputs_by_class(space, data, federation):
 @pytest.mark.parametrize('mean', ['leave_one_out', 'all'])
 def test_the_server_keeps_means_and_sends_those_of_the_others(space, mean):
   """With a learning rate of 0 the outputs are known in closed form."""
-  federation = federate(norm=False, local=tiny_local(optax.sgd, lr=0.0))
+  local = tiny_local(optax.sgd, lr=0.0, epochs=1)  # Some class is seen once.
+  federation = federate(norm=False, local=local)
   algorithm = fd(federation, space=space, mean=mean)
   state, reports = run(algorithm, federation)
   means, seen = outputs_by_class(space, tiny_data(SIZES), federation)
