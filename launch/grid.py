@@ -13,8 +13,6 @@ from .terminal import CommandError, line
 
 # Rows of a table that somebody means.
 _MOST = 1000
-# Set by --seeds, all alike.
-_SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 
 
 def find(config, text: str, samples: int | None, seed: int) -> Found:
@@ -58,6 +56,8 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
 
 def _entries(config, text: str) -> dict[str, list[Any] | range]:
   """{entry: its values, or (low, high)}."""
+  from fedjax_het.experiment.sweep_table import SEEDS
+
   found: dict[str, Any] = {}
   for part in filter(None, (part.strip() for part in text.split(';'))):
     key, equals, values = (piece.strip() for piece in part.partition('='))
@@ -67,7 +67,7 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
       )
     if key in found:
       raise CommandError(f'--grid names {key} twice.')
-    if key in _SEEDS:
+    if key in SEEDS:
       raise CommandError(f'--grid: --seeds=N sets {key}.')
     kind = _type(config, key)
     bounds = re.fullmatch(r'(.+)\.\.(.+)', values)

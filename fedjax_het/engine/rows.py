@@ -1,9 +1,9 @@
 """Rows of trees whose leaves are [K, ...]: one row a client.
 
-Indexing with a traced number, and `.at[...].set`, become a gather or a scatter
-a leaf, each with its own check of the bounds. The networks and optimisers of a
-group's clients have hundreds of leaves, and compiling those took longer than
-compiling what trains them. Indices here are known to lie in [0, K).
+`leaf[i]` with a traced number checks its bounds, and `leaf.at[i].set` becomes a
+scatter, leaf by leaf. The networks and optimisers of a group's clients have
+hundreds of leaves, so that both take long to compile. Indices here are known to
+lie in [0, K), and each access is a slice.
 """
 
 import jax

@@ -12,6 +12,8 @@ from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.files import read_json
 from fedjax_het.reporting.results_table import Table, cell_name
 
+# Entries that a cell's seed sets, all alike.
+SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 # Entries of a config that change only the rounding of a cell's numbers.
 _IRRELEVANT = (
     'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
@@ -22,7 +24,7 @@ _IRRELEVANT = (
 def with_seed(config, seed: int, overrides: Mapping[str, Any]):
   """A copy of a cell's config for one seed."""
   config = config.copy_and_resolve_references()
-  config.seed = config.sampling_seed = config.partition.seed = seed
+  config.update_from_flattened_dict(dict.fromkeys(SEEDS, seed))
   config.update_from_flattened_dict(dict(overrides))
   return config
 

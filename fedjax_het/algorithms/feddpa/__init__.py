@@ -160,8 +160,8 @@ def feddpa(
     # w <- M w_k + (1 - M) x.
     start = Variables(blend(mask, w_k.params, x.params), x.stats)
 
-    def phase(w, its):
-      mask, key, strength, aim = its
+    def phase(w, setting):
+      mask, key, strength, aim = setting
       w, _, metrics, num = fit_masked(
           model, local, w, data, visit._replace(key=key), mask,
           grad_hook=penalised(strength, aim, x.params),

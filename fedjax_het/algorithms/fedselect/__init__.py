@@ -112,9 +112,9 @@ def alternate(model, local, start: Variables, data, visit, mask):
   pairs = local.epochs if local.steps is None else 1
   one = dataclasses.replace(local, epochs=1)
 
-  def epoch(carry, its):
+  def epoch(carry, turn):
     w, states = carry
-    half, key = its
+    half, key = turn
     # M in the first half of a pair, 1 - M in the second.
     part = jax.tree.map(lambda m: m ^ (half == 1), mask)
     w, state, metrics, num = fit_masked(
@@ -130,8 +130,8 @@ def alternate(model, local, start: Variables, data, visit, mask):
       for key in jax.random.split(visit.key, pairs)
       for number in (1, 0)
   ]
-  its = jnp.tile(jnp.arange(2), pairs), jnp.stack(keys)
-  (w, _), (loss, num) = jax.lax.scan(epoch, (start, states), its)
+  turns = jnp.tile(jnp.arange(2), pairs), jnp.stack(keys)
+  (w, _), (loss, num) = jax.lax.scan(epoch, (start, states), turns)
   num = jnp.sum(num)
   return w, jnp.sum(loss) / jnp.maximum(num, 1), num
 
