@@ -103,15 +103,20 @@ class Checkpoints:
           f'The checkpoints in {self.folder} cannot be opened: {_one_line(e)}'
       ) from e
 
-  def close(self) -> None:
-    """Waits for what is being written, and releases what the manager holds.
+  def finish(self) -> None:
+    """Waits for what is being written; nothing can be saved after that.
 
     A checkpoint that could not be written, and that neither `save` nor `wait`
     has raised, is logged.
     """
     self._thread.shutdown()
-    if self._writing is not None and (error := self._writing.exception()):
+    writing, self._writing = self._writing, None
+    if writing is not None and (error := writing.exception()):
       _log.error('%s', error)
+
+  def close(self) -> None:
+    """Finishes, and releases what the manager holds."""
+    self.finish()
     with _quiet():
       self._manager.close()
 

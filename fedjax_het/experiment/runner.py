@@ -150,6 +150,8 @@ def run(
       else:
         writer = _Reader(rows)
       stack.callback(writer.close)
+      # Before that: a checkpoint that is being written copies the lines.
+      stack.callback(checkpoints.finish)
       state, finished = _train(
           experiment,
           programs,

@@ -566,7 +566,19 @@ class _BadClient:
     )
 
 
+def _slow_copies(monkeypatch):
+  """Checkpoints are written long after `save` has returned."""
+  mark = metrics_file.MetricsFile.mark
+
+  def slow(self):
+    lines, keep = mark(self)
+    return lines, lambda: (time.sleep(0.5), keep())
+
+  monkeypatch.setattr(metrics_file.MetricsFile, 'mark', slow)
+
+
 def test_a_client_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
+  _slow_copies(monkeypatch)
   config = tiny_config(cohort_size=5)
   groups = experiment.build(config).federation.groups
   group = groups[-1]
