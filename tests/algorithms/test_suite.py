@@ -121,23 +121,17 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
       assert any(np.any(a != b) for a, b in zip(before, after))
 
 
-def test_batches_of_clients_and_the_order_of_groups_do_not_matter(
-    name, reference
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'backend', [Backend('loop'), Backend('shard_map', 2)], ids=lambda b: b.kind
+)
+def test_backends_agree_and_the_order_of_groups_does_not_matter(
+    name, reference, backend
 ):
-  """Both at once, since every program takes seconds to compile.
-
-  A client's randomness follows its identity, not its group's place.
-  """
+  """A client's randomness follows its identity, not its group's place."""
   federation = federate(name)
   federation = dataclasses.replace(federation, groups=federation.groups[::-1])
-  got = run(name, Backend('vmap', 2), federation)
-  assert_close(got, reference, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('backend', ['loop', 'shard_map'])
-def test_backends_agree(name, reference, backend):
-  got = run(name, backend)
+  got = run(name, backend, federation)
   assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
 
@@ -204,10 +198,11 @@ def test_keys_rule_the_run(name, reference):
         for number, case in enumerate(cases(name))
     ],
 )
-def test_padding_of_a_client_changes_nothing(name, case):
+def test_neither_padding_nor_a_batch_of_clients_changes_anything(name, case):
   """Neither the length of a table nor what stands in its padding counts.
 
-  With norm layers, partial batches, and noise scaled to the features.
+  With norm layers, partial batches, and noise scaled to the features. Two
+  clients in a batch differ in their padding alone.
   """
   algorithm, federation = make(name, federate(name, norm=True), case)
   group = federation.groups[1]
@@ -215,17 +210,26 @@ def test_padding_of_a_client_changes_nothing(name, case):
   strange = (jnp.arange(data.index.shape[1] + 5)[None] * 3) % len(data.labels)
   inside = jnp.arange(strange.shape[1])[None] < data.sizes[:, None]
   longer = jnp.pad(data.index, ((0, 0), (0, 5)))
-  padded = data.replace(index=jnp.where(inside, longer, strange))
+  padded = jnp.where(inside, longer, strange)
   server = algorithm.init(jax.random.key(0))
   client = algorithm.init_client(group, 1, jax.random.key(0))
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
 
-  @jax.jit
-  def update(data):
+  def update(index, client, visit):
     sent = algorithm.downlink(server, group, visit)
-    return algorithm.client_update(group, client, sent, data.client(1), visit)
+    table = data.replace(index=index)
+    return algorithm.client_update(group, client, sent, table.client(1), visit)
 
-  assert_close(update(padded), update(data), rtol=1e-4, atol=1e-5)
+  want = jax.jit(update)(data.index, client, visit)
+  twice = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), (client, visit))
+  got = jax.jit(jax.vmap(update))(jnp.stack([longer, padded]), *twice)
+  for i in range(2):
+    assert_close(
+        jax.tree.map(lambda leaf, i=i: leaf[i], got),
+        want,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.slow

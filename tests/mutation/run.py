@@ -36,9 +36,9 @@ def sources(method: str) -> list[pathlib.Path]:
 
 
 def own_tests(method: str) -> list[str]:
-  """The test files that import the method's module."""
+  """The test files named after the method; else those that call it."""
   files = sorted((ROOT / ALGORITHM_TESTS).glob('test_*.py'))
-  by_name = [f for f in files if f.stem == f'test_{method}']
+  by_name = [f for f in files if f'{f.stem}_'.startswith(f'test_{method}_')]
   if not by_name:  # Simple methods share a file.
     by_name = [f for f in files if f'{method}(' in f.read_text()]
   return [str(f.relative_to(ROOT)) for f in by_name]

@@ -34,17 +34,13 @@ def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
   # Example j of the order is chosen where floor(j num / n) steps up.
   steps = jnp.arange(data.length + 1) * num // n
   chosen = jnp.zeros_like(padding).at[order].set(steps[1:] > steps[:-1])
-  kind = jnp.where(padding, 2, chosen)
 
-  def part(kind, size, longest):
-    first = jnp.argsort(kind, stable=True)[:longest]
+  def part(mine, size, longest):
+    first = jnp.argsort(~mine, stable=True)[:longest]  # Padding stays last.
     return data.replace(index=data.index[first], size=size)
 
   most = min(math.ceil(share * data.length) + 1, data.length)
-  return (
-      part(kind, n - num, data.length),
-      part(jnp.where(padding, 2, ~chosen), num, most),
-  )
+  return part(~chosen, n - num, data.length), part(chosen, num, most)
 
 
 def stack(base, trained, received, num: int):
