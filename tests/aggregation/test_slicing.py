@@ -118,7 +118,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
-SLOW = (2, 4, 5)
+SLOW = (2, 3, 4, 5, 7)
 
 
 @pytest.mark.parametrize('place', [

@@ -129,9 +129,14 @@ def test_weights_far_from_the_diagonal_are_never_trained():
   assert servers[-1].t == 4
 
 
-@pytest.mark.parametrize('weights', ['uniform', 'data'])
 @pytest.mark.parametrize(
-    'norm,local', [('none', tiny_local()), ('batch_only', SGD)]
+    'norm,local,weights',
+    [
+        ('none', tiny_local(), 'data'),
+        ('batch_only', SGD, 'uniform'),
+        pytest.param('none', tiny_local(), 'uniform', marks=pytest.mark.slow),
+        pytest.param('batch_only', SGD, 'data', marks=pytest.mark.slow),
+    ],
 )
 def test_all_rates_1_is_fedavg(norm, local, weights):
   """In every round; bit for bit where XLA fuses both programs alike."""

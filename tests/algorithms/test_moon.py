@@ -358,7 +358,7 @@ def test_one_round_in_numpy():
   federation = tiny_federation(
       (1, 2), norm=False, local=tiny_local(optax.sgd, 0.1, 3, 8)
   )
-  data, mu, temperature = tiny_data((5, 8, 3, 7)), 5.0, 0.4
+  data, mu, temperature = tiny_data((5, 8, 3, 7)), 0.8, 0.4
   algorithm = moon(federation, mu=mu, temperature=temperature, weights='data')
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   deep = federation.groups[1].model

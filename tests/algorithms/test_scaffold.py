@@ -194,7 +194,10 @@ def owners_mean(federation, state, key):
   return jax.tree.map(lambda t: t / number, total)
 
 
-@pytest.mark.parametrize('aggregation', ['layerwise', 'architecture', 'ends'])
+@pytest.mark.parametrize(
+    'aggregation',
+    ['layerwise', 'ends', pytest.param('architecture', marks=pytest.mark.slow)],
+)
 def test_c_is_the_mean_of_c_k_over_all_owners(aggregation):
   """Whoever takes part; per leaf."""
   federation, data = small(tx=optax.adam)

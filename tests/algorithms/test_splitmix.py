@@ -149,7 +149,9 @@ def test_the_bases_of_a_client_are_distinct():
   assert sorted(choose(key, 3, 4, 4).tolist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize('backend', ['map', 'shard_map'])
+@pytest.mark.parametrize(
+    'backend', ['map', pytest.param('shard_map', marks=pytest.mark.slow)]
+)
 def test_first_choices_of_sampled_cohorts_are_balanced(backend):
   """Three clients out of six train a base each: all of three bases move."""
   federation = one_model_federation(norm=False)
@@ -319,11 +321,11 @@ FAMILIES = (
     ('preresnet20', dict(preact_shortcut=False)),
     ('preresnet20', dict(shortcut='A')),
     ('preresnet20', dict(stem_norm=False)),
-    ('resnet10', dict(width=0.25)),
-    ('resnet50', dict(width=0.125)),
+    pytest.param('resnet10', dict(width=0.25), marks=pytest.mark.slow),
+    pytest.param('resnet50', dict(width=0.125), marks=pytest.mark.slow),
     ('resnet14_mnist', {}),
     ('mini_resnet6', {}),
-    ('fedin_e', dict(width=0.125)),
+    pytest.param('fedin_e', dict(width=0.125), marks=pytest.mark.slow),
     ('simple_cnn', {}),
     ('dropout_cnn', dict(dropout=0.0)),
     ('fedhe_cnn5', dict(dropout=0.0, width=0.25)),

@@ -86,8 +86,15 @@ def federation_of(task):
   return Federation(groups, tiny_local(optax.adam, 1e-2, task=task, epochs=8))
 
 
-@pytest.mark.parametrize('task', [REGRESSION, SEQUENCE], ids=lambda t: t.name)
-@pytest.mark.parametrize('name', ['fedavg', 'fedin'])
+@pytest.mark.parametrize(
+    ('name', 'task'),
+    [
+        ('fedavg', REGRESSION),
+        ('fedin', SEQUENCE),
+        pytest.param('fedavg', SEQUENCE, marks=pytest.mark.slow),
+        pytest.param('fedin', REGRESSION, marks=pytest.mark.slow),
+    ],
+)
 def test_methods_learn_another_task(name, task):
   federation = federation_of(task)
   images, labels = examples(task)
