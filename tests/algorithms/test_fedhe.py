@@ -360,7 +360,7 @@ def test_a_class_that_nobody_has_changes_nothing():
 def after_three_rounds(constructor, keep_optimizer=None, **options):
   """Leaves of the clients' variables and optimisers, sizes 5 and 8."""
   federation = tiny_federation(
-      (1,), local=tiny_local(keep_optimizer=keep_optimizer)
+      (1,), local=tiny_local(optax.adam, keep_optimizer=keep_optimizer)
   )
   algorithm = constructor(federation, **options)
   state, _ = run(algorithm, federation, 3, tiny_data((5, 8)), cohort_size=2)

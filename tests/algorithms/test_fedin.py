@@ -220,6 +220,13 @@ def prox():
 def test_without_in_training_it_is_fedprox(prox):
   """'w/o IN' is FedProx; the keys differ by the dropout draw alone."""
   got = run(fedin, 2, in_training=False)[0]
+  federation = tiny_federation()
+  algorithm, group = fedin(federation, in_training=False), federation.groups[0]
+  sent = jax.eval_shape(
+      lambda key: algorithm.downlink(algorithm.init(key), group, visit()),
+      jax.random.key(0),
+  )
+  assert sent.pairs == Maybe((), jax.ShapeDtypeStruct((0,), bool))
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(prox), strict=True):
     assert a.shape == b.shape
   assert_tree_equal(got, prox)

@@ -361,7 +361,7 @@ def test_training_stops_when_the_held_out_tenth_gains_no_more():
 
 
 def test_optimisers_are_two_and_are_kept_or_not():
-  federation = federate_tiny()
+  federation = federate_tiny(local=tiny_local(optax.adam))
   group = federation.groups[0]
   algorithm = make(federation, num_alignment=7, digest_batch_size=4)
   data = tiny_data(SIZES, public=11).client(1)

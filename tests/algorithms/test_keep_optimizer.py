@@ -29,7 +29,7 @@ def federate(keep, depths=(1, 2), **kwargs):
   return tiny_federation(
       depths,
       norm=False,
-      local=tiny_local(keep_optimizer=keep),
+      local=tiny_local(optax.adam, keep_optimizer=keep),
       num_public=NUM_PUBLIC,
       sizes=np.full(2 * len(depths), 6),
       **kwargs,
@@ -93,7 +93,10 @@ def test_the_config_has_the_methods_default_and_refuses_what_cannot_be(name):
 def alone(name, keep, **options):
   """The model of a client that takes part alone, after three rounds."""
   federation = tiny_federation(
-      (1,), 1, norm=False, local=tiny_local(epochs=1, keep_optimizer=keep)
+      (1,),
+      1,
+      norm=False,
+      local=tiny_local(optax.adam, epochs=1, keep_optimizer=keep),
   )
   algorithm = ALGORITHMS[name](federation, **options)
   run_round = rounds.make_round(

@@ -63,14 +63,12 @@ def write(buffer: Maybe, pairs: Pairs, mask, step_num) -> Maybe:
   Args:
     buffer: `Maybe` of `Pairs` [N, B, ...].
     pairs: Of the batch, at least B.
-    mask: Which of them count; None for all.
+    mask: Which of them count.
     step_num: [] int32, local steps before this one.
 
   Returns:
     The new buffer.
   """
-  if mask is None:
-    mask = jnp.ones(len(pairs.s_in), bool)
   num_chunks, batch_size = buffer.present.shape
   return jax.tree.map(
       lambda rows, new: rows.at[step_num % num_chunks].set(
