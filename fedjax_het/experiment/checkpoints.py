@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import json
 import logging
 import pathlib
 import re
 import shutil
+import sys
 from typing import Any, NamedTuple
 import zlib
 
@@ -241,6 +243,7 @@ class Checkpoints:
       self, step: int, like: Any, on_host: str | None
   ) -> tuple[Any, dict[str, Any]] | str:
     """A checkpoint's state and notes, or in one line why it is damaged."""
+    _drop_late_reads()
     try:
       with _quiet():
         return self._read(step, like, on_host)
@@ -336,6 +339,22 @@ def _one_line(error: Exception) -> str:
   """The beginning of an error's text on one line."""
   text = ' '.join(str(error).split()) or type(error).__name__
   return text if len(text) <= 160 else text[:157] + '...'
+
+
+@functools.cache
+def _drop_late_reads() -> None:
+  """Keeps one kind of message off the terminal from now on.
+
+  When a read of a damaged checkpoint fails, orbax closes its event loop while
+  other reads go on. Python prints a traceback for each that ends later.
+  """
+  report = sys.unraisablehook
+
+  def hook(unraisable):
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      report(unraisable)
+
+  sys.unraisablehook = hook
 
 
 @contextlib.contextmanager

@@ -5,13 +5,16 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het.experiment import checkpoints
 from fedjax_het.experiment.checkpoints import Checkpoints
 
 
@@ -151,6 +154,15 @@ def test_a_lost_marker_does_not_matter(saved):
   restored = restore(saved)
   assert restored.step == 15
   same(restored.state, state(15))
+
+
+def test_reads_that_end_late_print_no_traceback(monkeypatch):
+  reported = []
+  monkeypatch.setattr(sys, 'unraisablehook', reported.append)
+  checkpoints._drop_late_reads.__wrapped__()
+  for text in ('Event loop is closed', 'Another'):
+    sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
+  assert [str(one.exc_value) for one in reported] == ['Another']
 
 
 def test_falls_back_twice(saved):

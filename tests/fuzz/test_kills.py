@@ -41,7 +41,8 @@ def _train(driver: str, workdir: str, last_operation: int | None) -> None:
       if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-  os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+  flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+  os.dup2(os.open(f'{workdir}.err', flags, 0o600), 2)
   import jax
 
   from fedjax_het import experiment
@@ -96,6 +97,8 @@ def _kill_again_and_again(driver, folder, kills, seed):
   process.join(HANG)
   assert process.exitcode == 0
   assert _final(workdir) == _final(whole)
+  for path in folder.glob('*.err'):
+    assert 'Traceback' not in path.read_text()
   return killed, done
 
 

@@ -16,6 +16,10 @@ CONFIG = (
     ':synchronous,4'
 )
 SLOW = pytest.mark.slow
+# What threads print as they end is a traceback, too.
+pytestmark = pytest.mark.filterwarnings(
+    'error::pytest.PytestUnraisableExceptionWarning'
+)
 # Each seed is a damage that is tried four times: the run goes on from its end
 # and from before its last round, and is reported at both.
 FAST = range(12)
@@ -67,6 +71,7 @@ def _try_all(seed, workdirs, folder):
       before = contents(folder)
       args = [CONFIG, f'--workdir={folder}']
       outcome = call(program, args if program == 'train' else [folder])
+      assert 'Traceback' not in outcome.err, outcome
       if outcome.code:
         assert_refused(outcome, folder, before)
         refused += 1
@@ -104,6 +109,7 @@ def test_damaged_workdirs_with_pictures(workdirs, tmp_path):
     damages.damage_file(tmp_path / 'w' / name, rng)
     before = contents(tmp_path / 'w')
     outcome = call('report', [tmp_path / 'w'])
+    assert 'Traceback' not in outcome.err, outcome
     if outcome.code:
       assert_refused(outcome, tmp_path / 'w', before)
       refused += 1
@@ -144,6 +150,7 @@ def _damage_a_cell(seed, results, folder):
   damages.damage_file(folder / 'cells' / 'private-0.json', random.Random(seed))
   before = contents(folder)
   outcome = call('report', [f'--table={table}', f'--out={folder}'])
+  assert 'Traceback' not in outcome.err, outcome
   if outcome.code:
     assert_refused(outcome, folder, before)
   return outcome.code > 0

@@ -50,21 +50,33 @@ class Worker:
       self.close()
       return Outcome('hang', f'no answer in {seconds:.0f} s')
     try:
-      return Outcome(*pickle.load(self._process.stdout))
+      outcome = Outcome(*pickle.load(self._process.stdout))
+      printed = self._printed()
+      if 'Traceback' in printed:
+        return Outcome('traceback', printed)
+      return outcome
     except EOFError:
       code = self._process.wait()
       self.close()
       return Outcome('died', f'exit status {code}')
 
+  def _printed(self) -> str:
+    """The stderr of the process since the last call."""
+    return self._errors.read().decode(errors='backslashreplace')
+
   def _start(self):
+    writing, path = tempfile.mkstemp()
+    self._errors = open(path, 'rb')  # noqa: SIM115
+    os.unlink(path)
     self._process = subprocess.Popen(
         [sys.executable, '-m', 'tests.fuzz.worker'],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=writing,
         env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
     )
+    os.close(writing)
     # The time limits are those of inputs, not of starting Python and JAX.
     pickle.load(self._process.stdout)
 
@@ -73,6 +85,7 @@ class Worker:
       self._process.kill()
       self._process.wait()
       self._process = None
+      self._errors.close()
 
 
 def judge(call) -> tuple[str, str]:
