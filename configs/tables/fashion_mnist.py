@@ -36,7 +36,8 @@ def get_table() -> Table:
           'every client in two rounds: as many client visits as the others in '
           'all, and four models of each group are evaluated. Nothing is '
           'augmented and images are 28x28, of which the paper says nothing; '
-          'the last partial batch of an epoch is left out.'
+          'the last partial batch of an epoch is left out. Optimisers begin '
+          'anew in every visit.'
       ),
       rows={
           'Private': _private(),

@@ -1,11 +1,12 @@
 """The width methods four times as long as in `fedepth_cifar10.py`."""
 
-from fedjax_het.configs.tables import fedepth_cifar10
+from fedjax_het.configs.tables import fedepth_cifar10, fedepth_table2
 
-from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 
-ROWS = ('HeteroFL', 'SplitMix', 'FedAvg x1/6')
+ROWS = (
+    'HeteroFL', 'SplitMix', 'FedAvg x1/6', 'HeteroFL masked', 'SplitMix masked',
+)  # fmt: skip
 
 
 def _longer(config):
@@ -29,11 +30,12 @@ def get_table() -> Table:
       setting=(
           'PreResNet-20, 100 clients of 500 images, balanced Dirichlet 0.3, '
           'ten a round, one epoch at batch 32, a cosine schedule from 0.1 to '
-          'the last of 80 rounds instead of 20.'
+          'the last of 80 rounds instead of 20. '
+          f'{fedepth_table2.MASKS}'
       ),
       rows={name: _longer(methods[name]) for name in ROWS},
       paper={
-          name: paper_targets.fedepth(name, 'cifar10 alpha 0.3')
+          name: fedepth_table2.target(name, 'cifar10 alpha 0.3')
           for name in ROWS
       },
       seeds=(0,),

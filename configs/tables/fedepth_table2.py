@@ -71,7 +71,8 @@ MASKS = (
     'HeteroFL and SplitMix with the plain cross-entropy of the others; in rows '
     '"masked" with the label mask of the authors\' code, which sets logits of '
     'labels absent from the minibatch to 0. The paper does not say which of '
-    'the two its figures are, so they stand beside both.'
+    'the two its figures are, so they stand beside both. The optimiser begins '
+    'anew in every visit.'
 )
 SETTING = (
     'PreResNet-20, 100 clients of 500 images, ten a round, 500 rounds of ten '

@@ -138,7 +138,8 @@ SETTING = (
     "here 28x28 (the authors' other code: 32x32). Its server keeps all pairs "
     'in one store and sends the same ones to all clients; here it keeps the '
     'latest 1,024 of each client, and draws for every client anew, from other '
-    'clients first.'
+    'clients first. Optimisers begin anew in every visit, but for FedGKT, '
+    'whose clients and server keep theirs.'
 )
 CPU = 'Here with widths an eighth and 10 rounds of one epoch.'
 

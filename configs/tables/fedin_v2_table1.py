@@ -53,7 +53,8 @@ SETTING = (
     'partial batch of an epoch is left out, and accuracies are averaged over '
     'the five models. The paper leaves open: augmentation, here none (that '
     'code: crops, flips and cut-outs, but none on Fashion-MNIST); the size of '
-    'Fashion-MNIST, here 28x28 (that code: 32x32).'
+    'Fashion-MNIST, here 28x28 (that code: 32x32). Optimisers begin anew in '
+    'every visit.'
 )
 CPU = 'Here with widths a quarter and 20 rounds of 2 local epochs.'
 

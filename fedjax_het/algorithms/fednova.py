@@ -21,6 +21,8 @@ linear, up to rounding. Weight decay is part of the gradient, not of a_k.
 The authors' code differs where there is a proximal term: with momentum it adds
 to A_k twice in a step, and its tau is the mean of K_k. Here tau is as above.
 
+The optimiser begins anew in each visit: A_k counts the steps of a new one.
+
 References:
   Wang, Liu, Liang, Joshi, Poor, `Tackling the Objective Inconsistency Problem
   in Heterogeneous Federated Optimization <https://arxiv.org/abs/2007.07481>`_,

@@ -1,7 +1,7 @@
 """Convolution whose backward passes are fast in a loop.
 
 On XLA's CPU backend the gradient of a native convolution with respect to its
-kernel runs 20 to 40 times slower inside `scan`, `fori_loop` or `lax.map` than
+kernel runs many times slower inside `scan`, `fori_loop` or `lax.map` than
 outside (jax issue 12868). Under `vmap` over kernels, a native convolution
 becomes a grouped convolution, which is also slow. `conv` has the signature of
 `lax.conv_general_dilated` and a custom VJP. Each of its three passes (forward,

@@ -128,11 +128,11 @@ def choose_lowering(
   """The lowering of `conv` unless `conv_lowering` sets one.
 
   Accelerators use one way for all layers, see `kernels.auto`. A CPU uses:
-  - 'gemm' in general. Native passes on maps below 8x8 can be 20 times slower.
+  - 'gemm' in general. Native passes on maps below 8x8 can be much slower.
   - 'cropped' in wide layers in which most multiplications would be with
-    padding, as on 2x2 maps: 1.3 times faster on two threads, 1.9 on one.
+    padding, as on 2x2 maps.
   - For float32, maps of at least 8x8 and large slices: 'native' for the forward
-    pass and the gradient of the input, about 1.3 times faster, and 'rows' for
+    pass and the gradient of the input, and 'rows' for
     the gradient of the kernel. With strides only the forward pass of thin
     layers is native.
   - 'strips' in the forward pass of the stem and in the gradient of the kernel

@@ -2,7 +2,7 @@
 
 jaxlib for Linux x86-64 includes oneDNN and the custom call
 `__onednn$convolution`, but its XLA compiler does not emit that call. This
-module emits it. On thin layers it is 1.5 to 3 times faster than XLA's
+module emits it. On thin layers it is faster than XLA's
 convolutions and matrix products, also on several threads and inside loops
 (`python -m benchmarks.lowerings`).
 

@@ -269,8 +269,8 @@ def add_taps(
   padded image, for the outputs m - t. So the positions of one r (a phase) are a
   sum over taps of arrays shifted by whole outputs. The phases are interleaved
   at the end. This needs no dilation and no scatter. Shifts are slices of arrays
-  that are padded once: on a CPU, padding each tap inside the sum is up to 19
-  times slower.
+  that are padded once: on a CPU, padding each tap inside the sum is much
+  slower.
 
   Args:
     pick: `(tap, *shifted arrays) -> [B, M, M', C]`, the contribution of a tap

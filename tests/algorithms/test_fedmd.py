@@ -334,7 +334,7 @@ def test_training_stops_when_the_held_out_tenth_gains_no_more():
   start = model.init(jax.random.key(0))
   state = local.optimizer(0.0).init(start.params)
 
-  def train(client_id, patience, local=local):
+  def train(client_id, patience, local=local, start=start):
     visit = Visit(client_id, jnp.int32(0), jax.random.key(1))
     return fit_until(
         model, local, start, data.client(client_id), visit, state,
@@ -346,6 +346,8 @@ def test_training_stops_when_the_held_out_tenth_gains_no_more():
     steps = [int(train(client_id, p)[3]) for p in (1, 3)]
     assert steps == [2 * per_epoch, 4 * per_epoch]
   assert int(train(0, 0)[3]) == 9 * 5  # All 20 of them, to the end.
+  lost = jax.tree.map(lambda leaf: jnp.nan * leaf, start)
+  assert int(train(0, 1, start=lost)[3]) == 2 * 5
 
   # Batched, a client that has stopped is left alone.
   moving = dataclasses.replace(

@@ -353,7 +353,7 @@ def test_training_and_testing_are_one_function(name, options):
   trained, tested = logits(variables, x)
   # What is left is the norms' epsilon, which the factor makes smaller.
   error = np.linalg.norm(trained - tested) / np.linalg.norm(tested)
-  assert error < 0.03
+  assert error < (1e-4 if name == 'preresnet20' else 0.03)
 
 
 def test_a_classifier_that_would_see_the_factor_is_refused():

@@ -251,5 +251,18 @@ def test_fedhes_table_has_no_average_of_different_models():
   config = table.config('FedAvg', 'cifar10 homogeneous')
   assert config.groups.to_dict() == dict(fedhe_cnn9=10)
   config = table.config('FedMD', 'cifar10 heterogeneous')
+  assert config.algorithm.num_alignment == 10
   assert len(config.groups) == 10 and config.public_size == 5000
   assert table.target('FedHe', 'mnist heterogeneous').text == '98.5'
+
+
+def test_rows_of_fedhes_tables_are_the_papers_or_say_otherwise():
+  rows = find_table('fedhe_cifar10').table.rows
+  options = {name: config.algorithm for name, config in rows.items()}
+  assert options['FD'].space == 'prob'  # FD sends probabilities.
+  assert options['FD with logits'].space == 'logit'
+  assert options['FedMD'].num_alignment == 10
+  assert options['FedMD aligned on 150'].num_alignment == 150
+  assert options['FedHe'].plus_one and not options['FedHe as coded'].plus_one
+  assert options['FedHe'].store != options['FedHe as coded'].store
+  assert all(config.local.keep_optimizer for config in rows.values())

@@ -66,7 +66,7 @@ class Worker:
 
   def _start(self):
     writing, path = tempfile.mkstemp()
-    self._errors = open(path, 'rb')  # noqa: SIM115
+    self._errors = open(path, 'rb')
     os.unlink(path)
     self._process = subprocess.Popen(
         [sys.executable, '-m', 'tests.fuzz.worker'],

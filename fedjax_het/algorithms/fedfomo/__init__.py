@@ -37,7 +37,7 @@ References:
   Optimization <https://arxiv.org/abs/2012.08565>`_, ICLR 2021, Eq. 3 and 4.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,8 @@ from fedjax_het.algorithms.fedfomo.server import (
   put,
   take,
 )
-from fedjax_het.engine.local import train_model
+from fedjax_het.engine.local import fit_model, init_optimizer
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 from fedjax_het.options import at_least, between, not_negative, one_of
@@ -78,11 +79,12 @@ class Sent(NamedTuple):
 
 
 class Client(NamedTuple):
-  """A client's id, b_i, and theta_i."""
+  """A client's id, b_i, theta_i, and its optimiser's state if that is kept."""
 
   client_id: jax.Array
   base: Variables
   trained: Variables
+  opt_state: Any = None
 
 
 class Upload(NamedTuple):
@@ -117,6 +119,7 @@ def revise(group, task, client: Client, models: Variables, data, mix: str):
   return Variables(*(mixed(part, w, mix) for part in models)), w[1:]
 
 
+@requires(keep_optimizer=False)
 def fedfomo(
     federation: Federation,
     *,
@@ -131,7 +134,7 @@ def fedfomo(
 
   Args:
     federation: Groups and local training; the optimiser begins anew in each
-      visit.
+      visit unless `local.keep_optimizer` says otherwise.
     num_donors: M, the most models that a client downloads in a visit; all
       others' if it exceeds them, and 0 for local training that is kept only
       if it helps.
@@ -157,6 +160,8 @@ def fedfomo(
   sharing = make_exchange(federation, aggregation).sharing
   tables = make_tables(federation, sharing)
   num_clients, task = federation.num_clients, federation.task
+  local = federation.local
+  keep = local.keeps_optimizer(False)
   allowed = partners(tables, num_clients)
   num_donors = min(num_donors, int(allowed.sum(axis=1).max()))
 
@@ -170,7 +175,8 @@ def fedfomo(
 
   def init_client(group, client_id, key):
     start = group.model.init(key)
-    return Client(jnp.asarray(client_id, jnp.int32), start, start)
+    state = init_optimizer(local, start.params) if keep else None
+    return Client(jnp.asarray(client_id, jnp.int32), start, start, state)
 
   def send(server, group, client_id):
     donors = server.donors[client_id]
@@ -187,10 +193,10 @@ def fedfomo(
   def client_update(group, client, sent, data, visit):
     training, held_out = hold_out(data, validation)
     base, w = revised(group, client, sent, held_out)
-    end, metrics, _ = train_model(
-        group.model, federation.local, base, training, visit
+    end, state, metrics, _ = fit_model(
+        group.model, local, base, training, visit, opt_state=client.opt_state
     )
-    client = client._replace(base=base, trained=end)
+    client = Client(client.client_id, base, end, state if keep else None)
     model, _ = sharing.split(group, end)
     # How many donors were of use.
     metrics = dict(metrics, helpers=jnp.sum(w[1:] > 0))
