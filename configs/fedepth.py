@@ -129,7 +129,8 @@ def get_config(arg=''):
   `--config=configs/fedepth.py:fedepth,lack --config.data_dir=DIR`. What fits
   into which memory: `python -m launch.plan_memory --config=configs/fedepth.py`.
   Schedules keep the budget by what the compiler plans; with `fedepth`, `quick`
-  and `vit_mini` they follow the paper's estimate. `--plan=paper`, or
+  and `vit_mini`, and in another config that is switched to this method, they
+  follow the paper's estimate. `--plan=paper`, or
   `measured`, says which.
 
   Clients whose budget holds two models train two by mutual distillation. The
