@@ -56,7 +56,7 @@ def trained_clients(
     keep: bool,
     send: Callable[..., tuple[Variables, Uplink]],
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """What clients do that train the parameters that they are sent.
+  """`init_client` and `client_update` of clients that train what they receive.
 
   Args:
     exchange: Which blocks travel.

@@ -52,7 +52,7 @@ SHARINGS = {
 
 
 class Sharing(NamedTuple):
-  """What of a tree travels.
+  """The part of a tree that clients and server exchange.
 
   A tree is `{block: subtree}`: parameters, gradients, momenta, control
   variates, masks. `Variables` are two such trees, of which the running

@@ -216,7 +216,7 @@ def width_index(
 
 
 def _slices(name: str, module: Any) -> Slices:
-  """What a module declares; a ValueError with the remedy if nothing."""
+  """The `slices` of a module; raises ValueError if it has none."""
   declared = getattr(module, 'slices', None)
   if not isinstance(declared, Slices):
     raise ValueError(
@@ -298,7 +298,7 @@ def _is_axes(x) -> bool:
 
 
 def _place(axes, shape):
-  """What indexes the leaf: slices where all sets are prefixes."""
+  """The index into the leaf: slices where all sets are prefixes."""
 
   def prefix(axis):
     return axis is None or (
@@ -354,7 +354,7 @@ def mean_change(tree, total, count):
   """Moves every number by the mean change of those who held it.
 
   x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is the
-  holders' mean of y_kj; a number that nobody held keeps its value.
+  holders' mean of y_kj; a number that no client held keeps its value.
 
   Args:
     tree: The server's leaves.

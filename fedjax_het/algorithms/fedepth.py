@@ -348,4 +348,4 @@ def _check_calibration(federation: Federation) -> None:
   odd = [group.name for group in others if group.model != first.model]
   if odd or federation.local_stats:
     what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
-    raise ValueError(f'calibrate=True needs one model for everybody: {what}.')
+    raise ValueError(f'calibrate=True needs one model for all clients: {what}.')

@@ -1,4 +1,4 @@
-"""What a round measured, in each group and at the server."""
+"""Measurements of a round, in each group and at the server."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -10,7 +10,7 @@ from fedjax_het.engine.traffic import Traffic
 
 
 class GroupReport(NamedTuple):
-  """What a round measured in one group; leading axis = slots of the cohort.
+  """Measurements of one group in a round; leading axis = slots of the cohort.
 
   Attributes:
     client_id: [slots] int32, num_clients for padding slots.
@@ -30,7 +30,7 @@ class GroupReport(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundReport(Mapping[str, GroupReport]):
-  """What a round measured: a mapping {group: GroupReport}, and the server's.
+  """Measurements of a round: a mapping {group: GroupReport}, and the server's.
 
   A pytree.
 

@@ -59,7 +59,7 @@ class Table(NamedTuple):
     return self._at(self.rows, self.views.get(label, (label,))[0], column)
 
   def target(self, label: str, column: str = '') -> Target | None:
-    """What the paper prints for a cell; None if it prints nothing."""
+    """The paper's result for a cell; None if it prints none."""
     return self._at(self.paper, label, column)
 
   def _at(self, entries: Mapping[str, Any], label: str, column: str) -> Any:

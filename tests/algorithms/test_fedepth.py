@@ -545,7 +545,7 @@ def test_calibration_needs_one_model():
   poor, rich = federation.groups
   groups = poor, Group('rich', wider, rich.client_ids)
   mixed = dataclasses.replace(federation, groups=groups)
-  with pytest.raises(ValueError, match="for everybody: group 'rich' has anoth"):
+  with pytest.raises(ValueError, match="all clients: group 'rich' has anoth"):
     fedepth(mixed, calibrate=True)
 
 

@@ -69,7 +69,7 @@ class Sent(NamedTuple):
   """The downlink.
 
   Attributes:
-    donors: [M] int32, their ids; N for nobody.
+    donors: [M] int32, their ids; N for none.
     models: {key: Maybe} of leaves [M, ...], as `Variables`.
   """
 

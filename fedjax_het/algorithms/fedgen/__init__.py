@@ -76,7 +76,7 @@ AGGREGATIONS = ('layerwise', 'architecture', 'ends', 'classifier')
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedGen's server state.
 
   Attributes:
     weights: The union of what travels of the models.

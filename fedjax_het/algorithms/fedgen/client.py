@@ -1,4 +1,4 @@
-"""FedGen's clients: what they are sent, and their loss."""
+"""FedGen's clients: their downlink and their loss."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ _GENERATE = 2**31 - 1
 
 
 class Sent(NamedTuple):
-  """What a client is sent.
+  """The downlink of a client.
 
   Attributes:
     weights: What travels of its model.

@@ -51,7 +51,7 @@ def diversity_loss(noise, z) -> jax.Array:
 
 
 def head_logits(heads: Sequence[Heads], z) -> jax.Array:
-  """[S, B, C]: what the classifiers of all groups say of z [B, d]."""
+  """[S, B, C]: logits of all groups' classifiers for z [B, d]."""
 
   def logits(one: Heads):
     return jax.vmap(

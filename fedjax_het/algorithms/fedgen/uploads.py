@@ -11,7 +11,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class Kept(NamedTuple):
-  """What the server needs of each client.
+  """The part of an upload that is stored per client.
 
   Attributes:
     classifier: The `Delta` of the classifier.

@@ -80,7 +80,7 @@ class Server(NamedTuple):
 
 
 class Downlink(NamedTuple):
-  """What a client receives; `pairs` is a `Maybe` of `Pairs`."""
+  """The downlink of a client; `pairs` is a `Maybe` of `Pairs`."""
 
   weights: Variables
   pairs: Maybe

@@ -31,7 +31,7 @@ class PairStore(NamedTuple):
     pairs: `Pairs` [N, P, ...].
     filled: [N, P] bool, pairs that a client has really sent.
     age: [N] int32, server updates since a client's pairs were stored, see
-      `older`; None where nobody asks.
+      `older`; None without `max_pair_age`.
   """
 
   pairs: Pairs
@@ -80,7 +80,7 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
 def empty_store(
     num_clients: int, num_pairs: int, shapes, *, with_age: bool = False
 ) -> PairStore:
-  """A store that has seen nobody.
+  """A store without pairs.
 
   Args:
     num_clients: N.

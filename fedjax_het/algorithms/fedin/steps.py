@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What goes from step to step.
+  """The state of the local steps.
 
   Attributes:
     variables: The client's model.

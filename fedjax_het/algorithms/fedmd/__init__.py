@@ -72,7 +72,7 @@ from fedjax_het.options import at_least, not_negative
 
 
 class Sent(NamedTuple):
-  """What a client is sent.
+  """The downlink of a client.
 
   Attributes:
     seed: As the server's.
@@ -86,7 +86,7 @@ class Sent(NamedTuple):
 
 
 class Client(NamedTuple):
-  """What a client keeps.
+  """FedMD's client state.
 
   Attributes:
     variables: Its model.

@@ -1,4 +1,4 @@
-"""FedMD's server: what clients upload for the subsets of two rounds."""
+"""FedMD's server: the uploads for the subsets of two rounds."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Logits(NamedTuple):
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedMD's server state.
 
   Attributes:
     seed: The data of a random key, 8 bytes, from which all draw the subsets.
