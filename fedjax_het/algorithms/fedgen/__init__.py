@@ -58,11 +58,10 @@ from fedjax_het.algorithms.fedgen.generator import (
 from fedjax_het.algorithms.fedgen.server import (
   generator_loss,
   generator_training,
-  label_weights,
+  make_ensemble,
   train_generator,
 )
 from fedjax_het.algorithms.fedgen.uploads import (
-  sent_heads,
   split_classifier,
   whole_delta,
 )
@@ -204,35 +203,21 @@ def fedgen(
     return own, split_classifier(exchange, group, delta, counts), metrics
 
   def server_update(server, received, turn):
-    uploads = [
-        clear_padding(received[group.name], federation.num_clients)
-        for group in federation.groups
-    ]
-    counts = jnp.concatenate([r.kept.counts for r in uploads])
-    took_part = jnp.concatenate(
-        [r.kept.classifier.weight > 0 for r in uploads]
-    )
-    qualified = jnp.any(took_part[:, None] & (counts > 1), axis=0)
-    heads = [
-        sent_heads(exchange, group, server.weights, r)
-        for group, r in zip(federation.groups, uploads, strict=True)
-    ]
+    uploads = {
+        name: clear_padding(r, federation.num_clients)
+        for name, r in received.items()
+    }
+    heads, omega, labels = make_ensemble(exchange, server.weights, uploads)
     # The generator first: after averaging, all classifiers would be one.
     generator, opt_state, metrics = train_generator(
         net, server.generator, server.opt_state,
-        generator_loss(
-            net, local.task, heads, label_weights(counts, took_part), eta
-        ),
-        training, qualified, server_steps, turn,
+        generator_loss(net, local.task, heads, omega, eta),
+        training, labels, server_steps, turn,
     )  # fmt: skip
     average = exchange.average(
-        server.weights,
-        {
-            group.name: whole_delta(r)
-            for group, r in zip(federation.groups, uploads, strict=True)
-        },
+        server.weights, {name: whole_delta(r) for name, r in uploads.items()}
     )
-    known = server.known | qualified
+    known = server.known | labels
     return Server(average, generator, opt_state, known), metrics
 
   return FederatedAlgorithm(
