@@ -78,7 +78,7 @@ class WeightExchange(NamedTuple):
 
   Attributes:
     federation: The federation.
-    sharing: What travels.
+    sharing: The shared blocks.
     weighting: 'uniform' for plain means over the holders of a block, 'data'
       for coefficients proportional to the number of examples.
     tx: The server's optimiser of the trainable leaves; running statistics

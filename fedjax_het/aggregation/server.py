@@ -42,7 +42,7 @@ SECOND_MOMENT_DECAY = 0.99
 def weighted_mean(
     sums: Iterable[tuple[Mapping[str, Any], Any]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The weighted mean of each key over those who sent it.
+  """The weighted mean of each key over the clients that sent it.
 
   Args:
     sums: One (total, weight) of each group of senders. `total` is {key: tree},

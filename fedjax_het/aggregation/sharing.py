@@ -156,7 +156,7 @@ class Sharing(NamedTuple):
 
 
 def check_shared_shapes(federation: Federation, shared_key) -> None:
-  """Refuses groups that give one shared block different shapes.
+  """Raises ValueError for groups that give one shared block different shapes.
 
   Args:
     federation: The federation.

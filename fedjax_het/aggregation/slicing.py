@@ -169,7 +169,7 @@ def width_index(
 
   Args:
     full: The full model.
-    small: What `narrow` made of it.
+    small: Its narrow model, as of `narrow`.
     index_of: `(size, kept) -> [kept] int`, maybe traced: which of the channels
       0..size-1 of a layer the narrow layer holds, in its order. It is called
       for each layer, with equal sizes for equal layers, and should depend on
@@ -271,7 +271,7 @@ def _axes(leaf_name: str, leaf, source, target):
 
 
 def _check_fit(name: str, cut: Cut, layer: str, index, kept) -> None:
-  """Refuses an index that does not give the shapes of the narrow module."""
+  """Raises ValueError if the index does not give the narrow shapes."""
   full = jax.tree.leaves(cut.params[layer])
   held = jax.tree.leaves(index, is_leaf=_is_axes)
   for axes, leaf, small in zip(held, full, jax.tree.leaves(kept), strict=True):
@@ -351,7 +351,7 @@ def scatter_add(tree, index, part):
 
 
 def mean_change(tree, total, count):
-  """Moves every number by the mean change of those who held it.
+  """Moves every number by the mean change over its holders.
 
   x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is the
   holders' mean of y_kj; a number that no client held keeps its value.

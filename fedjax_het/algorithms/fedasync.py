@@ -110,7 +110,7 @@ def fedasync(
     max_staleness: Uploads staler than that are dropped: they neither move the
       model nor make others staler; None for never.
     rho: Strength of the proximal term around what was downloaded.
-    aggregation: Who shares which blocks, as for `fedavg`.
+    aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
     The algorithm. Its uplink is kept apart by client, so the memory of a

@@ -234,7 +234,7 @@ def fedepth(
     slack: How far a stage may exceed the budget by the paper's estimate; the
       paper's schedules need 5 %. By the measured figure none may.
     heads: 'shared', or 'own' for m-FeDepth.
-    partial: What becomes of front blocks that are not trained: 'frozen' or
+    partial: Treatment of front blocks that are not trained: 'frozen' or
       'bypass', see `depthwise.make_stages`.
     dilute: Whether a client that did not train a block of its model counts,
       with no change, in that block's mean, as in the authors' code.

@@ -326,7 +326,7 @@ def _predict(base, number, group, bases, x):
 
 
 def _check_scale(model: BlockModel) -> None:
-  """Refuses a net whose classifier sees the factor in training alone."""
+  """Raises ValueError if only training scales the classifier's input."""
   for name, module in model.blocks:
     if getattr(module, 'keeps_scale', False):
       raise ValueError(

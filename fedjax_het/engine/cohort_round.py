@@ -66,7 +66,7 @@ def make_cohort_round(
 
 
 def _cohort_ids(shares):
-  """[slots of all groups] int32, who is in the cohort; NO_CLIENT is padding."""
+  """[slots of all groups] int32, the cohort; NO_CLIENT is padding."""
   ids = [
       jnp.where(
           jnp.arange(len(share.client_id)) < share.num_valid,

@@ -136,7 +136,7 @@ class Driver(NamedTuple):
   on_host: str | None = None
 
   def place(self, state: Any) -> Any:
-    """Lays a state that each process has in full where the driver wants it."""
+    """Places a state that each process has in full as the driver needs it."""
     return _place(state, self.shardings)
 
 
@@ -144,7 +144,7 @@ def round_driver(job: Job) -> Driver:
   """The driver of synchronous rounds.
 
   Args:
-    job: What is to be run.
+    job: The run.
 
   Returns:
     The driver; its states are those of `init_state`.
@@ -177,7 +177,7 @@ def streamed_driver(job: Job) -> Driver:
   """The driver of synchronous rounds with clients' states in host memory.
 
   Args:
-    job: What is to be run, with one round a dispatch.
+    job: The run, with one round a dispatch.
 
   Returns:
     The driver; its states are those of `init_streamed_state`.
@@ -212,7 +212,7 @@ def clock_driver(job: Job, mode: str) -> Driver:
   """The driver of asynchronous rounds.
 
   Args:
-    job: What is to be run, with devices.
+    job: The run, with devices.
     mode: One of `clock.MODES`.
 
   Returns:
@@ -373,7 +373,7 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
   """Compiles rounds, one or several in a dispatch.
 
   Args:
-    job: What is to be run.
+    job: The run.
     run_round: `(state, data, key, who) -> (state, report)`.
     who: `(rounds done) -> ` what the next round takes last, a sampling key or
       events.

@@ -16,8 +16,8 @@ class GroupReport(NamedTuple):
     client_id: [slots] int32, num_clients for padding slots.
     finite: [slots] bool, whether all that the client returned was finite.
     metrics: {name: [slots] float32} of the client updates.
-    down: What was sent to each client.
-    up: What each client sent.
+    down: The downlink of each client.
+    up: The uplink of each client.
   """
 
   client_id: jax.Array

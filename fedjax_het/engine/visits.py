@@ -133,7 +133,7 @@ def make_visit(
   Returns:
     `visit((server, data, key, round_num, cohort), (client_id, client)) ->
     (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
-    `cohort` are the ids of those who take part in the round, in any order, and
+    `cohort` are the ids of the clients in the round, in any order, and
     `NO_CLIENT`.
   """
   train = make_training(algorithm, group)

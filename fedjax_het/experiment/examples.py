@@ -1,4 +1,4 @@
-"""The examples of an experiment: who holds which, and how models see them."""
+"""The examples of an experiment: partition, evaluation and preprocessing."""
 
 from collections.abc import Callable, Iterator
 import contextlib

@@ -89,7 +89,7 @@ CLOCK = dict(
     device_seed=MAYBE_SEED,
 )
 FIELDS = dict(
-    # Seeds of training, and of who takes part; the partition has its own.
+    # Seeds of training and of client sampling; the partition has its own.
     seed=SEED,
     sampling_seed=SEED,
     # A key of `DATASETS`, or the user's own: 'npz' reads `data_file`,
@@ -102,7 +102,7 @@ FIELDS = dict(
     verify=Field(True, bool),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
-    # What images are normalised by: the training set's mean and deviation, or
+    # Normalisation of images by the training set's mean and deviation, or
     # 0.5 and 0.5, as pretrained vision transformers expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
     # Training examples that there are, in the classes' proportions; None for
@@ -186,7 +186,7 @@ def check_field(name: str, value: Any, field: Field) -> None:
   Args:
     name: The entry's full name, for the message.
     value: Its value.
-    field: What is right.
+    field: Its type and range.
 
   Raises:
     ValueError: Naming the entry, its value and what is right.

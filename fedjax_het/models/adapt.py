@@ -111,7 +111,7 @@ def check_modules(
     num_classes: int,
     name: str,
 ) -> None:
-  """Refuses modules that cannot be the blocks of a model.
+  """Raises ValueError for modules that cannot be the blocks of a model.
 
   Args:
     blocks: What `adapted_blocks` made.

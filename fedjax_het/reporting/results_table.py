@@ -13,7 +13,7 @@ class Table(NamedTuple):
 
   Attributes:
     title: Its heading.
-    setting: What all cells share, in words.
+    setting: The setting of all cells, in words.
     rows: {label: config}; with columns {label: {column: config}}. A row may
       lack columns: there is no such cell.
     paper: {label: target}; with columns {label: {column: target}}: what the

@@ -75,10 +75,10 @@ def teacher_logits(
   none for padding slots.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     group: The group.
     weights: The server's tree, see `end_of` for stale uploads.
-    received: What they have sent; `kept` are whole `Delta`s.
+    received: Their uploads; `kept` are whole `Delta`s.
     public: The public examples, P of them.
 
   Returns:
@@ -109,7 +109,7 @@ def clients_consensus(
   """The consensus of all clients that took a step.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     weights: The server's tree, see `end_of` for stale uploads.
     received: {group name: Received}; `kept` are whole `Delta`s, zeros in
       padding slots.

@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 def check_federation(federation: Federation) -> None:
-  """Refuses what the server could not train with.
+  """Raises ValueError for a federation that the server cannot train with.
 
   Args:
     federation: The federation.

@@ -5,7 +5,7 @@ of the clients recognise the label. Only the size of that input must be common;
 extractors may differ. In round t, with H_k the classifier of client k and f_k
 its whole model,
 
-  down:    the model as in FedAvg, G, and the classes that G knows, Y;
+  down:    the model as in FedAvg, G, and the classes that G was trained on, Y;
   client:  CE(f_k(x), y) + a_t (B_g/B) mean CE(H_k(G(y~)), y~)
              + b_t KL(softmax(H_k(G(y))) || softmax(f_k(x))),
            y~ uniform over Y; c_k[y] = 1 + real examples of y in the steps;
@@ -78,7 +78,7 @@ class Server(NamedTuple):
   """FedGen's server state.
 
   Attributes:
-    weights: The union of what travels of the models.
+    weights: The union of the shared blocks of all models.
     generator: Variables of G.
     opt_state: G's optimiser.
     known: [C] bool, the classes of which it has received a count (Y).

@@ -57,7 +57,7 @@ def make_ensemble(
   """The ensemble of all clients that took a step.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     weights: The server's tree, see `end_of` for stale uploads.
     uploads: {group: Received}, with zeros in padding slots.
 
