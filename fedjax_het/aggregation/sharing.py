@@ -1,7 +1,7 @@
 """Which blocks of a client travel, and how its tree is put together again.
 
 Each block of a model has a shared key, or none: blocks with equal keys are
-averaged together whatever architecture they stand in, blocks without a key
+averaged together whatever architecture they are part of, blocks without a key
 stay on their client. Layer-wise averaging, averaging inside an architecture,
 averaging of the ends or the classifier only, and no averaging differ in nothing
 but this key.

@@ -176,7 +176,7 @@ def width_index(
       nothing else that differs between layers.
 
   Returns:
-    `Variables` of the full model's structure. In place of a leaf stands a
+    `Variables` of the full model's structure. Each leaf is replaced by a
     tuple with one entry per axis: an [k] int array, in the narrow leaf's
     order, or None for the whole axis.
 

@@ -186,7 +186,7 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
 def _make_model(
     config, dataset: Dataset, where: str, spec: ModelSpec | GroupSpec | None
 ) -> BlockModel | None:
-  """The model that stands at `where` in a config; None for none."""
+  """The model at `where` in a config; None for none."""
   if spec is None:
     return None
   with examples.naming(where):

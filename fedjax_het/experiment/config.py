@@ -155,7 +155,7 @@ def _group_section(name: str, entry: Any) -> dict[str, Any]:
 
 
 def model_spec(config, entry: Any) -> ModelSpec | None:
-  """A model that stands in a config beside those of the groups.
+  """A model of a config besides those of the groups.
 
   Args:
     config: The config.

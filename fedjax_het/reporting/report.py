@@ -57,7 +57,7 @@ def fitting(what: Any) -> Iterator[None]:
 
 
 def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-  """A run's setting in one sentence, to stand beside a paper's.
+  """A run's setting in one sentence, for comparison with a paper's.
 
   Args:
     config: Its config as nested dicts.

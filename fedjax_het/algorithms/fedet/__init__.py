@@ -27,7 +27,7 @@ Reported are the small models; the view 'server' is W.
 Choices that the sources leave open or hide (there is no official code):
 
 - The classifier is the model's own, such as the last linear layer.
-- The server's optimiser begins anew in every round, as the clients' does. Its
+- The server's optimiser is reset in every round, as the clients' is. Its
   kind is the clients'.
 - Public examples are part of the training set, without labels; the paper takes
   another data set. They are never augmented.

@@ -28,7 +28,7 @@ Choices that the sources leave open or hide:
   all released settings.
 - `aggregation='classifier'` is the paper's partial sharing: extractors stay on
   the clients. The released code for it sends nothing.
-- Clients begin their optimiser anew in every visit, G's state is kept.
+- Clients reset their optimiser in every visit, G's state is kept.
 - Generated features pass the classifier in eval mode.
 
 References:

@@ -90,7 +90,7 @@ class Client(NamedTuple):
 
   Attributes:
     variables: Its model.
-    digest_state: Optimiser of the digest; None if optimisers begin anew.
+    digest_state: Optimiser of the digest; None if optimisers are reset.
     private_state: Optimiser of transfer and revisits; None likewise.
   """
 

@@ -23,8 +23,8 @@ Differences from the paper's code:
 
 - In it the gradient of KD flows into z_n, too: `detach=False`. Its gamma is 0
   by default.
-- Its masks are gradients of a copy with zeroed channels. They stand for the
-  rule of the first channels, which is used here.
+- Its masks are gradients of a copy with zeroed channels. They
+  implement the rule of the first channels, which is used here.
 
 References:
   Ilhan, Su, Liu, ScaleFL: Resource-Adaptive Federated Learning With
