@@ -8,7 +8,7 @@ RATES = {letter: Fraction(1, 2**i) for i, letter in enumerate('abcde')}
 
 
 class Mode(NamedTuple):
-  """A parsed mode string.
+  """What a mode string says.
 
   Attributes:
     width: The global model's width r_g, the first letter's: a=1, b=1/2,
