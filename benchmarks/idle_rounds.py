@@ -51,7 +51,7 @@ def idle_rounds(
   Args:
     num_clients: Clients of one group.
     cohort_size: Clients per round.
-    store: Where their states lie, one of `STORES`.
+    store: Where their states are stored, one of `STORES`.
 
   Returns:
     A call `(state) -> state` that runs one round, and the first state.

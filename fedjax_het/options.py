@@ -146,7 +146,7 @@ def share(name: str, value) -> Fraction:
     ValueError: If the value cannot be read, or is not in (0, 1].
   """
   try:
-    # A fraction of so many digits takes for ever.
+    # A fraction with so many digits takes too long to compute.
     if isinstance(value, str) and re.search(r'[eE][+-]?\d{4}', value):
       raise ValueError
     if isinstance(value, bool):

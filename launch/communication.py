@@ -168,7 +168,7 @@ FedAvg's upload holds one number more than the model, the weight of its change.
 The model counts with its norms' running statistics. FedHe sends ten logits and
 one count for every class, FD ten numbers. FedMD sends the public subset's
 number with all logits, and down the seed that subsets are drawn from, two
-numbers; its images, which the paper counts, are sent once, or lie on the
+numbers; its images, which the paper counts, are sent once, or are on the
 devices.
 """
 

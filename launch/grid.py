@@ -11,7 +11,7 @@ from typing import Any
 from .table_files import Found
 from .terminal import CommandError, line
 
-# Rows of a table that somebody means.
+# Rows of a table that a user may mean.
 _MOST = 1000
 
 

@@ -7,8 +7,8 @@
 reads the official raw files under RAW (default: DIR), checks them, writes
 DIR/<dataset>/<version>/ as array_record files, reads that back, compares, and
 prints a summary. Training then reads it with `--config.data_dir=DIR`. The step
-is optional: `fedjax_het.data.sources.load` reads raw files too; it pays for
-CINIC-10, whose 180,000 small files take long to open.
+is optional: `fedjax_het.data.sources.load` reads raw files too. It saves time
+for CINIC-10, whose 180,000 small files take long to open.
 
 Neither TensorFlow nor the network is used, unless --download asks for both.
 A data set that is prepared already is read, checked and summarised.

@@ -8,7 +8,7 @@ A table is a file of configs/tables, by name or by path. Its cells are runs of
 a row (a method) in a column (data and split, where a table has columns) with a
 seed, at one of its scales: 'full', the paper's own setting; 'cpu', narrowed and
 shortened; 'quick', two rounds of tiny nets on the embedded digits, which need
-no data. Results lie in results/<table>/<scale>, a JSON file a cell; of tables
+no data. Results are in results/<table>/<scale>, a JSON file a cell; of tables
 of one scale alone, in results/<table>.
 
 Cells that have a result are not run again; one that was interrupted goes on.

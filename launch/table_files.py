@@ -33,7 +33,7 @@ class Found(NamedTuple):
     return f'{self.table.title} (scale {self.scale!r})'
 
   def folder(self, parent: str | None, default: str) -> pathlib.Path:
-    """Where this scale's files lie: scales of a table never share a folder."""
+    """The folder of this scale's files; scales never share a folder."""
     return pathlib.Path(parent or f'{default}/{self.name}', self.scale)
 
 

@@ -1,4 +1,4 @@
-"""What the programs share: flags that are refused, and errors, in one line."""
+"""Shared by the programs: refused flags, and errors in one line."""
 
 from collections.abc import Callable, Sequence
 import os

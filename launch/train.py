@@ -50,7 +50,7 @@ _PLAN = flags.DEFINE_enum(
     'plan',
     None,
     ('paper', 'measured'),
-    "Whose figures FeDepth's schedules go by; else as the config says.",
+    "Memory estimate of FeDepth's schedules; else as the config says.",
 )
 _PRINT_CONFIG = flags.DEFINE_bool(
     'print_config', False, 'Print the config with all its entries, and stop.'

@@ -10,7 +10,7 @@ import pytest
 # The nets of tests are tiny: compiling them takes longer than running them,
 # and half as long with the older code for fused loops. An unknown flag ends a
 # process, so it is set for the versions that are known to have it, and where
-# nobody else has set flags. Two processes run tests, so one thread each is to
+# no other flags are set. Two processes run tests, so one thread each is to
 # compile.
 # Programs that tests start take these settings from the environment.
 if jax.__version_info__[:2] == (0, 10):

@@ -92,7 +92,7 @@ def owner_of(name):
 
 
 def test_algorithms_import_no_algorithm():
-  """What serves one method lies with it, in its folder or as METHOD_*.py."""
+  """Code of one method is in its folder or in METHOD_*.py."""
   room = ROOT / 'algorithms'
   parts = [path.relative_to(room).parts for path in files('algorithms')]
   owners = {owner_of(part[0].removesuffix('.py')) for part in parts}

@@ -50,7 +50,7 @@ SIZES = (5, 8, 3, 7, 8, 6)
 
 
 def tiny_data(sizes=SIZES, seed=0, public=0):
-  """Separable random examples dealt to clients of the given sizes.
+  """Separable random examples assigned to clients of the given sizes.
 
   The last `public` examples besides are everybody's.
   """

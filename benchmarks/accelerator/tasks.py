@@ -176,7 +176,7 @@ def first_round(config: str, empty: bool, folder: str) -> dict[str, Any]:
   Args:
     config: Its config, with variants.
     empty: Whether the cache of compiled programs is emptied before.
-    folder: Where the run and the cache lie.
+    folder: Folder of the run and the cache.
 
   Returns:
     first_round and whole, in seconds: a run of one round.
@@ -233,7 +233,7 @@ def table_cell(
     row: A row, in the words of `launch.sweep`.
     column: A column.
     data_dir: Folder of the data sets; None if the scale needs none.
-    folder: Where results and runs lie; a run that was ended goes on.
+    folder: Folder of results and runs; a run that was ended goes on.
     seconds: The time that there is.
 
   Returns:

@@ -1,4 +1,4 @@
-"""What every measured program shares: its task, its data, its clock.
+"""Shared by every measured program: its task, its data, its clock.
 
 It imports the standard library and NumPy alone: peers run in environments of
 their own, without this library.

@@ -15,7 +15,7 @@ from benchmarks.peers import environments, meter
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.5
-# No peer reports its use to anybody.
+# No peer sends usage statistics.
 _QUIET = dict(
     FLWR_TELEMETRY_ENABLED='0',
     RAY_USAGE_STATS_ENABLED='0',

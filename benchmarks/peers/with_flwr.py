@@ -47,7 +47,7 @@ def client_app(path: str) -> ClientApp:
 
 
 class Timed(FedAvg):
-  """FedAvg with a clock; it samples nobody once that is enough."""
+  """FedAvg with a clock; it samples no client once that is enough."""
 
   def __init__(self, clock: meter.Meter, **kwargs):
     super().__init__(**kwargs)

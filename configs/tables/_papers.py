@@ -1,4 +1,4 @@
-"""What the tables of the papers share: their scales, and FedIN's columns."""
+"""Shared by the tables of the papers: their scales, and FedIN's columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -89,7 +89,7 @@ def fedin_paper(
     names: Mapping[str, str],
     columns: Mapping[str, tuple[str, bool]],
 ) -> dict[str, dict[str, object]]:
-  """What the paper prints.
+  """The paper's results.
 
   Args:
     target: (method, data set, whether IID) -> `Target` or None.

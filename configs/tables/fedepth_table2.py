@@ -118,12 +118,12 @@ def cells(methods, columns, scale: str):
 
 
 def target(label: str, column: str):
-  """What the paper prints for a row, masked or not."""
+  """The paper's results for a row, masked or not."""
   return paper_targets.fedepth(label.removesuffix(' masked'), column)
 
 
 def paper(methods, columns):
-  """What the paper prints: {label: {column: target}}."""
+  """The paper's results: {label: {column: target}}."""
   return {
       label: {name: target(label, name) for name in columns}
       for label in methods

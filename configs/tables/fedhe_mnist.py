@@ -57,7 +57,7 @@ def rows(dataset: str):
 
 
 def paper(dataset: str):
-  """What the paper says of these rows."""
+  """The paper's remarks on these rows."""
   found = {}
   for name in ('FedAvg', 'FedHe', 'FedMD', 'Private'):
     found[name] = paper_targets.fedhe(name, dataset, False)

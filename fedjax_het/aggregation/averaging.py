@@ -36,8 +36,8 @@ def model_training(
     mu: Strength of a proximal term, see `train_model`.
 
   Returns:
-    `train` and `keep` as `average_weights` takes them; the optimiser begins
-    anew in each visit unless `local.keep_optimizer` says otherwise.
+    `train` and `keep` as `average_weights` takes them; the optimiser is
+    reset in each visit unless `local.keep_optimizer` says otherwise.
   """
   keep = local.keeps_optimizer(False)
 
@@ -56,7 +56,7 @@ def trained_clients(
     keep: bool,
     send: Callable[..., tuple[Variables, Uplink]],
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """What clients do that train the parameters that they are sent.
+  """`init_client` and `client_update` of clients that train what they receive.
 
   Args:
     exchange: Which blocks travel.

@@ -18,7 +18,7 @@ class ClassVectors(NamedTuple):
   Attributes:
     vectors: [..., C, D] float32.
     counts: [..., C] float32, how many vectors were added or averaged; zero
-      for a class that nobody has, whose vector is zero.
+      for a class that no client has, whose vector is zero.
   """
 
   vectors: jax.Array

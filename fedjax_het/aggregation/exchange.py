@@ -42,7 +42,7 @@ class Delta(NamedTuple):
 
 
 def end_of(before: Variables, delta: Delta) -> Variables:
-  """What one client had at the end of its visit, from what it sent.
+  """One client's variables at the end of its visit, from its upload.
 
   Args:
     before: x, what the server sent it, {shared key: tree} of the keys of the
@@ -78,7 +78,7 @@ class WeightExchange(NamedTuple):
 
   Attributes:
     federation: The federation.
-    sharing: What travels.
+    sharing: The shared blocks.
     weighting: 'uniform' for plain means over the holders of a block, 'data'
       for coefficients proportional to the number of examples.
     tx: The server's optimiser of the trainable leaves; running statistics
@@ -192,8 +192,8 @@ class WeightExchange(NamedTuple):
         {key: [] bool}. Running statistics move by their mean change.
 
     Returns:
-      The new server; a block that nobody sent keeps its values and its
-      optimiser's state, and variances stay non-negative.
+      The new server; a block that no client sent keeps its values and
+      its optimiser's state, and variances stay non-negative.
     """
     sums = [deltas[group.name] for group in self.federation.groups]
     params, stats = server_variables(server)

@@ -81,7 +81,7 @@ def fit_masked(
 
   Args:
     model: The architecture.
-    local: As for `fit_model`; `drop_unused_weights` is not heeded.
+    local: As for `fit_model`; `drop_unused_weights` is ignored.
     start: Variables at the beginning.
     data: `ClientData`.
     visit: The client's turn.

@@ -42,7 +42,7 @@ SECOND_MOMENT_DECAY = 0.99
 def weighted_mean(
     sums: Iterable[tuple[Mapping[str, Any], Any]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The weighted mean of each key over those who sent it.
+  """The weighted mean of each key over the clients that sent it.
 
   Args:
     sums: One (total, weight) of each group of senders. `total` is {key: tree},
@@ -52,7 +52,7 @@ def weighted_mean(
       holds for the rest of them: [] for a block, [C] for classes.
 
   Returns:
-    The means, {key: tree}, 0 where nobody sent, and whether anybody sent,
+    The means, {key: tree}, 0 where no client sent, and whether any client sent,
     {key: bool arrays like `weight`}.
   """
   total, weight = {}, {}
@@ -118,8 +118,8 @@ def server_step(
     params: {key: tree}, x.
     opt_state: As of `init_server_step`.
     mean: {key: tree} for some of the keys, D.
-    sent: {key: [] bool} for the same keys. A key that nobody sent keeps its
-      values, its moments and its step count.
+    sent: {key: [] bool} for the same keys. A key that no client sent keeps
+      its values, its moments and its step count.
 
   Returns:
     The new parameters and the new state.

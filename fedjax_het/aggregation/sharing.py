@@ -1,7 +1,7 @@
 """Which blocks of a client travel, and how its tree is put together again.
 
 Each block of a model has a shared key, or none: blocks with equal keys are
-averaged together whatever architecture they stand in, blocks without a key
+averaged together whatever architecture they are part of, blocks without a key
 stay on their client. Layer-wise averaging, averaging inside an architecture,
 averaging of the ends or the classifier only, and no averaging differ in nothing
 but this key.
@@ -52,7 +52,7 @@ SHARINGS = {
 
 
 class Sharing(NamedTuple):
-  """What of a tree travels.
+  """The part of a tree that clients and server exchange.
 
   A tree is `{block: subtree}`: parameters, gradients, momenta, control
   variates, masks. `Variables` are two such trees, of which the running
@@ -156,7 +156,7 @@ class Sharing(NamedTuple):
 
 
 def check_shared_shapes(federation: Federation, shared_key) -> None:
-  """Refuses groups that give one shared block different shapes.
+  """Raises ValueError for groups that give one shared block different shapes.
 
   Args:
     federation: The federation.

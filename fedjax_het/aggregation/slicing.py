@@ -169,14 +169,14 @@ def width_index(
 
   Args:
     full: The full model.
-    small: What `narrow` made of it.
+    small: Its narrow model, as of `narrow`.
     index_of: `(size, kept) -> [kept] int`, maybe traced: which of the channels
       0..size-1 of a layer the narrow layer holds, in its order. It is called
       for each layer, with equal sizes for equal layers, and should depend on
       nothing else that differs between layers.
 
   Returns:
-    `Variables` of the full model's structure. In place of a leaf stands a
+    `Variables` of the full model's structure. Each leaf is replaced by a
     tuple with one entry per axis: an [k] int array, in the narrow leaf's
     order, or None for the whole axis.
 
@@ -216,7 +216,7 @@ def width_index(
 
 
 def _slices(name: str, module: Any) -> Slices:
-  """What a module declares; a ValueError with the remedy if nothing."""
+  """The `slices` of a module; raises ValueError if it has none."""
   declared = getattr(module, 'slices', None)
   if not isinstance(declared, Slices):
     raise ValueError(
@@ -271,7 +271,7 @@ def _axes(leaf_name: str, leaf, source, target):
 
 
 def _check_fit(name: str, cut: Cut, layer: str, index, kept) -> None:
-  """Refuses an index that does not give the shapes of the narrow module."""
+  """Raises ValueError if the index does not give the narrow shapes."""
   full = jax.tree.leaves(cut.params[layer])
   held = jax.tree.leaves(index, is_leaf=_is_axes)
   for axes, leaf, small in zip(held, full, jax.tree.leaves(kept), strict=True):
@@ -298,7 +298,7 @@ def _is_axes(x) -> bool:
 
 
 def _place(axes, shape):
-  """What indexes the leaf: slices where all sets are prefixes."""
+  """The index into the leaf: slices where all sets are prefixes."""
 
   def prefix(axis):
     return axis is None or (
@@ -351,10 +351,10 @@ def scatter_add(tree, index, part):
 
 
 def mean_change(tree, total, count):
-  """Moves every number by the mean change of those who held it.
+  """Moves every number by the mean change over its holders.
 
   x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is the
-  holders' mean of y_kj; a number that nobody held keeps its value.
+  holders' mean of y_kj; a number that no client held keeps its value.
 
   Args:
     tree: The server's leaves.

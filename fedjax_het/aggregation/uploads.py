@@ -29,7 +29,7 @@ def gather_uploads(
 
 
 def clear_padding(received: Received, num_clients: int) -> Received:
-  """What a group has sent, with zeros kept in padding slots.
+  """The uploads of a group, with zeros in `kept` for padding slots.
 
   Args:
     received: The group's uploads.

@@ -3,7 +3,7 @@
 A constructor is called as `ALGORITHMS[name](federation, **options)` and
 returns a `FederatedAlgorithm`; its keyword-only parameters are its options.
 Adding a method takes a module in this folder and a line here. What a method
-needs of a federation stands beside its constructor, see `engine.needs`.
+needs of a federation is declared beside its constructor, see `engine.needs`.
 """
 
 from collections.abc import Callable

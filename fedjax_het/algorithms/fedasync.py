@@ -54,7 +54,7 @@ def staleness_factor(k, kind: str, a: float, b: float):
     k: Server updates since the download, any shape, integer.
     kind: 'constant', 'polynomial' or 'hinge'.
     a: Decay of the latter two.
-    b: Updates that 'hinge' forgives.
+    b: Staleness up to which 'hinge' keeps the full coefficient.
 
   Returns:
     float32 in (0, 1], 1 for k = 0, of the shape of `k`.
@@ -106,11 +106,11 @@ def fedasync(
     alpha: Mixing coefficient of a fresh upload, in (0, 1].
     staleness: 'constant', 'polynomial' or 'hinge': how it falls.
     a: Decay of the latter two; None for the paper's 0.5 and 10.
-    b: Updates that 'hinge' forgives.
+    b: Staleness up to which 'hinge' keeps the full coefficient.
     max_staleness: Uploads staler than that are dropped: they neither move the
       model nor make others staler; None for never.
     rho: Strength of the proximal term around what was downloaded.
-    aggregation: Who shares which blocks, as for `fedavg`.
+    aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
     The algorithm. Its uplink is kept apart by client, so the memory of a

@@ -234,7 +234,7 @@ def fedepth(
     slack: How far a stage may exceed the budget by the paper's estimate; the
       paper's schedules need 5 %. By the measured figure none may.
     heads: 'shared', or 'own' for m-FeDepth.
-    partial: What becomes of front blocks that are not trained: 'frozen' or
+    partial: Treatment of front blocks that are not trained: 'frozen' or
       'bypass', see `depthwise.make_stages`.
     dilute: Whether a client that did not train a block of its model counts,
       with no change, in that block's mean, as in the authors' code.
@@ -348,4 +348,4 @@ def _check_calibration(federation: Federation) -> None:
   odd = [group.name for group in others if group.model != first.model]
   if odd or federation.local_stats:
     what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
-    raise ValueError(f'calibrate=True needs one model for everybody: {what}.')
+    raise ValueError(f'calibrate=True needs one model for all clients: {what}.')

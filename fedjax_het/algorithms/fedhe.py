@@ -144,8 +144,8 @@ def fedhe(
       False divides by V, as the authors' code does.
     strict: Send and store zeros for classes that a client has not seen, as
       Eq. 8 and 9 say; under label skew they draw the means to zero.
-    store: What the server averages: 'all' uploads ever (a running sum, the
-      order does not matter); 'fold' the same, but after every `fold_every`
+    store: The uploads that the server averages: 'all' so far (a running sum,
+      the order does not matter); 'fold' the same, but after every `fold_every`
       uploads the mean so far weighs as one upload; 'latest' the last upload of
       every client. A round's uploads are folded in by ascending client id.
     fold_every: For 'fold'; the code's is 100, ten times its clients.

@@ -1,7 +1,7 @@
 """HeteroFL's clients: their widths, fixed or drawn, and their training.
 
-What `heterofl` does with a client in a round. `fixed_widths` and `drawn_widths`
-have one face, `Widths`; both train by `train_level`.
+The client side of `heterofl`. `fixed_widths` and `drawn_widths` both return
+`Widths` and train by `train_level`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 
 class Widths(NamedTuple):
-  """Who trains at which width.
+  """The width at which each client trains.
 
   Attributes:
     downlink: As in `FederatedAlgorithm`.

@@ -4,7 +4,7 @@ The server holds B = 1 / r independent thin nets ("bases") of floor(r K) of the
 K channels of every layer. One round:
 
   1. Client k of budget R_k gets m_k = floor(R_k / r) distinct bases: the first
-     from a queue, which is shuffled anew when all bases have been handed out,
+     from a queue, which is shuffled again when all bases have been assigned,
      so that first choices are balanced; the others at random.
   2. It trains each of them alone, on the same minibatches. Outputs of
      convolutions are multiplied by 1 / r in training only, and logits of labels
@@ -17,11 +17,11 @@ K channels of every layer. One round:
      a base without trainers keeps its value.
 
 The prediction is the mean of the bases' logits. With the norm policy 'batch'
-statistics are estimated anew, without the factor 1 / r, before every
+statistics are estimated again, without the factor 1 / r, before every
 evaluation; with 'batch_only' (the paper's default) each test batch is
 normalised by its own.
 
-The queue goes on from round to round. Within a round it is taken in the order
+The queue continues from round to round. Within a round it is taken in the order
 of client ids, in the authors' code in the order of sampling. Kernels are
 drawn by the model's own initialiser and, but for the stem, scaled by sqrt(r),
 as if their layers were of full width.
@@ -116,7 +116,7 @@ def first_choice(queue, turn, num_bases: int) -> jax.Array:
   Args:
     queue: [] uint32, the seed of its shuffles.
     turn: [] int32, how many first choices there were before.
-    num_bases: B, after as many of which the queue is shuffled anew.
+    num_bases: B, after as many of which the queue is shuffled again.
 
   Returns:
     [] int32.
@@ -326,7 +326,7 @@ def _predict(base, number, group, bases, x):
 
 
 def _check_scale(model: BlockModel) -> None:
-  """Refuses a net whose classifier sees the factor in training alone."""
+  """Raises ValueError if only training scales the classifier's input."""
   for name, module in model.blocks:
     if getattr(module, 'keeps_scale', False):
       raise ValueError(

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_het.names import shown
 
-# What JAX stores in place of 64-bit types.
+# Types that JAX stores in place of 64-bit ones.
 _NARROW = {'int64': np.int32, 'uint64': np.uint32, 'float64': np.float32}
 
 

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Examples(Protocol):
-  """What a training or inference loop asks of a set of examples.
+  """Interface of a set of examples for training and inference loops.
 
   `ClientData` are images of the data set, `InMemory` arrays of any kind, such
   as features that a server has received.

@@ -47,7 +47,7 @@ def by_file(labels, num_clients, *, seed, file: str):
   Raises:
     FileNotFoundError: If there is no such file.
     ValueError: If it cannot be read, lists another number of clients, or an
-      index is wrong, or stands there twice.
+      index is wrong or appears twice.
   """
   del seed
   listed = read(file).train

@@ -97,7 +97,7 @@ def _dataset(
 def _check_data_dir(name: str, data_dir) -> pathlib.Path:
   if not data_dir and name not in DATASETS:
     raise FileNotFoundError(
-        f'{name} needs data_dir, the folder in which it lies: '
+        f'{name} needs data_dir, the folder that holds it: '
         '--config.data_dir=DIR.'
     )
   if not data_dir:

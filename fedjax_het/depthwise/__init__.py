@@ -1,7 +1,7 @@
 """Depth-wise training and inference: stages, memory, schedules.
 
 Parts of a model: block 0 is the stem; from the first block whose output is a
-vector on it is the head (in dense nets, the last block alone); what lies in
+vector on it is the head (in dense nets, the last block alone); those in
 between are the units that a schedule packs into stages.
 """
 

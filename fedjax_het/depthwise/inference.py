@@ -49,8 +49,8 @@ def blockwise_logits(
     batch_size: Examples at once. Norms without running statistics take those
       of the batch, so that the result depends on it; the last batch is filled
       up with the first examples, as in `engine.evaluate`.
-    folder: Where the activations lie; a temporary folder is made there and
-      removed. None means the system's.
+    folder: Parent of a temporary folder for the activations, removed at the
+      end; None means the system's.
 
   Returns:
     [N, C] float32.

@@ -35,7 +35,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class StepMemory(NamedTuple):
-  """What XLA plans for one training step, in bytes.
+  """Memory that XLA plans for one training step, in bytes.
 
   Attributes:
     arguments: Variables, optimiser state and one batch.

@@ -42,7 +42,7 @@ def make_schedules(
   Args:
     federation: Groups with their budgets (`Group.options['budget']`), and
       local training.
-    plan: See `fedepth`, as for all that follows. Whose figures count.
+    plan: The memory estimate, see `fedepth`, as for all that follows.
     slack: Of the paper's plan.
     heads: Of the stages.
     partial: Of the stages.

@@ -332,11 +332,11 @@ def stage_inputs(
     data: The client's examples.
     key: A random key.
     batch_size: Examples at once.
-    before: The frozen blocks of an earlier stage and its inputs, to go on
-      from.
+    before: The frozen blocks of an earlier stage and its inputs, which are
+      reused.
 
   Returns:
-    [R, ...] rows, and where those of each position stand.
+    [R, ...] rows, and the places of each position's rows.
   """
   done, start = ((), None) if before is None else before
   positions = [i for i in stage.frozen if i not in done]

@@ -37,7 +37,7 @@ from fedjax_het.engine.visits import make_training, server_turn, visit_pair
 
 
 class Flight(NamedTuple):
-  """What is in flight between a group's clients and the server.
+  """Messages in flight between a group's clients and the server.
 
   Every leaf is [K, ...].
 
@@ -52,7 +52,7 @@ class Flight(NamedTuple):
 
 
 class AsyncState(NamedTuple):
-  """What an asynchronous run carries from round to round.
+  """State of an asynchronous run.
 
   Attributes:
     round_num: [] int32, rounds done.

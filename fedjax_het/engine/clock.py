@@ -52,7 +52,7 @@ class Device:
     jitter: Sigma of the log-normal factor, of median 1, on the training time;
       at most 10.
     drop_out: Probability that a visit's upload never arrives. The visit then
-      leaves no trace on the client either.
+      does not change the client either.
 
   Raises:
     ValueError: If a value is out of its range.
@@ -121,7 +121,7 @@ class Fleet(NamedTuple):
 
 
 class Schedule(NamedTuple):
-  """What reaches the server and when: N uploads, D downloads, L losses.
+  """The events of an asynchronous run: N uploads, D downloads, L losses.
 
   A version of the server is the number of uploads that have reached it; a
   client's visits are counted from 0, lost ones included.
@@ -353,7 +353,7 @@ def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
     if fleet.devices[client].drop_out == 1:
       raise ValueError(
           f'Client {client} never returns (drop_out is 1): a synchronous round '
-          'would wait for it for ever.'
+          'would never end.'
       )
 
 

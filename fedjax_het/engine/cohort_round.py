@@ -12,7 +12,7 @@ from fedjax_het.engine.mapping import Backend, map_clients, map_groups
 from fedjax_het.engine.reports import GroupReport, RoundReport
 from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
-from fedjax_het.engine.visits import NOBODY, make_visit, server_turn
+from fedjax_het.engine.visits import NO_CLIENT, make_visit, server_turn
 
 
 def make_cohort_round(
@@ -66,12 +66,12 @@ def make_cohort_round(
 
 
 def _cohort_ids(shares):
-  """[slots of all groups] int32, who is in the cohort; NOBODY is padding."""
+  """[slots of all groups] int32, the cohort; NO_CLIENT is padding."""
   ids = [
       jnp.where(
           jnp.arange(len(share.client_id)) < share.num_valid,
           share.client_id,
-          NOBODY,
+          NO_CLIENT,
       )
       for share in shares.values()
   ]

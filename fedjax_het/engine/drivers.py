@@ -1,7 +1,7 @@
 """Drivers: three ways to run rounds, which a run uses in the same way.
 
-  round_driver      a round waits for its cohort; clients' states lie on the
-                    device, or over the devices of a mesh
+  round_driver      a round waits for its cohort; clients' states are on
+                    the device, or sharded over the devices of a mesh
   streamed_driver   the same, with clients' states in host memory
   clock_driver      the server updates its state with every upload, in the
                     order of a virtual clock
@@ -64,7 +64,7 @@ Collect = Callable[[], list[RoundReport]]
 
 
 class Job(NamedTuple):
-  """What is to be run, whichever driver runs it.
+  """The run, independent of its driver.
 
   Attributes:
     algorithm: The algorithm.
@@ -102,7 +102,7 @@ class Program(NamedTuple):
       the first `done` ones. It donates the state and does not wait for the
       device; `collect() -> [RoundReport]` does, and gives one report a round,
       on the host.
-    timeline: `(rounds done) -> {name: number}`, what the virtual clock says of
+    timeline: `(rounds done) -> {name: number}`, the virtual clock's report of
       the last of them; {} without a clock.
     memory: Bytes that XLA planned for the program; {} if it does not say.
   """
@@ -122,7 +122,7 @@ class Driver(NamedTuple):
       used up. A ValueError if the devices can never finish a round.
     warm_up: `(state) -> (state, RoundReport)`, what comes before the first
       round; None for nothing.
-    shardings: Where the state lies, a prefix of it; None for the default
+    shardings: The state's shardings, a prefix of it; None for the default
       device or the host.
     on_host: Paths of leaves that stay numpy arrays begin with this; None if
       there are none.
@@ -136,7 +136,7 @@ class Driver(NamedTuple):
   on_host: str | None = None
 
   def place(self, state: Any) -> Any:
-    """Lays a state that each process has in full where the driver wants it."""
+    """Places a state that each process has in full as the driver needs it."""
     return _place(state, self.shardings)
 
 
@@ -144,7 +144,7 @@ def round_driver(job: Job) -> Driver:
   """The driver of synchronous rounds.
 
   Args:
-    job: What is to be run.
+    job: The run.
 
   Returns:
     The driver; its states are those of `init_state`.
@@ -177,7 +177,7 @@ def streamed_driver(job: Job) -> Driver:
   """The driver of synchronous rounds with clients' states in host memory.
 
   Args:
-    job: What is to be run, with one round a dispatch.
+    job: The run, with one round a dispatch.
 
   Returns:
     The driver; its states are those of `init_streamed_state`.
@@ -212,7 +212,7 @@ def clock_driver(job: Job, mode: str) -> Driver:
   """The driver of asynchronous rounds.
 
   Args:
-    job: What is to be run, with devices.
+    job: The run, with devices.
     mode: One of `clock.MODES`.
 
   Returns:
@@ -286,12 +286,12 @@ def _make_warm_up(job: Job, where):
 
 
 def _same_key(job: Job):
-  """What a synchronous round takes last: always the key of cohorts."""
+  """Last argument of a synchronous round: always the key of cohorts."""
   return lambda done: job.sampling_key
 
 
 def make_fleet(job: Job) -> Fleet:
-  """What the clients' virtual durations follow from."""
+  """The fleet, from which the clients' virtual durations follow."""
   federation = job.federation
   sent = np.zeros((federation.num_clients, 2), np.int64)
   for group in federation.groups:
@@ -373,7 +373,7 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
   """Compiles rounds, one or several in a dispatch.
 
   Args:
-    job: What is to be run.
+    job: The run.
     run_round: `(state, data, key, who) -> (state, report)`.
     who: `(rounds done) -> ` what the next round takes last, a sampling key or
       events.
@@ -392,7 +392,7 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
     run_round = make_rounds(run_round, job.capacity, results)
 
   def arguments(done: int, num: int):
-    """What the program takes beside the state."""
+    """Arguments of the program besides the state."""
     if not several:
       return job.data, job.key, jax.device_put(who(done))
     # Entries from `num` on are not read.

@@ -282,7 +282,7 @@ def _count_rows(count, at_once: int | None):
 
 
 def _streamed(run, server, table, rows, batches):
-  """Results of clients whose states lie in host memory."""
+  """Results of clients whose states are stored in host memory."""
   size = min(_CHUNK, len(rows))
   parts = []
   for begin in range(0, len(rows), size):

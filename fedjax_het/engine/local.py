@@ -387,7 +387,7 @@ def fit_model(
     data: As there.
     visit: As there.
     opt_state: The optimiser's state to go on with, as of `init_optimizer`,
-      with which `local.drop_unused_weights` is not heeded; None begins anew.
+      with which `local.drop_unused_weights` is ignored; None begins anew.
     mu: As there.
     grad_hook: As there.
 

@@ -88,7 +88,7 @@ class Backend:
 
   @property
   def state_mesh(self) -> jax.sharding.Mesh | None:
-    """Mesh over which a run's state lies; None for the default device."""
+    """Mesh over which a run's state is sharded; None for the default device."""
     return self.mesh if self.kind == 'shard_map' else None
 
 
@@ -348,7 +348,7 @@ def _pmapped(local, mesh):
       devices=list(mesh.devices.flat),
   )
   # `pmap` wants each device's part on that device; after a round, arrays that
-  # follow from the state lie on the whole mesh.
+  # follow from the state are on the whole mesh.
   by_device = jax.sharding.NamedSharding(mesh, jax.P('client'))
 
   def cut(a):

@@ -179,7 +179,7 @@ def _over_mesh(run, mesh):
 
 
 def _streamed(run, server, table, rows, ids, tests):
-  """Results of clients whose states lie in host memory."""
+  """Results of clients whose states are stored in host memory."""
   size = min(_CHUNK, len(rows))
   parts = []
   for begin in range(0, len(rows), size):

@@ -1,4 +1,4 @@
-"""Where a run's arrays lie on a mesh of devices, in one or several processes.
+"""Shardings of a run's arrays on a mesh, in one or several processes.
 
 Server state, keys and data are replicated. A group's table of client states is
 sharded by rows, in equal blocks; it is replicated if the number of clients is
@@ -62,7 +62,7 @@ def put(tree: Any, shardings: Any) -> Any:
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
 
-  def lay(sharding, leaf):
+  def place(sharding, leaf):
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       return _move(leaf, sharding)
     # `device_put` would compare the values of all processes, over the network.
@@ -73,7 +73,7 @@ def put(tree: Any, shardings: Any) -> Any:
 
   return jax.tree.map(
       lambda sharding, part: jax.tree.map(
-          lambda leaf: lay(sharding, leaf), part
+          lambda leaf: place(sharding, leaf), part
       ),
       shardings,
       tree,

@@ -1,4 +1,4 @@
-"""What a round measured, in each group and at the server."""
+"""Measurements of a round, in each group and at the server."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -10,14 +10,14 @@ from fedjax_het.engine.traffic import Traffic
 
 
 class GroupReport(NamedTuple):
-  """What a round measured in one group; leading axis = slots of the cohort.
+  """Measurements of one group in a round; leading axis = slots of the cohort.
 
   Attributes:
     client_id: [slots] int32, num_clients for padding slots.
     finite: [slots] bool, whether all that the client returned was finite.
     metrics: {name: [slots] float32} of the client updates.
-    down: What was sent to each client.
-    up: What each client sent.
+    down: The downlink of each client.
+    up: The uplink of each client.
   """
 
   client_id: jax.Array
@@ -30,7 +30,7 @@ class GroupReport(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundReport(Mapping[str, GroupReport]):
-  """What a round measured: a mapping {group: GroupReport}, and the server's.
+  """Measurements of a round: a mapping {group: GroupReport}, and the server's.
 
   A pytree.
 

@@ -22,7 +22,7 @@ from fedjax_het.engine.visits import round_key
 
 
 class State(NamedTuple):
-  """What a run carries from round to round.
+  """State of a run.
 
   Attributes:
     round_num: [] int32, rounds done.
@@ -47,8 +47,8 @@ def init_state(
     algorithm: The algorithm.
     federation: The federation.
     key: A random key.
-    mesh: Devices over which the state lies as `state_shardings` says; each
-      computes its own clients' states. None for the default device.
+    mesh: Devices over which the state is sharded, see `state_shardings`;
+      each computes its own clients' states. None for the default device.
 
   Returns:
     The state, with all clients of the federation.
@@ -106,7 +106,7 @@ def make_round(
     report maps each group to its `GroupReport`. With the traceable backends it
     is one compiled program, which donates `state`; every group has a fixed
     number of slots, so that it compiles once. With 'shard_map' the new state
-    lies as `state_shardings` says.
+    is sharded as by `state_shardings`.
 
   Raises:
     ValueError: If the cohort is empty or larger than the population.

@@ -3,7 +3,7 @@
 `leaf[i]` with a traced number checks its bounds, and `leaf.at[i].set` becomes a
 scatter, leaf by leaf. The networks and optimisers of a group's clients have
 hundreds of leaves, so that both take long to compile. Indices here are known to
-lie in [0, K), and each access is a slice.
+be in [0, K), and each access is a slice.
 """
 
 import jax

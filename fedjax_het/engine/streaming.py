@@ -1,4 +1,4 @@
-"""Rounds whose client states lie in host memory.
+"""Rounds whose client states are stored in host memory.
 
 The device holds only the rows of two cohorts: that of the running round, and
 that of the next one, which is copied to the device meanwhile.
@@ -95,7 +95,7 @@ def make_streamed_round(
     cohort_size: int,
     backend: str | Backend = 'auto',
 ) -> Callable[..., tuple[State, RoundReport]]:
-  """Builds a round whose client states lie in host memory.
+  """Builds a round whose client states are stored in host memory.
 
   Args:
     algorithm: The algorithm.
@@ -121,7 +121,7 @@ def make_streamed_round(
   if backend.traceable:
     run = jax.jit(run, donate_argnums=(0, 1))
 
-  def bring(tables, round_num: int, sampling_key):
+  def load_cohort(tables, round_num: int, sampling_key):
     """The shares of a round, and the rows of its clients on the device."""
     shares = jax.device_get(plan(jnp.int32(round_num), sampling_key))
     return shares, {
@@ -129,7 +129,7 @@ def make_streamed_round(
     }
 
   # (tables, number of the next round, its shares and rows): what the last call
-  # has brought ahead.
+  # has loaded ahead.
   ahead: list[Any] = [None, None, None]
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
@@ -137,7 +137,7 @@ def make_streamed_round(
     if ahead[0] is tables and ahead[1] == number:
       shares, rows = ahead[2]
     else:
-      shares, rows = bring(tables, number, sampling_key)
+      shares, rows = load_cohort(tables, number, sampling_key)
     server, updated, report = run(
         state.server,
         rows,
@@ -146,8 +146,8 @@ def make_streamed_round(
         data,
         key,
     )
-    # The device is at work. Meanwhile, bring what the next round needs.
-    coming, rows = bring(tables, number + 1, sampling_key)
+    # The device is at work. Meanwhile, load what the next round needs.
+    coming, rows = load_cohort(tables, number + 1, sampling_key)
     for name, share in shares.items():
       slots = jnp.asarray(_overlap(share, coming[name]))
       rows[name] = _patch(rows[name], slots, updated[name])

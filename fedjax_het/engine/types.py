@@ -123,7 +123,7 @@ class Federation:
 
   @property
   def task(self) -> Task:
-    """What all models are trained for."""
+    """The task of all models."""
     return self.local.task
 
   @property

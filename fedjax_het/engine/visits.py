@@ -19,7 +19,7 @@ from fedjax_het.engine.types import (
 # Entries of a leaf that may be copied for a check.
 _SMALL = 4096
 # An id that no client has; it is above all that are.
-NOBODY = 2**31 - 1
+NO_CLIENT = 2**31 - 1
 
 
 def round_key(key, round_num):
@@ -133,15 +133,15 @@ def make_visit(
   Returns:
     `visit((server, data, key, round_num, cohort), (client_id, client)) ->
     (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
-    `cohort` are the ids of those who take part in the round, in any order, and
-    `NOBODY`.
+    `cohort` are the ids of the clients in the round, in any order, and
+    `NO_CLIENT`.
   """
   train = make_training(algorithm, group)
 
   def visit(shared, arg):
     server, data, key, round_num, cohort = shared
     client_id, client = arg
-    turn = round_num * jnp.sum(cohort < NOBODY) + jnp.sum(cohort < client_id)
+    turn = round_num * jnp.sum(cohort < NO_CLIENT) + jnp.sum(cohort < client_id)
     down, up = visit_pair(key, round_num, client_id, turn)
     sent = algorithm.downlink(server, group, down)
     return train(client, sent, data.client(client_id), up)
@@ -186,7 +186,7 @@ def server_turn(
   Raises:
     TypeError: If the algorithm returns anything but a state and metrics.
   """
-  # The server's key is that of a client whose id nobody has.
+  # The server's key is that of an id that no client has.
   server_key = client_key(key, update, num_clients)
   turn = Turn(round_num, server_key, data.of_public())
   result = algorithm.server_update(server, received, turn)

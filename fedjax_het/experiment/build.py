@@ -99,7 +99,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(spec.clients for spec in groups.values())
   dataset = load_entries(*(config[entry] for entry in ENTRIES))
-  dataset = examples.spoil(config, dataset)
+  dataset = examples.subset_with_noise(config, dataset)
   if num_clients > len(dataset.train_labels):
     raise ValueError(
         f'groups hold {num_clients} clients, more than the '
@@ -186,7 +186,7 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
 def _make_model(
     config, dataset: Dataset, where: str, spec: ModelSpec | GroupSpec | None
 ) -> BlockModel | None:
-  """The model that stands at `where` in a config; None for none."""
+  """The model at `where` in a config; None for none."""
   if spec is None:
     return None
   with examples.naming(where):

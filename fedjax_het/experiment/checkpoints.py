@@ -66,7 +66,7 @@ class Checkpoints:
   next `save` or `wait`.
 
   Attributes:
-    folder: Where they lie, one folder per checkpoint named by its step.
+    folder: Their folder, with one folder per checkpoint named by its step.
   """
 
   def __init__(
@@ -100,7 +100,7 @@ class Checkpoints:
             read_only=self._read_only,
         )
         return ocp.CheckpointManager(self.folder, options=options)
-    except Exception as e:  # Many kinds, by what lies there.
+    except Exception as e:  # Many kinds, by what is there.
       raise ValueError(
           f'The checkpoints in {self.folder} cannot be opened: {_one_line(e)}'
       ) from e
@@ -283,7 +283,7 @@ class Checkpoints:
 
 
 def _check_files(folder: pathlib.Path) -> None:
-  """Raises ValueError for a pipe, on which reading would wait for ever."""
+  """Raises ValueError for a pipe, which would block the reader."""
   for path in folder.rglob('*'):
     if path.is_fifo():
       raise ValueError(f'{path} is a pipe, not a file')

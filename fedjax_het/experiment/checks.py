@@ -152,7 +152,7 @@ def _check_clock(config, num_clients: int) -> None:
       raise ValueError(
           "client_store='host' is for synchronous rounds: what is in flight "
           f'between clients and server under clock.mode={config.clock.mode!r} '
-          'lies on the device.'
+          'is on the device.'
       )
 
 

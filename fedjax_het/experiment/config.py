@@ -1,4 +1,4 @@
-"""What an experiment's config holds, and its defaults."""
+"""The entries of an experiment's config, and their defaults."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -112,7 +112,7 @@ class ModelSpec(NamedTuple):
 
 
 class GroupSpec(NamedTuple):
-  """What a config says of one group.
+  """The part of a config for one group.
 
   Attributes:
     model: A key of `MODELS`, or an import path.
@@ -155,7 +155,7 @@ def _group_section(name: str, entry: Any) -> dict[str, Any]:
 
 
 def model_spec(config, entry: Any) -> ModelSpec | None:
-  """A model that stands in a config beside those of the groups.
+  """A model of a config besides those of the groups.
 
   Args:
     config: The config.
@@ -172,7 +172,7 @@ def model_spec(config, entry: Any) -> ModelSpec | None:
 
 
 def group_spec(config, name: str) -> GroupSpec:
-  """What a config says of one group; unknown options stay in `options`.
+  """Reads one group of a config; unknown options stay in `options`.
 
   Args:
     config: The config.
@@ -196,7 +196,7 @@ def group_spec(config, name: str) -> GroupSpec:
 
 
 def needs_in(config) -> Needs:
-  """What a config's algorithm needs; nothing for an unknown one."""
+  """The `Needs` of a config's algorithm; `NOTHING` for an unknown one."""
   name = config.algorithm.get('name')
   return needs_of(ALGORITHMS[name]) if name in [*ALGORITHMS] else NOTHING
 

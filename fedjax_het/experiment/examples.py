@@ -1,4 +1,4 @@
-"""The examples of an experiment: who holds which, and how models see them."""
+"""The examples of an experiment: partition, evaluation and preprocessing."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -31,7 +31,7 @@ def naming(section: str) -> Iterator[None]:
     raise ValueError(f'{section}: {e}') from e
 
 
-def spoil(config, dataset: Dataset) -> Dataset:
+def subset_with_noise(config, dataset: Dataset) -> Dataset:
   """Applies `train_size` and `label_noise`.
 
   Args:
@@ -156,7 +156,7 @@ def _public_of_rest(config, labels, parts) -> np.ndarray:
   rest, size = rest.astype(np.int32), config.public_size
   if size > len(rest):
     raise ValueError(
-        f'{config.partition.file} leaves {len(rest)} examples to nobody, of '
+        f'{config.partition.file} leaves {len(rest)} examples unassigned, of '
         f'which a public set of {size} cannot be taken.'
     )
   if size == len(rest):

@@ -73,8 +73,9 @@ LOCAL = dict(
     # anew. The default is the method's, see `Needs`.
     keep_optimizer=Field(False, bool),
 )
-# Who waits for whom. Times are virtual: they follow from `devices`. Without
-# rounds that all share, a client's learning rate follows its own visits.
+# Synchronous or asynchronous rounds. Times are virtual: they follow from
+# `devices`. In asynchronous rounds a client's learning rate follows its own
+# visits.
 CLOCK = dict(
     # 'synchronous' rounds; 'async', every client at its own pace; or
     # 'sequential', one client after another. A round of the latter two is
@@ -84,11 +85,11 @@ CLOCK = dict(
     ),
     # Of jitter, pauses, losses, and the order of 'sequential'.
     seed=SEED,
-    # None deals devices to clients in order, a seed at random.
+    # None assigns devices to clients in order, a seed at random.
     device_seed=MAYBE_SEED,
 )
 FIELDS = dict(
-    # Seeds of training, and of who takes part; the partition has its own.
+    # Seeds of training and of client sampling; the partition has its own.
     seed=SEED,
     sampling_seed=SEED,
     # A key of `DATASETS`, or the user's own: 'npz' reads `data_file`,
@@ -101,7 +102,7 @@ FIELDS = dict(
     verify=Field(True, bool),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
-    # What images are normalised by: the training set's mean and deviation, or
+    # Normalisation of images by the training set's mean and deviation, or
     # 0.5 and 0.5, as pretrained vision transformers expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
     # Training examples that there are, in the classes' proportions; None for
@@ -114,13 +115,13 @@ FIELDS = dict(
     public_size=Field(None, int | None, low=1),
     # Share of each client's examples, the same of every class, that it does
     # not train on: the best round is chosen on them. None chooses it on the
-    # test set, which flatters.
+    # test set, which is optimistic.
     validation=Field(None, float | None, above=0),
     # Whether each client's model is also tested on test examples of its own:
     # those of the partition's file, or the test set divided in the proportions
     # of the training partition.
     personal_test=Field(False, bool),
-    # None deals clients to groups in order, a seed at random.
+    # None assigns clients to groups in order, a seed at random.
     group_seed=MAYBE_SEED,
     # The server's own model, for methods with one: a model's name, or a
     # section of `model` and its options.
@@ -141,16 +142,16 @@ FIELDS = dict(
     # Type of the operands of the models' products; their sums, the weights and
     # all else are float32.
     matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
-    # Whose convolutions models call on a CPU. Programs with oneDNN's are not
-    # kept in the compilation cache.
+    # Library of the models' convolutions on a CPU. Programs with oneDNN are
+    # not kept in the compilation cache.
     conv_backend=Field('xla', str, choices=CONV_BACKENDS),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and
     # checkpoints, and 1,000 at most. Their lines are written together.
     rounds_per_dispatch=Field(1, int, low=1),
-    # Where clients' states lie between their visits: on the device, or in the
-    # host's memory, from which those of a cohort are brought.
+    # Where clients' states are stored between their visits: on the device, or
+    # in the host's memory, from which those of a cohort are copied.
     client_store=Field('device', str, choices=('device', 'host')),
     # What to do about a client whose update holds NaN or infinity.
     nonfinite=Field('raise', str, choices=('raise', 'drop')),
@@ -185,7 +186,7 @@ def check_field(name: str, value: Any, field: Field) -> None:
   Args:
     name: The entry's full name, for the message.
     value: Its value.
-    field: What is right.
+    field: Its type and range.
 
   Raises:
     ValueError: Naming the entry, its value and what is right.

@@ -86,7 +86,7 @@ def _gigabytes(num_bytes: int) -> str:
 
 
 def check_images(num_images: int, pixel_bytes: int, size: int) -> None:
-  """Refuses a data set that does not fit when it is resized.
+  """Raises an error for a data set that does not fit when it is resized.
 
   Args:
     num_images: Of both splits.
@@ -106,7 +106,7 @@ def check(experiment) -> None:
   """Refuses an experiment that does not fit; nothing is computed.
 
   Args:
-    experiment: What `build` makes.
+    experiment: The result of `build`.
 
   Raises:
     ValueError: Naming the entry that needs the most.
@@ -118,7 +118,7 @@ def lower_bound(experiment) -> dict[str, int]:
   """Bytes that a run needs at least, by the entry of the config behind them.
 
   Args:
-    experiment: What `build` makes; nothing is computed.
+    experiment: The result of `build`; nothing is computed.
 
   Returns:
     {entry: bytes}.

@@ -67,7 +67,7 @@ class Model(NamedTuple):
 
 
 class _Trained(NamedTuple):
-  """What a checkpoint holds, for evaluation, and {group: `Model.apply`}."""
+  """Contents of a checkpoint, for evaluation, and {group: `Model.apply`}."""
 
   experiment: Experiment
   rounds: int
@@ -85,7 +85,7 @@ class Run:
     config: Its config.
     facts: The contents of facts.json.
     rows: The lines of metrics.jsonl.
-    places: Entries of the config that say where its data lie here.
+    places: Entries of the config with the paths of its data here.
   """
 
   workdir: pathlib.Path
@@ -220,7 +220,7 @@ def load_run(
 
   Args:
     workdir: Its folder.
-    data_dir: Where its data lie on this machine; None for the config's.
+    data_dir: Folder of its data on this machine; None for the config's.
     data_file: The same for an .npz file.
 
   Returns:
@@ -268,7 +268,7 @@ def _restore(run: Run) -> _Trained:
   if restored.notes['data'] != facts_lib.fingerprint(experiment):
     raise ValueError(
         'The data or their partition are not those of the run in '
-        f'{run.workdir}; say where they lie by data_dir or data_file.'
+        f'{run.workdir}; give their place by data_dir or data_file.'
     )
   state, server = restored.state, restored.state.server
   if experiment.algorithm.calibrate is not None:

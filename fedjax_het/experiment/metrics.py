@@ -122,7 +122,7 @@ def test_row(
     which there are `models/<group>`; `accuracy/<group>/models` are all of
     them, `accuracy/worst` and `accuracy/<group>/worst` the lowest;
     `accuracy/clients` is the mean over clients, each group counting with the
-    number of its clients. A method's further views stand as
+    number of its clients. A method's further views are
     `views/<view>/<group>` and, as mean over clients, `views/<view>`. Results of
     clients on their own test examples are those of `personal.entries`.
   """

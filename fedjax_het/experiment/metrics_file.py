@@ -47,7 +47,7 @@ class MetricsFile:
     )
 
   def mark(self) -> tuple[Mark, Callable[[], None]]:
-    """What a checkpoint notes of the lines so far, and how they are kept.
+    """The checkpoint's note of the lines so far, and a function to store them.
 
     Returns:
       The mark, and a function that returns when these lines are on the disk,
@@ -100,7 +100,7 @@ def restore_rows(
 
   Args:
     path: metrics.jsonl; it may be absent.
-    copy: The copy that lies beside the checkpoints; it may be absent.
+    copy: The copy beside the checkpoints; it may be absent.
     rounds: Rounds that the restored state has done.
     mark: What the checkpoint notes of the file; None for one of a version
       without copies.

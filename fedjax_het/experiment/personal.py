@@ -53,7 +53,7 @@ def _values(own) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def statistics(accuracy, loss, size) -> dict[str, float | None]:
-  """What is reported of several clients.
+  """Statistics over several clients.
 
   Args:
     accuracy: [E] accuracy of each client on its own test examples.

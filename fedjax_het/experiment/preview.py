@@ -1,4 +1,4 @@
-"""What a run would do, without training: data, models, memory and traffic."""
+"""Preview of a run without training: data, models, memory and traffic."""
 
 import numpy as np
 

@@ -177,7 +177,7 @@ def check_folder(folder: pathlib.Path) -> None:
       time.sleep(0.1)
     raise ValueError(
         f'it does not see the files of process 0 in {folder}; the workdir of '
-        'a run of several processes must lie on a file system that all share.'
+        'a run of several processes must be on a file system that all share.'
     )
 
   together(look)

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 # Maximum rounds per dispatch; enough to hide the host.
 _MOST_ROUNDS = 1000
-# A warning is given of clients' states that lie on every device of a mesh and
-# are larger than this, in bytes.
+# A warning is given of clients' states that are copied to every device of a
+# mesh and are larger than this, in bytes.
 _LARGE = 1 << 28
 
 
@@ -133,7 +133,7 @@ def _warn_of_copies(experiment: Experiment) -> None:
     if not cut and size > _LARGE:
       _log.warning(
           'The %d clients of group %s do not divide by %d devices, so their '
-          'states, %.0f MB, lie on each of them.',
+          'states, %.0f MB, are copied to each of them.',
           group.num_clients, group.name, experiment.mesh.devices.size,
           size / 1e6,
       )  # fmt: skip

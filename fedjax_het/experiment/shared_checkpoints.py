@@ -53,7 +53,7 @@ def combine(first: int, second: int, length: int) -> int:
 
 
 def _blocks(array: jax.Array) -> dict[int, tuple[int, int]]:
-  """{first row: (CRC-32, bytes)} of the blocks of rows that lie here."""
+  """{first row: (CRC-32, bytes)} of the blocks of rows in this process."""
   blocks = {}
   for shard in array.addressable_shards:
     start = (shard.index[0].start or 0) if shard.index else 0
@@ -64,7 +64,7 @@ def _blocks(array: jax.Array) -> dict[int, tuple[int, int]]:
 
 
 def checksums(arrays: dict[str, jax.Array]) -> dict[str, int | None]:
-  """CRC-32 of each array's bytes, wherever its rows lie.
+  """CRC-32 of each array's bytes, wherever its rows are stored.
 
   Args:
     arrays: {name: array}, cut by rows or everywhere.
@@ -94,7 +94,7 @@ class SharedCheckpoints(Checkpoints):
   """`Checkpoints` of several processes, all of which make the same calls.
 
   `save` returns when the checkpoint is written: a thread of its own could not
-  talk to the other processes while the rounds go on.
+  communicate with the other processes while the rounds go on.
   """
 
   def save(self, step, state, notes, before=lambda: None) -> None:

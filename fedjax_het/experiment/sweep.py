@@ -27,7 +27,7 @@ from fedjax_het.reporting.summary import summarise
 
 
 class _Job(NamedTuple):
-  """A cell to run: its place in the table, where its result and run lie."""
+  """A cell to run: its place in the table, paths of its result and run."""
 
   number: int
   row: str
@@ -226,7 +226,7 @@ class _Sweep:
 
 
 def _cell(job: _Job, result) -> dict[str, Any]:
-  """What is kept of a run; paths of the machine are left out."""
+  """The stored result of a run; paths of the machine are left out."""
   config = json.loads((result.workdir / 'config.json').read_text())
   for name in ('data_dir', 'data_file'):
     config.pop(name, None)

@@ -82,7 +82,7 @@ def algorithm(config: ml_collections.ConfigDict, name: str) -> list[str]:
 
 
 def _entry(kind: Any, default: Any) -> Any:
-  """What stands in a config for an option that is not given."""
+  """The config's entry for an option that is not given."""
   default = None if default is inspect.Parameter.empty else default
   return plain(Field(default, object if kind is Any else kind))
 

@@ -41,7 +41,7 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
 
   Args:
     config: The config.
-    parent: The folder in which it lies.
+    parent: Its parent folder.
 
   Returns:
     Such as runs/fedin-digits-dirichlet-20260131-235959.
@@ -69,7 +69,7 @@ _FOLDERS = ('checkpoints', 'tensorboard')
 def _check_places(folder: pathlib.Path) -> None:
   """Raises ValueError if a path that a run writes has the wrong type.
 
-  metrics.jsonl is not asked for: what lies there can be restored.
+  metrics.jsonl is not checked, because a run restores it.
   """
   for names, right, words in (
       (_FILES, pathlib.Path.is_file, 'a file'),
@@ -138,7 +138,7 @@ def settle_config(folder: pathlib.Path, config) -> None:
   Raises:
     ValueError: If the workdir holds a run of another config, or one whose
       config is lost; in one line that names the first entries that differ.
-      Or if something else lies where the run writes.
+      Or if something else is in the way of a file of the run.
     OSError: If config.json cannot be written.
   """
   _check_places(folder)

@@ -1,4 +1,4 @@
-"""What `auto` chooses: one row for each kind of device.
+"""The choices of `auto`: one row for each kind of device.
 
 `python -m benchmarks.accelerator --out=DIR` measures a row on the device that
 JAX finds, and `python -m benchmarks.accelerator.apply --out=DIR` writes it

@@ -10,10 +10,11 @@ _LEAST = 1 << 16
 def materialise(x: jax.Array) -> jax.Array:
   """`x`, written to memory once.
 
-  XLA for CPUs fuses cheap operations into each operation that reads their
-  result, whether or not it reads them many times. The slices of all taps of a
-  5x5 kernel compute the ReLU and the pooling before it 25 times. It ignores
-  `optimization_barrier` here, but it does not fuse into a conditional.
+  XLA for CPUs fuses elementwise and pooling operations into each operation
+  that reads their result, even if it reads the result many times. The slices
+  of all taps of a 5x5 kernel compute the ReLU and the pooling before it 25
+  times. XLA ignores `optimization_barrier` here, but it does not fuse into a
+  conditional.
 
   Args:
     x: A floating array. Batched by `vmap`, the condition becomes a `select`,

@@ -77,8 +77,8 @@ def adapted_blocks(
     head: Whether a linear head follows on the flattened output of the last.
 
   Returns:
-    The blocks. Around one module stand an extractor that passes the input on
-    and, without a head, a classifier that passes its output on.
+    The blocks. One module is surrounded by an identity as the extractor and,
+    without a head, an identity as the classifier.
 
   Raises:
     ValueError: If something is no linen module.
@@ -111,7 +111,7 @@ def check_modules(
     num_classes: int,
     name: str,
 ) -> None:
-  """Refuses modules that cannot be the blocks of a model.
+  """Raises ValueError for modules that cannot be the blocks of a model.
 
   Args:
     blocks: What `adapted_blocks` made.

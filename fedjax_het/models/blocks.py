@@ -41,8 +41,9 @@ class BlockModel:
       them; None for none.
     matmul_dtype: Type of the operands of its products, see
       `kernels.matmul_dtype`.
-    conv_backend: Whose it calls on a CPU, see `kernels.lowering`.
-    heads: Exits besides the trunk's end. Their variables lie beside the
+    conv_backend: Library of its convolutions on a CPU, see
+      `kernels.lowering`.
+    heads: Exits besides the trunk's end. Their variables are beside the
       trunk's, under the names of their blocks.
   """
 

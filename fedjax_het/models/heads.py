@@ -22,7 +22,7 @@ class Block(NamedTuple):
       share a block exactly when both list its name.
     module: A hashable linen module, called as `module(x, train, mask)`; `mask`
       is [B] bool (False for padding examples) or None, or [G, B / G] for a
-      batch of G parts, which only layers that mix examples have to heed.
+      batch of G parts; only layers that mix examples depend on it.
   """
 
   name: str

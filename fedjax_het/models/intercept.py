@@ -50,7 +50,7 @@ def scaled_norm_inputs(
 def scaled_outputs(factor: float) -> AbstractContextManager:
   """Multiplies the output of every convolution and of every `Scaler`.
 
-  A convolution's bias is multiplied with it. `Scaler` stands where a norm that
+  A convolution's bias is multiplied with it. `Scaler` is used where a norm that
   cancels the factor of its convolution is followed by a sum with others.
 
   Args:

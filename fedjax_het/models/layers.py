@@ -214,7 +214,7 @@ class Scaler(nn.Module):
 
   A norm directly behind a convolution cancels a factor on its output. Where
   that norm's output is added to that of other convolutions, the factor must
-  stand behind the norm instead, see `intercept.scaled_outputs`.
+  be applied after the norm instead, see `intercept.scaled_outputs`.
   """
 
   def __call__(self, x):

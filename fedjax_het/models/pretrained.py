@@ -171,7 +171,7 @@ def _resize(position, num_tokens):
 
 
 def _check(path, block, got, want):
-  """Refuses a block whose leaves have other shapes than the model's."""
+  """Raises ValueError if a block's shapes differ from the model's."""
   got = dict(jax.tree_util.tree_leaves_with_path(got))
   for place, leaf in jax.tree_util.tree_leaves_with_path(want):
     if got[place].shape != leaf.shape:

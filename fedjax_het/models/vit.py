@@ -24,7 +24,7 @@ from fedjax_het.models.norm import LayerNorm
 from fedjax_het.models.pretrained import load_vit
 from fedjax_het.models.slices import Cut, Slices
 
-# Positions, whatever `init` says of the kernels.
+# Of position embeddings, whichever `init` the kernels have.
 _POSITION = layers.truncated_normal(0.02)
 # Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
 HEADS = {'s': 6, 't': 3, 'mini': 1}

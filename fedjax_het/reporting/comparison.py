@@ -23,7 +23,7 @@ _PLACES = ('data_dir', 'data_file', 'compilation_cache', 'tensorboard')
 
 
 class _Run(NamedTuple):
-  """What a workdir holds."""
+  """The results in a workdir."""
 
   folder: pathlib.Path
   config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What the papers print for a setting, to stand beside a result of ours.
+"""The papers' results for a setting, printed beside a result of ours.
 
 Accuracies in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 the later
 journal version of the same title; FedHe is arXiv 2110.09910, FeDepth arXiv

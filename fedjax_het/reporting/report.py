@@ -57,7 +57,7 @@ def fitting(what: Any) -> Iterator[None]:
 
 
 def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-  """A run's setting in one sentence, to stand beside a paper's.
+  """A run's setting in one sentence, for comparison with a paper's.
 
   Args:
     config: Its config as nested dicts.
@@ -214,7 +214,7 @@ _BEST = {
     True: 'The best round is the one with the highest mean accuracy on the '
     'examples that clients have held out.',
     False: 'The best round is the one with the highest mean test accuracy; '
-    'being chosen on the test set it flatters.',
+    'it is chosen on the test set, so it is optimistic.',
 }
 _COMMUNICATION = (
     'Bytes counted from the arrays that travelled, parts left empty not '
@@ -287,7 +287,7 @@ def _schedules(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _program(facts: Mapping[str, Any]) -> list[str]:
-  """What XLA says of the round program, where it was asked."""
+  """XLA's memory plan of the round program, where it was asked for."""
   program = facts.get('program_memory')
   if not program:
     return []

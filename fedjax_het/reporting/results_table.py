@@ -13,7 +13,7 @@ class Table(NamedTuple):
 
   Attributes:
     title: Its heading.
-    setting: What all cells share, in words.
+    setting: The setting of all cells, in words.
     rows: {label: config}; with columns {label: {column: config}}. A row may
       lack columns: there is no such cell.
     paper: {label: target}; with columns {label: {column: target}}: what the
@@ -59,7 +59,7 @@ class Table(NamedTuple):
     return self._at(self.rows, self.views.get(label, (label,))[0], column)
 
   def target(self, label: str, column: str = '') -> Target | None:
-    """What the paper prints for a cell; None if it prints nothing."""
+    """The paper's result for a cell; None if it prints none."""
     return self._at(self.paper, label, column)
 
   def _at(self, entries: Mapping[str, Any], label: str, column: str) -> Any:

@@ -15,7 +15,7 @@ class Summary(NamedTuple):
     rounds: Rounds done.
     last: Row of the last evaluation; None before the first.
     best: Row of the evaluation in the round with the highest mean accuracy on
-      held-out examples; without any on the test set, which flatters.
+      held-out examples; without any on the test set, which is optimistic.
     validated: Whether the best round was chosen on held-out examples.
     reached: First evaluated round whose mean accuracy is at least the target.
     bytes_up: Bytes from clients to the server, warm-up and all rounds.

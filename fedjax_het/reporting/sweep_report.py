@@ -37,7 +37,7 @@ def _best(cells: Cells) -> str:
   """On what best rounds were chosen; older cells do not say."""
   if all(cell.get('validated', False) for cell in cells):
     return 'The best round is chosen on examples that clients hold out.'
-  return 'The best round is chosen on the test set and flatters.'
+  return 'The best round is chosen on the test set, so it is optimistic.'
 
 
 def _seeds(cells: Cells) -> str:
@@ -143,7 +143,7 @@ def render(
 
 
 def _meanings(table: Table) -> str:
-  """What the rows are, a line each, where the table says it."""
+  """The table's notes on its rows, a line each."""
   lines = [
       f'- {label}: {table.notes[label]}'
       for label in table.labels

@@ -462,7 +462,7 @@ def test_a_rule_may_be_traced_and_its_windows_cover_all_channels():
   total = jax.tree.map(lambda *leaves: sum(leaves), *map(held, range(6)))
   assert total['stem']['linear']['bias'].tolist() == [2.0] * 6
   assert total['head']['bias'].tolist() == [6.0] * CLASSES
-  # Of a square layer only what lies near the diagonal is ever held.
+  # Of a square layer only entries near the diagonal are ever held.
   counts = total['layer1']['linear']['kernel']
   assert counts[0].tolist() == [2.0, 1.0, 0.0, 0.0, 0.0, 1.0]
 

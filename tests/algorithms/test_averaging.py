@@ -102,7 +102,7 @@ def test_known_bias_of_the_fixed_point(setting, want):
 
 
 def test_each_block_is_averaged_over_its_owners():
-  """l1 of two clients, l2 of one, of which nobody else knows."""
+  """l1 of two clients, l2 of the one that owns it."""
   federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
   ((params, _), _), = play(fedavg(federation), federation, data, [(0, 1)])
   np.testing.assert_allclose(params['l1']['w'], 0.57, rtol=1e-6)

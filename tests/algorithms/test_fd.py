@@ -178,7 +178,7 @@ def one_visit_loss(space, regulariser):
 @pytest.mark.parametrize('space', ['logit', 'prob'])
 @pytest.mark.parametrize('regulariser', ['kl', 'cross_entropy'])
 def test_the_client_measures_its_outputs_against_the_target(space, regulariser):
-  """A class that nobody else has counts with 0; batches of 4 and 1."""
+  """A class that no other client has counts with 0; batches of 4 and 1."""
   got, losses = one_visit_loss(space, regulariser)
   assert len(losses) == 5
   # The order of the pass is random: one example alone, the others together.

@@ -88,7 +88,7 @@ def runner(algorithm, federation, size=8):
 
 
 def restart(algorithm, federation, state):
-  """What the module's docstring says of a device upgrade."""
+  """A device upgrade, as the module's docstring describes it."""
   fresh = rounds.init_state(algorithm, federation, jax.random.key(9))
   return fresh._replace(round_num=state.round_num, server=state.server)
 
@@ -545,7 +545,7 @@ def test_calibration_needs_one_model():
   poor, rich = federation.groups
   groups = poor, Group('rich', wider, rich.client_ids)
   mixed = dataclasses.replace(federation, groups=groups)
-  with pytest.raises(ValueError, match="for everybody: group 'rich' has anoth"):
+  with pytest.raises(ValueError, match="all clients: group 'rich' has anoth"):
     fedepth(mixed, calibrate=True)
 
 

@@ -116,7 +116,7 @@ def test_three_clients_by_hand():
   loss, metrics = loss_of(np.zeros((1, 3)), got, 0.05)
   np.testing.assert_allclose(metrics['server_diversity'], 0.266732, rtol=1e-5)
   np.testing.assert_allclose(loss - np.log(3), 0.013337, rtol=1e-4)
-  # Whoever took no part is not heard, whatever stands in its place.
+  # A client that took no part has no weight, whatever its logits are.
   padded = consensus_of([*rows[:2], [90, 0, 99], rows[2]], [1, 1, 0, 1])
   assert_trees(padded, got, rtol=1e-6)
 

@@ -512,7 +512,7 @@ def test_the_server_draws_qualified_labels():
 
 
 def test_a_client_without_a_step_is_no_teacher(uploads):
-  """Its weight is 0; what it counts is not heeded either."""
+  """Its weight is 0; what it counts is ignored too."""
   _, state, received, step = uploads
 
   def absent(r):

@@ -204,7 +204,7 @@ def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   assert int(state.server.opt_state[0].count) == steps
   up = traffic.num_bytes(reports['tiny1'].up)
   assert up.tolist() == [4 * (4 + NUM_CLASSES + 1) * n for n in (5, 3)]
-  # A cohort of two: half of the slots hold nobody.
+  # A cohort of two: half of the slots are padding.
   state, reports = run(algorithm, federation, cohort_size=2)
   here = [
       int(i)

@@ -319,7 +319,7 @@ def test_ten_classes_take_440_bytes_and_unseen_ones_none(options, seen, up):
 
 
 def test_a_class_that_a_client_lacks_is_left_to_the_others():
-  """Client 0 has no example of class 0, nobody has one of class 2."""
+  """Client 0 has no example of class 0, no client has one of class 2."""
   data = tiny_data(SIZES)
   owner = np.repeat(np.arange(4), SIZES)
   labels = np.where(owner == 0, 1, np.arange(len(owner)) % 2)

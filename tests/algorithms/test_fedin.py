@@ -240,7 +240,7 @@ def test_steps_of_a_visit_are_those_of_local_training():
 
 
 def test_first_round_is_local_training():
-  """Nobody has pairs yet, so the step is that of FedProx.
+  """There are no pairs yet, so the step is that of FedProx.
 
   To rounding: the sums of one pass have twice as many terms, half of them 0.
   With SGD, since Adam blows the rounding of a gradient that is zero (of a

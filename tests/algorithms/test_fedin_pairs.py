@@ -76,7 +76,7 @@ def aged(seen, num_clients=4, size=3):
 
 
 def test_age_counts_the_updates_since_the_last_upload():
-  """Pairs of the last update have age 1; a padding slot makes nobody young."""
+  """Pairs of the last update have age 1; a padding slot resets no age."""
   store = aged([[0, 2], [1], [2, 4]])
   assert np.asarray(store.age).tolist()[:3] == [3, 2, 1]
   assert np.asarray(store.filled).any(1).tolist() == [True] * 3 + [False]
@@ -103,7 +103,7 @@ def test_own_pairs_age_like_those_of_others():
 
 
 def test_a_tenth_of_the_clients_a_round_makes_pairs_ten_rounds_old():
-  """What `older` says of random cohorts: the mean of a geometric age."""
+  """As `older` states for random cohorts: the mean of a geometric age."""
   store = ps.empty_store(100, 1, ((1,), (1,)), with_age=True)
 
   def update(store, key):

@@ -199,7 +199,7 @@ def owners_mean(federation, state, key):
     ['layerwise', 'ends', pytest.param('architecture', marks=pytest.mark.slow)],
 )
 def test_c_is_the_mean_of_c_k_over_all_owners(aggregation):
-  """Whoever takes part; per leaf."""
+  """Whichever clients take part; per leaf."""
   federation, data = small(tx=optax.adam)
   algorithm = scaffold(federation, aggregation=aggregation)
   state = rounds_of(algorithm, federation, data, 3, cohort_size=2)[-1]

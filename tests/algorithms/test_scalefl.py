@@ -85,7 +85,7 @@ def test_the_five_levels_of_resnet26():
   exits = [list(level.model.head_names) for level in levels.values()]
   names = ['exit1', 'exit2', 'exit3', 'exit4']
   assert exits == [names[:j] for j in (1, 2, 3, 4)] + [[*names, 'head']]
-  # Every level's entries lie inside those of wider and deeper ones.
+  # Every level's entries are among those of wider and deeper ones.
   conv1 = [
       level.index['stage1_block0']['conv1']['kernel']
       for level in levels.values()
@@ -451,7 +451,7 @@ def test_one_round_in_pytorch(small_round):
     np.testing.assert_allclose(got[path], leaf, rtol=1e-5, atol=1e-5)
     kept = scalefl_torch.entries(path, leaf, 3 / 4)
     assert np.any(leaf[kept] != before[path][kept])
-    # Nobody holds the last quarter.
+    # No client holds the last quarter.
     same = np.ones_like(leaf, bool)
     same[kept] = False
     np.testing.assert_array_equal(got[path][same], before[path][same])

@@ -315,7 +315,7 @@ def test_outputs_of_convolutions_and_scalers_are_rescaled_dense_ones_not():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-# One net of every family, and the variants that lay norms elsewhere.
+# One net of every family, and the variants with other places of norms.
 FAMILIES = (
     ('preresnet20', {}),
     ('preresnet20', dict(preact_shortcut=False)),

@@ -27,7 +27,7 @@ def test_products_are_counted_once_for_each_pixel_of_the_image():
       np.zeros((2, 5, 1, 1), np.float32),
       np.zeros((7, 5, 3, 3), np.float32),
   )
-  assert count == 2 * 2 * 5 * 7  # Eight of nine taps lie in the padding.
+  assert count == 2 * 2 * 5 * 7  # Eight of nine taps read padding.
   for stride, pairs in ((1, 2 + 3 + 3 + 3 + 2), (2, 2 + 3 + 2)):
     count = flops.product_flops(
         lambda x, w, stride=stride: jax.lax.conv_general_dilated(

@@ -1,4 +1,4 @@
-"""The deal that the benchmark measures is never worse than dealing in turn."""
+"""The assignment that is measured is never worse than round-robin."""
 
 import numpy as np
 

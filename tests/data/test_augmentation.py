@@ -29,7 +29,7 @@ def test_a_cut_out_is_one_square_around_a_pixel(images):
   for image, before in zip(cut, np.asarray(images)[..., 0], strict=True):
     rows, cols = np.nonzero(image == 0)
     low, high = (rows.min(), cols.min()), (rows.max() + 1, cols.max() + 1)
-    # The whole square, up to what lies outside of the image.
+    # The whole square, cut off at the border of the image.
     for begin, end in zip(low, high, strict=True):
       assert side // 2 <= end - begin <= side
       assert end - begin == side or begin == 0 or end == 20

@@ -25,7 +25,7 @@ def small_preresnet(
 
 
 def small_data(sizes=(6, 9, 4, 7), size=8, classes=3, seed=0):
-  """Random images with a brightness of their class, dealt to clients."""
+  """Random images with a brightness of their class, assigned to clients."""
   rng = np.random.default_rng(seed)
   labels = rng.integers(0, classes, sum(sizes))
   images = rng.integers(0, 120, (len(labels), size, size, 1))

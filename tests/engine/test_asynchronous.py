@@ -284,7 +284,7 @@ def test_what_is_not_finite_is_left_out(federation, data):
   state, reports = run(probe(12, broken=2), federation, data, events)
   wrong = (schedule.client == 2) & (schedule.visit == 1)
   assert wrong.sum() == 1
-  want = np.where(wrong, 4, schedule.client)  # Nobody sent it.
+  want = np.where(wrong, 4, schedule.client)  # No client sent it.
   np.testing.assert_array_equal(state.server[0][:, 0], want)
   np.testing.assert_array_equal(state.server[0][:, 5], ~wrong)
   group = next(g for g in federation.groups if 2 in g.client_ids)

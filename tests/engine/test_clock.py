@@ -105,7 +105,7 @@ def test_lost_visits_never_arrive():
   got = plan(fleet(device(1, drop_out=0.5), device(1)), 60)
   lost = np.flatnonzero(got.lost_client == 0)
   assert len(lost) == len(got.lost_client) > 5
-  # They are counted as visits, and nobody need train them.
+  # They are counted as visits, and need no training.
   visits = got.visit[got.client == 0]
   assert visits[-1] + 1 == len(visits) + np.sum(
       got.lost_version[lost] <= np.flatnonzero(got.client == 0)[-1]

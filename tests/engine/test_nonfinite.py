@@ -1,4 +1,4 @@
-"""An update that is not finite leaves no trace, whatever drives the rounds."""
+"""An update that is not finite is dropped by every driver."""
 
 import jax
 import jax.numpy as jnp

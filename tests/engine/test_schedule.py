@@ -97,7 +97,7 @@ def test_rounds_are_those_of_the_whole_schedule(mode, options, cohort_size):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       np.testing.assert_array_equal(a, b)
       assert a.dtype == b.dtype
-  # What the timeline says of each round.
+  # The timeline of each round.
   ends = schedule.time[cohort_size - 1 :: cohort_size]
   assert [one.time for one in planned] == ends.tolist()
   for number, one in enumerate(planned):

@@ -1,4 +1,4 @@
-"""What a training server reports, and that NaN in it leaves no trace."""
+"""Metrics of a training server, also when they are NaN."""
 
 import jax
 import jax.numpy as jnp

@@ -27,7 +27,7 @@ def config(conv_backend, **changes):
 
 
 def test_a_run_is_near_to_one_of_xla_and_resumes_exactly(tmp_path):
-  """And nothing is stored in a cache that somebody has chosen."""
+  """And nothing is stored in a cache that a user has chosen."""
   stored, folder = tmp_path / 'stored', jax.config.jax_compilation_cache_dir
   stored.mkdir()
   jax.config.update('jax_compilation_cache_dir', str(stored))

@@ -46,7 +46,7 @@ def test_a_table_of_floats_is_standardised_and_learnt(config, tmp_path):
   result = experiment.run(config, tmp_path / 'run')
   before, *_, after = [row for row in result.rows if row['split'] == 'test']
   assert after['accuracy'] > max(0.8, before['accuracy'] + 0.1)
-  # The file may lie elsewhere when the run is read again.
+  # The file may have moved when the run is read again.
   moved = tmp_path / 'moved.npz'
   (tmp_path / 'table.npz').rename(moved)
   config.data_file = str(moved)

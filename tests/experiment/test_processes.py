@@ -53,5 +53,5 @@ def test_a_folder_that_is_not_shared_is_named(tmp_path, monkeypatch):
   monkeypatch.setattr(processes, 'on_first', lambda fn: 'token')
   monkeypatch.setattr(processes, 'together', lambda fn: fn())
   monkeypatch.setattr(processes, '_PATIENCE', 0.2)
-  with pytest.raises(ValueError, match='must lie on a file system that all'):
+  with pytest.raises(ValueError, match='must be on a file system that all'):
     processes.check_folder(pathlib.Path(tmp_path))

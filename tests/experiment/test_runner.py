@@ -1,4 +1,4 @@
-"""Runs: what lies in the workdir, and that a run resumes exactly."""
+"""Runs: the files of the workdir, and that a run resumes exactly."""
 
 import errno
 import itertools
@@ -387,7 +387,7 @@ def test_damaged_metrics_are_restored(finished, tmp_path, damage, caplog):
       finished.workdir / 'metrics.jsonl'
   ).read_bytes()
   assert 'metrics.jsonl is damaged; restored as of round 4 from ' in caplog.text
-  # What was there may still be of use to somebody.
+  # A damaged file is kept, if there was one.
   kept = (folder / 'damaged-metrics.jsonl').exists()
   assert kept == (damage != 'absent')
 

@@ -49,7 +49,7 @@ def test_validation_rows_stand_before_test_rows(whole):
   assert whole.summary.validated and whole.summary.last is test
   report = (whole.workdir / 'report.md').read_text()
   assert 'on the examples that clients have held out' in report
-  assert 'flatters' not in report and '20% of each client held out' in report
+  assert 'optimistic' not in report and '20% of each client held out' in report
 
 
 def test_the_accuracy_is_that_on_the_held_out_examples(whole):

@@ -1,4 +1,4 @@
-"""Random configs: every entry that there is, with values that nobody expects.
+"""Random configs: every entry that there is, with unexpected values.
 
 The entries and their types are those of `experiment.config` and of the
 constructors, so that a new option is tried without a word here.

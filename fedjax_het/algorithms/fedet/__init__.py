@@ -27,7 +27,7 @@ Reported are the small models; the view 'server' is W.
 Choices that the sources leave open or hide (there is no official code):
 
 - The classifier is the model's own, such as the last linear layer.
-- The server's optimiser begins anew in every round, as the clients' does. Its
+- The server's optimiser is reset in every round, as the clients' is. Its
   kind is the clients'.
 - Public examples are part of the training set, without labels; the paper takes
   another data set. They are never augmented.
@@ -51,7 +51,7 @@ from fedjax_het.aggregation.averaging import (
 )
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
-from fedjax_het.algorithms.fedet.ensemble import hear_clients
+from fedjax_het.algorithms.fedet.ensemble import clients_consensus
 from fedjax_het.algorithms.fedet.server import (
   Server,
   check_federation,
@@ -143,20 +143,20 @@ def fedet(
     """W after its steps on the public examples, and the metrics."""
     public = turn.public.unaugmented()
     start = large.trim(model) if training.drop_unused_weights else model
-    consensus, anybody = hear_clients(
+    consensus, some = clients_consensus(
         exchange, server.weights, received, public
     )
     end, _, metrics, _ = fit(
         server_loss(large, federation.task, consensus, lam),
         training,
         start,
-        public.replace(size=jnp.where(anybody, public.size, 0)),
+        public.replace(size=jnp.where(some, public.size, 0)),
         turn,
     )
     metrics['server_loss'] = metrics.pop('train_loss')
     metrics['disputed'] = jnp.mean(consensus.disputed, dtype=jnp.float32)
     return large.fill(end, model), {
-        name: jnp.where(anybody, value, jnp.nan)
+        name: jnp.where(some, value, jnp.nan)
         for name, value in metrics.items()
     }  # fmt: skip
 

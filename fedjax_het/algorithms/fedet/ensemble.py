@@ -12,13 +12,13 @@ from fedjax_het.engine.types import Group, Received
 
 
 class Consensus(NamedTuple):
-  """What an ensemble says of P examples.
+  """Predictions of an ensemble on P examples.
 
   Attributes:
     labels: [P] int32, the pseudo-labels.
-    diverse: [P, C], logits of those who disagree with them, 0 where nobody
-      does.
-    disputed: [P] bool, whether anybody does (D(x) is not empty).
+    diverse: [P, C], logits of the models that disagree with them, 0 where
+      none does.
+    disputed: [P] bool, whether any model does (D(x) is not empty).
   """
 
   labels: jax.Array
@@ -75,10 +75,10 @@ def teacher_logits(
   none for padding slots.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     group: The group.
     weights: The server's tree, see `end_of` for stale uploads.
-    received: What they have sent; `kept` are whole `Delta`s.
+    received: Their uploads; `kept` are whole `Delta`s.
     public: The public examples, P of them.
 
   Returns:
@@ -103,13 +103,13 @@ def teacher_logits(
   return jax.lax.fori_loop(0, jnp.sum(real), one, none)
 
 
-def hear_clients(
+def clients_consensus(
     exchange: WeightExchange, weights, received: Mapping[str, Received], public
 ) -> tuple[Consensus, jax.Array]:
   """The consensus of all clients that took a step.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     weights: The server's tree, see `end_of` for stale uploads.
     received: {group name: Received}; `kept` are whole `Delta`s, zeros in
       padding slots.

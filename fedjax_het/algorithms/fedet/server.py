@@ -17,7 +17,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedET's server state.
 
   Attributes:
     weights: The union of the small models.
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 def check_federation(federation: Federation) -> None:
-  """Refuses what the server could not train with.
+  """Raises ValueError for a federation that the server cannot train with.
 
   Args:
     federation: The federation.
@@ -103,7 +103,7 @@ def server_loss(
   Args:
     model: The large model.
     task: The task.
-    consensus: What the clients' models say of the public examples.
+    consensus: The clients' predictions on the public examples.
     lam: Weight of the diversity.
 
   Returns:

@@ -70,7 +70,7 @@ class Sent(NamedTuple):
   """The downlink.
 
   Attributes:
-    donors: [M] int32, their ids; N for nobody.
+    donors: [M] int32, their ids; N for none.
     models: {key: Maybe} of leaves [M, ...], as `Variables`.
   """
 
@@ -139,7 +139,7 @@ def fedfomo(
       others' if it exceeds them, and 0 for local training that is kept only
       if it helps.
     epsilon: Probability of a random donor in round 0.
-    decay: What the probability loses in each round.
+    decay: Decrease of the probability per round.
     validation: Share of a client's examples that is held out.
     mix: 'block' or 'global', see above.
     aggregation: Which blocks are exchanged: 'layerwise' with all clients that

@@ -1,4 +1,4 @@
-"""What the server stores, and whose models it gives to whom."""
+"""FedFomo's server state, and the choice of the models that it sends."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Server(NamedTuple):
       client that owns the block, in the order of their ids.
     sent: [N] bool, who has sent a model.
     affinity: [N, N] float32, P; row i belongs to the receiver i.
-    donors: [N, M] int32, whose models a client receives next; N for nobody.
+    donors: [N, M] int32, whose models a client receives next; N for none.
     data: All clients' examples, in an evaluation only.
   """
 
@@ -34,7 +34,7 @@ class Server(NamedTuple):
 class Tables(NamedTuple):
   """The rows of `Server.models`: {key: [N + 1] int32}, ids to rows.
 
-  Who does not own the block, and the id N, has the row after the last.
+  A client without the block, and the id N, have the row after the last.
   """
 
   params: Mapping[str, np.ndarray]
@@ -59,7 +59,7 @@ def make_tables(federation: Federation, sharing: Sharing) -> Tables:
 
 
 def empty_models(federation: Federation, sharing: Sharing, tables: Tables):
-  """`Server.models` before anybody has sent one: zeros."""
+  """`Server.models` before the first upload: zeros."""
   found = Variables({}, {})
   for group in federation.groups:
     shared, _ = sharing.split(group, group.model.abstract_variables)
@@ -121,7 +121,7 @@ def draw_donors(key, free, affinity, epsilon, num: int) -> jax.Array:
     num: M.
 
   Returns:
-    [N, M] int32, different ones; N for a place for which nobody is left.
+    [N, M] int32, different ones; N for a place for which no client is left.
   """
   total = len(free)
 

@@ -5,7 +5,7 @@ of the clients recognise the label. Only the size of that input must be common;
 extractors may differ. In round t, with H_k the classifier of client k and f_k
 its whole model,
 
-  down:    the model as in FedAvg, G, and the classes that G knows, Y;
+  down:    the model as in FedAvg, G, and the classes that G was trained on, Y;
   client:  CE(f_k(x), y) + a_t (B_g/B) mean CE(H_k(G(y~)), y~)
              + b_t KL(softmax(H_k(G(y))) || softmax(f_k(x))),
            y~ uniform over Y; c_k[y] = 1 + real examples of y in the steps;
@@ -28,7 +28,7 @@ Choices that the sources leave open or hide:
   all released settings.
 - `aggregation='classifier'` is the paper's partial sharing: extractors stay on
   the clients. The released code for it sends nothing.
-- Clients begin their optimiser anew in every visit, G's state is kept.
+- Clients reset their optimiser in every visit, G's state is kept.
 - Generated features pass the classifier in eval mode.
 
 References:
@@ -58,11 +58,10 @@ from fedjax_het.algorithms.fedgen.generator import (
 from fedjax_het.algorithms.fedgen.server import (
   generator_loss,
   generator_training,
-  label_weights,
+  make_ensemble,
   train_generator,
 )
 from fedjax_het.algorithms.fedgen.uploads import (
-  sent_heads,
   split_classifier,
   whole_delta,
 )
@@ -76,10 +75,10 @@ AGGREGATIONS = ('layerwise', 'architecture', 'ends', 'classifier')
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedGen's server state.
 
   Attributes:
-    weights: The union of what travels of the models.
+    weights: The union of the shared blocks of all models.
     generator: Variables of G.
     opt_state: G's optimiser.
     known: [C] bool, the classes of which it has received a count (Y).
@@ -204,35 +203,21 @@ def fedgen(
     return own, split_classifier(exchange, group, delta, counts), metrics
 
   def server_update(server, received, turn):
-    uploads = [
-        clear_padding(received[group.name], federation.num_clients)
-        for group in federation.groups
-    ]
-    counts = jnp.concatenate([r.kept.counts for r in uploads])
-    took_part = jnp.concatenate(
-        [r.kept.classifier.weight > 0 for r in uploads]
-    )
-    qualified = jnp.any(took_part[:, None] & (counts > 1), axis=0)
-    heads = [
-        sent_heads(exchange, group, server.weights, r)
-        for group, r in zip(federation.groups, uploads, strict=True)
-    ]
+    uploads = {
+        name: clear_padding(r, federation.num_clients)
+        for name, r in received.items()
+    }
+    heads, omega, labels = make_ensemble(exchange, server.weights, uploads)
     # The generator first: after averaging, all classifiers would be one.
     generator, opt_state, metrics = train_generator(
         net, server.generator, server.opt_state,
-        generator_loss(
-            net, local.task, heads, label_weights(counts, took_part), eta
-        ),
-        training, qualified, server_steps, turn,
+        generator_loss(net, local.task, heads, omega, eta),
+        training, labels, server_steps, turn,
     )  # fmt: skip
     average = exchange.average(
-        server.weights,
-        {
-            group.name: whole_delta(r)
-            for group, r in zip(federation.groups, uploads, strict=True)
-        },
+        server.weights, {name: whole_delta(r) for name, r in uploads.items()}
     )
-    known = server.known | qualified
+    known = server.known | labels
     return Server(average, generator, opt_state, known), metrics
 
   return FederatedAlgorithm(

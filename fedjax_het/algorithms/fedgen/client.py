@@ -1,4 +1,4 @@
-"""FedGen's clients: what they are sent, and their loss."""
+"""FedGen's clients: their downlink and their loss."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ _GENERATE = 2**31 - 1
 
 
 class Sent(NamedTuple):
-  """What a client is sent.
+  """The downlink of a client.
 
   Attributes:
-    weights: What travels of its model.
+    weights: The shared blocks of its model.
     generator: Variables of G.
-    known: [C] bool, the classes that G knows (Y).
+    known: [C] bool, the classes that G was trained on (Y).
   """
 
   weights: Variables
@@ -54,7 +54,7 @@ def client_loss(
     model: The client's model.
     task: The task.
     net: G.
-    sent: What the client was sent.
+    sent: The downlink of the client.
     a_t: Weight of the cross-entropy of generated features; None for no such
       term.
     b_t: Weight of the KL; None for no such term.

@@ -1,23 +1,24 @@
 """FedGen's server: how it trains the generator on the clients' classifiers."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.aggregation.exchange import WeightExchange
 from fedjax_het.algorithms.fedgen.generator import (
   Generator,
   draw_labels,
   draw_noise,
   generate,
 )
-from fedjax_het.algorithms.fedgen.uploads import Heads
+from fedjax_het.algorithms.fedgen.uploads import Heads, sent_heads
 from fedjax_het.data.federated import InMemory
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.task import Task
-from fedjax_het.engine.types import LocalTraining, Turn
+from fedjax_het.engine.types import LocalTraining, Received, Turn
 from fedjax_het.models.blocks import Variables
 
 
@@ -33,6 +34,47 @@ def label_weights(counts, took_part) -> jax.Array:
   """
   counts = jnp.where(took_part[:, None], counts, 0.0)
   return counts / jnp.maximum(jnp.sum(counts, axis=0), 1.0)[None]
+
+
+class Ensemble(NamedTuple):
+  """The clients' classifiers of a round, which train the generator.
+
+  Attributes:
+    heads: The classifiers of each group, S in all.
+    omega: [S, C], as of `label_weights`.
+    labels: [C] bool, the classes of which some client has trained on an
+      example.
+  """
+
+  heads: list[Heads]
+  omega: jax.Array
+  labels: jax.Array
+
+
+def make_ensemble(
+    exchange: WeightExchange, weights: Any, uploads: Mapping[str, Received]
+) -> Ensemble:
+  """The ensemble of all clients that took a step.
+
+  Args:
+    exchange: The shared blocks.
+    weights: The server's tree, see `end_of` for stale uploads.
+    uploads: {group: Received}, with zeros in padding slots.
+
+  Returns:
+    The ensemble.
+  """
+  groups = exchange.federation.groups
+  kept = [uploads[group.name].kept for group in groups]
+  counts = jnp.concatenate([k.counts for k in kept])
+  took_part = jnp.concatenate([k.classifier.weight > 0 for k in kept])
+  # c_k[y] = 1 + real examples of y.
+  labels = jnp.any(took_part[:, None] & (counts > 1), axis=0)
+  heads = [
+      sent_heads(exchange, group, weights, uploads[group.name])
+      for group in groups
+  ]
+  return Ensemble(heads, label_weights(counts, took_part), labels)
 
 
 def diversity_loss(noise, z) -> jax.Array:
@@ -51,7 +93,7 @@ def diversity_loss(noise, z) -> jax.Array:
 
 
 def head_logits(heads: Sequence[Heads], z) -> jax.Array:
-  """[S, B, C]: what the classifiers of all groups say of z [B, d]."""
+  """[S, B, C]: logits of all groups' classifiers for z [B, d]."""
 
   def logits(one: Heads):
     return jax.vmap(

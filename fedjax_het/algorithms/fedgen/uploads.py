@@ -11,7 +11,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class Kept(NamedTuple):
-  """What the server needs of each client.
+  """The part of an upload that is stored per client.
 
   Attributes:
     classifier: The `Delta` of the classifier.
@@ -40,7 +40,7 @@ def split_classifier(
   """A client's upload.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     group: The client's group.
     delta: The change of all that travels.
     counts: [C] float32, c_k.
@@ -63,10 +63,10 @@ def sent_heads(
   """The classifiers of a group's clients after their training.
 
   Args:
-    exchange: What travels.
+    exchange: The shared blocks.
     group: The group.
     weights: The server's tree, see `end_of` for stale uploads.
-    received: What they have sent.
+    received: Their uploads.
 
   Returns:
     The classifiers, in padding slots the server's.

@@ -23,7 +23,7 @@ from fedjax_het.options import one_of
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedGKT's server state.
 
   Attributes:
     net: Variables of its net (W_s).
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 
 class Uploads(NamedTuple):
-  """What the clients of a round have sent, in S slots of M examples.
+  """The uploads of a round, in S slots of M examples.
 
   Attributes:
     client_id: [S] int32; padding slots hold the number of clients.

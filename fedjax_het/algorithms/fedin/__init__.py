@@ -28,34 +28,25 @@ References:
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.algorithms.fedin.capture import (
-  empty_buffer,
-  final_pairs,
-  pair_sizes,
-  protect_upload,
-)
+from fedjax_het.algorithms.fedin.capture import pair_sizes
+from fedjax_het.algorithms.fedin.client import pairs_to_upload, train
 from fedjax_het.algorithms.fedin.pairs import (
   PairStore,
+  after_update,
   check_pair_shapes,
   draw_pairs,
   empty_store,
-  older,
-  store_pairs,
 )
 from fedjax_het.algorithms.fedin.passes import PLAIN, Features
 from fedjax_het.algorithms.fedin.steps import (
   RULES,
   SCOPES,
-  Carry,
   Setting,
-  make_step,
   takes_one_pass,
 )
-from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -80,7 +71,7 @@ class Server(NamedTuple):
 
 
 class Downlink(NamedTuple):
-  """What a client receives; `pairs` is a `Maybe` of `Pairs`."""
+  """The downlink of a client; `pairs` is a `Maybe` of `Pairs`."""
 
   weights: Variables
   pairs: Maybe
@@ -172,6 +163,7 @@ def fedin(
       protect=protect if noise_at == 'forward' else PLAIN,
       one_pass=in_training and one_pass,
       sizes=sizes,
+      captured=pair_shapes if capture == 'training' else None,
   )
   at_upload = protect if noise_at == 'upload' else PLAIN
 
@@ -193,61 +185,32 @@ def fedin(
     if not in_training:
       return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
     pairs = draw_pairs(
-        server.store,
-        visit.client_id,
-        num_pairs,
-        visit.key,
+        server.store, visit.client_id, num_pairs, visit.key,
         max_age=max_pair_age,
-    )
+    )  # fmt: skip
     return Downlink(sent, pairs)
-
-  def train(model, start, pairs, data, visit):
-    """The `Carry` after the local steps, the metrics, the number of steps."""
-    tx = local.optimizer(local.learning_rate(visit.round_num))
-    carry = Carry(start, tx.init(start.params))
-    if in_training and rule == 'sequential':
-      middle = {name: start.params[name] for name in model.intermediate}
-      carry = carry._replace(in_opt_state=tx.init(middle))
-    if in_training and capture == 'training':
-      carry = carry._replace(buffer=empty_buffer(sizes, pair_shapes))
-    return train_epochs(
-        make_step(model, local.task, tx, start.params, pairs, setting),
-        carry,
-        data,
-        visit.key,
-        epochs=local.epochs,
-        batch_size=local.batch_size,
-        drop_last=local.drop_last,
-        steps=local.steps,
-    )
 
   def client_update(group, client, sent, data, visit):
     model = group.model
     whole = exchange.assemble(group, client, sent.weights)
     start = model.trim(whole) if local.drop_unused_weights else whole
-    trained, metrics, num_steps = train(model, start, sent.pairs, data, visit)
-    end = trained.variables
-    own, delta = exchange.upload(
-        group, whole, model.fill(end, whole), data.size, num_steps
+    # 2. Local steps with G_loc, and with Z on `in`.
+    trained, metrics, num_steps = train(
+        model, local, start, sent.pairs, data, visit, setting
     )
+    # 3. Upload the weights and pairs.
+    end = model.fill(trained.variables, whole)
+    own, delta = exchange.upload(group, whole, end, data.size, num_steps)
     if not in_training:
       return own, Uplink(delta), metrics
-    # Training takes the whole key, as the baselines do: same batches, same
-    # draws. It splits it in two, which are the folds of 0 and 1.
-    pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
-    pairs = trained.buffer
-    if pairs is None:
-      pairs = final_pairs(model, end, data, pair_key, sizes, setting.protect)
-    pairs = protect_upload(pairs, noise_key, at_upload)
+    pairs = pairs_to_upload(model, trained, data, visit, setting, at_upload)
     return own, Uplink(delta, pairs), metrics
 
   def server_update(server, received, turn):
     del turn
     store = server.store
     if in_training:
-      for group in received.values():
-        store = store_pairs(store, group.client_id, group.kept)
-      store = older(store)
+      store = after_update(store, received.values())
     return Server(exchange.collect(server.weights, received), store), {}
 
   def client_model(server, client, group):

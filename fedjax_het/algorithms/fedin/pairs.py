@@ -1,12 +1,13 @@
 """FedIN's store of feature pairs: the latest of every client."""
 
+from collections.abc import Iterable
 import logging
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.engine.types import Federation, Maybe
+from fedjax_het.engine.types import Federation, Maybe, Received
 from fedjax_het.models.adapt import Identity
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class PairStore(NamedTuple):
     pairs: `Pairs` [N, P, ...].
     filled: [N, P] bool, pairs that a client has really sent.
     age: [N] int32, server updates since a client's pairs were stored, see
-      `older`; None where nobody asks.
+      `older`; None without `max_pair_age`.
   """
 
   pairs: Pairs
@@ -80,7 +81,7 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
 def empty_store(
     num_clients: int, num_pairs: int, shapes, *, with_age: bool = False
 ) -> PairStore:
-  """A store that has seen nobody.
+  """A store without pairs.
 
   Args:
     num_clients: N.
@@ -97,6 +98,21 @@ def empty_store(
       jnp.zeros(leading, bool),
       jnp.zeros(num_clients, jnp.int32) if with_age else None,
   )
+
+
+def after_update(store: PairStore, received: Iterable[Received]) -> PairStore:
+  """The store after a server update: new pairs are added, all grow older.
+
+  Args:
+    store: The store.
+    received: The groups' uploads; `kept` are `Maybe`s of pairs.
+
+  Returns:
+    The new store.
+  """
+  for group in received:
+    store = store_pairs(store, group.client_id, group.kept)
+  return older(store)
 
 
 def older(store: PairStore) -> PairStore:

@@ -36,6 +36,8 @@ class Setting(NamedTuple):
     protect: Clipping and noise in the client's own passes.
     one_pass: Whether batch and pairs take one pass, see `takes_one_pass`.
     sizes: How many pairs there are.
+    captured: Shapes of the pairs to keep of the training passes; None for
+      `capture='final'`.
   """
 
   in_training: bool
@@ -46,10 +48,11 @@ class Setting(NamedTuple):
   protect: Features
   one_pass: bool
   sizes: capture.Sizes
+  captured: tuple[tuple[int, ...], ...] | None = None
 
 
 class Carry(NamedTuple):
-  """What goes from step to step.
+  """The state of the local steps.
 
   Attributes:
     variables: The client's model.

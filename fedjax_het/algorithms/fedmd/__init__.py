@@ -49,9 +49,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.fedmd.early_stopping import fit_until
 from fedjax_het.algorithms.fedmd.server import Server, collect, no_logits
 from fedjax_het.algorithms.fedmd.subsets import public_subset, subset_size
+from fedjax_het.algorithms.fedmd.warm_up import Phase, pretrain_and_transfer
 from fedjax_het.engine.local import (
   fit,
   init_optimizer,
@@ -72,7 +72,7 @@ from fedjax_het.options import at_least, not_negative
 
 
 class Sent(NamedTuple):
-  """What a client is sent.
+  """The downlink of a client.
 
   Attributes:
     seed: As the server's.
@@ -86,11 +86,11 @@ class Sent(NamedTuple):
 
 
 class Client(NamedTuple):
-  """What a client keeps.
+  """FedMD's client state.
 
   Attributes:
     variables: Its model.
-    digest_state: Optimiser of the digest; None if optimisers begin anew.
+    digest_state: Optimiser of the digest; None if optimisers are reset.
     private_state: Optimiser of transfer and revisits; None likewise.
   """
 
@@ -121,7 +121,7 @@ def publish(model: BlockModel, variables: Variables, subset) -> jax.Array:
   )
 
 
-def phase(
+def passes(
     local: LocalTraining, epochs: int, batch_size: int
 ) -> LocalTraining:
   """Whole passes with the optimiser and the learning rate of `local`."""
@@ -193,11 +193,17 @@ def fedmd(
       no_logits, num_alignment, federation.num_classes
   )
   keep_optimizer = local.keeps_optimizer(True)
-  digest = phase(local, digest_epochs, min(digest_batch_size, num_alignment))
-  pretrain = phase(
-      local, pretrain_epochs, min(pretrain_batch_size, num_public)
+  digest = passes(local, digest_epochs, min(digest_batch_size, num_alignment))
+  pretrain = Phase(
+      passes(local, pretrain_epochs, min(pretrain_batch_size, num_public)),
+      pretrain_patience,
+      min_delta,
   )
-  transfer = phase(local, transfer_epochs, transfer_batch_size)
+  transfer = Phase(
+      passes(local, transfer_epochs, transfer_batch_size),
+      transfer_patience,
+      min_delta,
+  )
 
   def init(key):
     # A key of its own, apart from those of the models.
@@ -224,25 +230,9 @@ def fedmd(
     return Uplink(publish(group.model, variables, subset), number)
 
   def warm_up(group, client, sent, data, visit):
-    def train(variables, local, data, number, patience):
-      return fit_until(
-          group.model,
-          local,
-          variables,
-          data,
-          visit._replace(key=jax.random.fold_in(visit.key, number)),
-          init_optimizer(local, variables.params),
-          patience=patience,
-          min_delta=min_delta,
-      )
-
-    variables, _, public, _ = train(
-        client.variables, pretrain, data.of_public(), 2, pretrain_patience
+    variables, state, metrics = pretrain_and_transfer(
+        group.model, client.variables, data, visit, pretrain, transfer
     )
-    variables, state, own, _ = train(
-        variables, transfer, data, 3, transfer_patience
-    )
-    metrics = dict(own, pretrain_loss=public['train_loss'])
     client = client._replace(variables=variables, private_state=kept(state))
     sending = uplink(group, variables, sent, sent.number, data)
     return client, sending, metrics

@@ -72,7 +72,7 @@ def fit_until(
     opt_state: The optimiser's state to go on with.
     patience: Epochs without a gain after which training ends; 0 trains for
       all epochs on all data.
-    min_delta: What counts as a gain must be larger.
+    min_delta: Accuracy in [0, 1] that a gain must exceed.
 
   Returns:
     As `fit`; losses are means over the epochs done.

@@ -1,4 +1,4 @@
-"""FedMD's server: what clients upload for the subsets of two rounds."""
+"""FedMD's server: the uploads for the subsets of two rounds."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -22,11 +22,11 @@ class Logits(NamedTuple):
 
 
 class Server(NamedTuple):
-  """What the server keeps.
+  """FedMD's server state.
 
   Attributes:
     seed: The data of a random key, 8 bytes, from which all draw the subsets.
-    number: [] int32, t, the number of the subset in force.
+    number: [] int32, t, the number of the current subset.
     current: The uploads for X_t; their mean is the consensus Z_t.
     coming: The uploads for X_{t+1} so far.
   """
@@ -47,7 +47,7 @@ def collect(
 ) -> Server:
   """Adds the uploads to those for their subsets, and maybe ends the round.
 
-  Uploads for a subset older than the one in force are left out.
+  Uploads for a subset older than the current one are left out.
 
   Args:
     server: The server's state.

@@ -11,7 +11,7 @@ its earlier visits. A visit:
      is empty the first half is left out.
   3. w_k <- w. Send M, and w where M = 0. The server, entry by entry:
        x <- x + sum_k (1 - M_k) (w_k - x) / sum_k (1 - M_k),
-     which keeps x where nobody shares.
+     which keeps x where no client shares.
   4. In the visits v = R, 2 R, ...: of the f free entries of each tensor whose
      personal share is at most a limit, the f - round((1 - p) f) with the
      largest |w - r_k| become personal (of equals the first). Then r_k <- w.
@@ -211,7 +211,7 @@ def fedselect(
       )
 
     sent = [received[g.name].summed.entries for g in federation.groups]
-    # sum_k (1 - M_k) (w_k - x) / sum_k (1 - M_k), 0 where nobody shares.
+    # sum_k (1 - M_k) (w_k - x) / sum_k (1 - M_k), 0 where no client shares.
     mean, _ = weighted_mean(
         (part('value', one), part('present', one)) for one in sent
     )

@@ -11,7 +11,7 @@ from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.depth import head_blocks, numbered_blocks
 
-# What a depth keeps to itself: its last block, that of every stage, or none.
+# Unshared blocks of a depth: its last block, that of every stage, or none.
 PRIVATE = ('top', 'stage', 'none')
 
 

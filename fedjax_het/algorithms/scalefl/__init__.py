@@ -23,8 +23,8 @@ Differences from the paper's code:
 
 - In it the gradient of KD flows into z_n, too: `detach=False`. Its gamma is 0
   by default.
-- Its masks are gradients of a copy with zeroed channels. They stand for the
-  rule of the first channels, which is used here.
+- Its masks are gradients of a copy with zeroed channels. They
+  implement the rule of the first channels, which is used here.
 
 References:
   Ilhan, Su, Liu, ScaleFL: Resource-Adaptive Federated Learning With
@@ -174,7 +174,7 @@ def scalefl(
   one_of('weights', weights, ('uniform', 'data'))
   (full, levels), local = make_levels(federation), federation.local
   num_rounds = federation.num_rounds
-  quiet = -1.0 if num_rounds is None else distil_after * num_rounds
+  last_without = -1.0 if num_rounds is None else distil_after * num_rounds
 
   def receive(server, group):
     # theta_k.
@@ -182,7 +182,7 @@ def scalefl(
 
   def client_update(group, client, sent, data, visit):
     # g_t = 0 for t <= 0.25 R, then gamma.
-    gain = jnp.where(visit.round_num > quiet, gamma, 0.0)
+    gain = jnp.where(visit.round_num > last_without, gamma, 0.0)
 
     def loss_fn(logits, batch):
       return exits_loss(logits, batch, local.task, gain, temperature, detach)
