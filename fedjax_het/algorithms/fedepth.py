@@ -62,7 +62,7 @@ from fedjax_het.depthwise.stages import (
 )
 from fedjax_het.depthwise.training import share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
-from fedjax_het.engine.needs import requires
+from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -295,6 +295,8 @@ def fedepth(
         group.model.init(jax.random.fold_in(mine, m))
         for m in range(1, plans[group.name].num_models)
     )
+  if mkd_models is not None:  # The KL is one of classes.
+    check_task('fedepth with mkd_models', 'classification', federation)
     own = exchange.init_client(plans[group.name].group, key)
     return Client(own, partners)
 

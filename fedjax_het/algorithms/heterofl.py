@@ -44,7 +44,6 @@ from fedjax_het.aggregation.slicing import (
   extract,
   make_level,
   mean_change,
-  one_model,
 )
 from fedjax_het.algorithms.heterofl_widths import (
   Plan,
@@ -73,7 +72,9 @@ class Server(NamedTuple):
   stats: dict[str, Any]
 
 
-@requires(one_model=True, group_options=dict(rate=None))
+@requires(
+    one_model=True, group_options=dict(rate=None), task='classification'
+)
 def heterofl(
     federation: Federation,
     *,
@@ -120,7 +121,7 @@ def heterofl(
   one_of('weights', weights, ('uniform', 'data'))
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
-  full = one_model(federation, 'HeteroFL')
+  full = groups[0].model
   given = {group.name: group.options for group in groups}
   rates = level_rates(given, levels, odds)
   for name in left_out.split():

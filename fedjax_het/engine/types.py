@@ -153,9 +153,7 @@ class Federation:
 
   @property
   def max_examples(self) -> int:
-    """Examples of the largest client; a ValueError if sizes are unknown."""
-    if self.sizes is None:
-      raise ValueError('This method needs Federation(sizes=...).')
+    """Examples of the largest client, for methods that need `sizes`."""
     return int(np.max(self.sizes))
 
 

@@ -446,7 +446,7 @@ def test_evaluation_collects_statistics_for_every_width():
 
 def test_bad_options_are_refused_in_one_line():
   federation = one_model_federation()
-  with pytest.raises(ValueError, match="groups 'tiny1' "):
+  with pytest.raises(ValueError, match="those of 'tiny1' "):
     heterofl(tiny_federation())
   for options, message in (
       (dict(mask='clients'), 'Unknown mask '),

@@ -99,12 +99,21 @@ def test_a_constructor_checks_the_federation_that_it_is_given(toy):
   for needs, message in (
       (dict(task='regression'), "is made for the task 'regression', not for "),
       (dict(server_model=True), r'needs Federation\(server_model=\.\.\.\)'),
+      (dict(public='labelled'), r'needs a public set, Federation\(num_public='),
+      (dict(sizes=True), r'needs Federation\(sizes=\.\.\.\)'),
       (dict(partner=True), r'needs Group\(partner=\.\.\.\), which '),
   ):
     with pytest.raises(ValueError, match=f'^constructor {message}') as error:
       toy(**needs)(federation, level=2)
     assert '\n' not in str(error.value)
   assert not seen
+  with pytest.raises(ValueError) as error:
+    toy(one_model=True)(federation, level=2)
+  assert str(error.value) == (
+      "groups.tiny2: constructor needs one model for all groups, but those of "
+      "'tiny1' (tiny1) and 'tiny2' (tiny2) differ; give both one model and the "
+      'same options.'
+  )
   toy(task='classification')(federation, level=2)
   assert seen == [(federation, 2)]
 
