@@ -256,6 +256,13 @@ def test_strings_of_shares_in_stored_configs_are_group_options(name):
   assert json.dumps(stored) == before
 
 
+def test_names_with_spaces_in_stored_configs_are_tuples():
+  for text, names in (('', []), ('x1_6', ['x1_6']), ('x1 mlp', ['x1', 'mlp'])):
+    stored = dict(algorithm=dict(name='heterofl', left_out=text))
+    assert with_new_entries(stored)['algorithm']['left_out'] == names
+    assert stored['algorithm']['left_out'] == text
+
+
 def test_rates_that_clients_draw_are_levels():
   for rates, levels in (
       ('b:1/3 a:1', ['1', '1/3']),
