@@ -141,7 +141,7 @@ def own_heads(model: BlockModel) -> dict[int, Head]:
 def _own_head(model, end):
   unit, blocks = model.block_names[end - 1], []
   for name, module in model.blocks[head_start(model) :]:
-    if getattr(module, 'use_relu', False):
+    if getattr(module, 'use_relu', False):  # See `NormPool` of PreResNets.
       module = module.clone(use_relu=False)
     blocks.append(Block(f'{unit}/{name}', module))
   return Head(unit, tuple(blocks))
