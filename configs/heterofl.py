@@ -8,10 +8,10 @@ from fedjax_het.configs.widths import (
   fixed,
   narrower,
   one_model,
+  parse_mode,
   widths_config,
 )
 
-from fedjax_het.algorithms.heterofl_modes import parse_mode
 from fedjax_het.configs import common
 
 

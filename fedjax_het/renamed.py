@@ -87,6 +87,8 @@ def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   if 'planner' in algorithm:
     planner = algorithm.pop('planner')
     algorithm['plan'] = 'measured' if planner == 'xla' else planner
+  if isinstance(algorithm.get('left_out'), str):  # Once names and spaces.
+    algorithm['left_out'] = algorithm['left_out'].split()
   old, new = _SHARES.get(algorithm.get('name'), (None, None))
   if isinstance(algorithm.get(old), str):
     _move_shares(result, algorithm.pop(old), new)

@@ -107,11 +107,11 @@ def test_algorithms_import_no_algorithm():
         assert owner_of(used) == mine, f'{path} imports {name}.'
 
 
-def test_width_slicing_and_the_engine_know_no_model_family():
+def test_slicing_stages_and_the_engine_know_no_model_family():
   models = ROOT / 'models'
   plain = [models / f'{name}.py' for name in ('blocks', 'heads', 'forward')]
   paths = [ROOT / 'aggregation' / 'slicing.py', *plain]
-  for path in [*paths, *files('engine')]:
+  for path in [*paths, *files('engine'), *files('depthwise')]:
     used = {n for n in imports(path) if n.split('.')[0] == 'models'}
     families = used - {f'models.{name}' for name in PLAIN_MODELS} - {'models'}
     assert not families, f'{path} imports {sorted(families)}.'

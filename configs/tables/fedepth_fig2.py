@@ -4,12 +4,12 @@ from fedjax_het.configs import heterofl
 from fedjax_het.reporting.results_table import Table
 
 LEFT_OUT = {
-    'all widths': '',
-    'without 1/8': 'eighth',
-    'without 1/4': 'quarter',
-    'without 1/2': 'half',
-    'without 1': 'full',
-    '1 alone': 'eighth quarter half',
+    'all widths': (),
+    'without 1/8': ('eighth',),
+    'without 1/4': ('quarter',),
+    'without 1/2': ('half',),
+    'without 1': ('full',),
+    '1 alone': ('eighth', 'quarter', 'half'),
 }
 # What Fig. 2 and Fig. 3 share, in words.
 SETTING = (

@@ -36,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.engine.types import Federation
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.slices import Cut, Slices
 
@@ -62,19 +61,6 @@ def leading(size: int, kept: int) -> np.ndarray:
   """The first `kept` of `size` channels, as in HeteroFL."""
   del size
   return np.arange(kept)
-
-
-def one_model(federation: Federation, method: str) -> BlockModel:
-  """The model that all groups hold; a ValueError if they differ."""
-  first, *others = federation.groups
-  for group in others:
-    if group.model != first.model:
-      raise ValueError(
-          f'{method} takes its widths from one full model, but the groups '
-          f'{first.name!r} ({first.model.name}) and {group.name!r} '
-          f'({group.model.name}) hold different ones.'
-      )
-  return first.model
 
 
 def make_level(

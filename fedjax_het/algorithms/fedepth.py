@@ -46,14 +46,18 @@ References:
   <https://arxiv.org/abs/2303.04887>`_, Eq. 1 and Algorithm 1.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.depthwise.schedules import make_schedules
+from fedjax_het.depthwise.schedules import (
+  Schedule,
+  make_schedules,
+  stage_figures,
+)
 from fedjax_het.depthwise.stages import (
   HEADS,
   PARTIAL,
@@ -62,7 +66,7 @@ from fedjax_het.depthwise.stages import (
 )
 from fedjax_het.depthwise.training import share_out, take, train_stages
 from fedjax_het.engine.mutual import train_together
-from fedjax_het.engine.needs import requires
+from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -145,6 +149,31 @@ def make_plans(
         cache_prefix,
     )
   return plans
+
+
+def schedule_facts(
+    schedules: Mapping[str, Schedule], plan: str, local: LocalTraining
+) -> dict[str, dict[str, Any]]:
+  """What the stages take in memory; compiles each stage's step.
+
+  Args:
+    schedules: Of `make_schedules`.
+    plan: The plan that they are of.
+    local: Local training.
+
+  Returns:
+    {group: plan, budget (MB or None), models, stages (those of
+    `stage_figures`)}.
+  """
+  return {
+      name: dict(
+          plan=plan,
+          budget=schedule.budget,
+          models=schedule.num_models,
+          stages=stage_figures(schedule, local),
+      )
+      for name, schedule in schedules.items()
+  }
 
 
 def with_own_heads(
@@ -266,6 +295,8 @@ def fedepth(
   one_of('heads', heads, HEADS)
   one_of('partial', partial, PARTIAL)
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
+  if mkd_models is not None:  # The KL is one of classes.
+    check_task('fedepth with mkd_models', 'classification', federation)
   if calibrate:
     _check_calibration(federation)
   schedules = make_schedules(
@@ -335,6 +366,9 @@ def fedepth(
       personal=exchange.personal,
       one_model=not exchange.personal,
       calibrate=calibrate_fn if calibrate else None,
+      facts=lambda: dict(
+          schedules=schedule_facts(schedules, plan, federation.local)
+      ),
   )
 
 

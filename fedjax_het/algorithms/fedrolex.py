@@ -50,7 +50,6 @@ from fedjax_het.aggregation.slicing import (
   leading,
   mean_change,
   narrow,
-  one_model,
   scatter_add,
   width_index,
 )
@@ -62,7 +61,7 @@ from fedjax_het.options import at_least, one_of, share
 
 
 class Server(NamedTuple):
-  """Full-width parameters, statistics for evaluation, and the round t."""
+  """Full-width parameters, statistics for evaluation, the next round t."""
 
   params: dict[str, Any]
   stats: dict[str, Any]
@@ -101,7 +100,7 @@ def window(t, size: int, kept: int, direction: int = 1):
   return (direction * t + jnp.arange(kept)) % size
 
 
-@requires(one_model=True, group_options=dict(rate='1'))
+@requires(one_model=True, group_options=dict(rate='1'), task='classification')
 def fedrolex(
     federation: Federation,
     *,
@@ -137,7 +136,7 @@ def fedrolex(
   one_of('weights', weights, ('uniform', 'data'))
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
-  full, local = one_model(federation, 'FedRolex'), federation.local
+  full, local = federation.groups[0].model, federation.local
   rates, small = {}, {}
   for group in federation.groups:
     rate = share(
@@ -174,7 +173,6 @@ def fedrolex(
     return client, Uplink(Sent(change, weight, weight * rows), t), metrics
 
   def server_update(server, received, turn):
-    del turn
     total = count = jax.tree.map(jnp.zeros_like, server.params)
     for group in federation.groups:
       got, model = received[group.name], small[group.name]
@@ -189,7 +187,7 @@ def fedrolex(
     # theta_j <- theta_j + total_j / count_j
     params = mean_change(server.params, total, count)
     # t <- t + 1
-    return Server(params, server.stats, server.t + round_ends), {}
+    return Server(params, server.stats, turn.round_num + round_ends), {}
 
   def calibrate(server, data):
     stats = static_statistics(

@@ -44,7 +44,6 @@ from fedjax_het.aggregation.slicing import (
   extract,
   make_level,
   mean_change,
-  one_model,
 )
 from fedjax_het.algorithms.heterofl_widths import (
   Plan,
@@ -73,7 +72,9 @@ class Server(NamedTuple):
   stats: dict[str, Any]
 
 
-@requires(one_model=True, group_options=dict(rate=None))
+@requires(
+    one_model=True, group_options=dict(rate=None), task='classification'
+)
 def heterofl(
     federation: Federation,
     *,
@@ -82,7 +83,7 @@ def heterofl(
     scaler: bool = True,
     mask: str = 'client',
     weights: str = 'uniform',
-    left_out: str = '',
+    left_out: tuple | str = (),
     calibrate_batches: int | None = None,
     views: bool = False,
 ) -> FederatedAlgorithm:
@@ -102,9 +103,9 @@ def heterofl(
       for a loss masked by the labels of the minibatch, 'none'.
     weights: 'uniform' for the paper's mean over holders, 'data' for one
       weighted by the number of examples.
-    left_out: Widths that are not aggregated, separated by spaces: names of
-      groups, or shares as in `levels`; '' for none. Their clients take part and
-      train as ever, but count as if they had not taken a step.
+    left_out: Widths that are not aggregated: names of groups, or shares as in
+      `levels`; one may be given alone. Their clients take part and train as
+      ever, but count as if they had not taken a step.
     calibrate_batches: Most batches of static batch norm's pass; None for all
       training data.
     views: Whether every narrower width is evaluated too.
@@ -120,14 +121,21 @@ def heterofl(
   one_of('weights', weights, ('uniform', 'data'))
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
-  full = one_model(federation, 'HeteroFL')
+  full = groups[0].model
   given = {group.name: group.options for group in groups}
   rates = level_rates(given, levels, odds)
-  for name in left_out.split():
+  if isinstance(left_out, str):
+    left_out = (left_out,) if left_out else ()
+  for name in left_out:
+    if len(str(name).split()) > 1:
+      raise ValueError(
+          'left_out must be a tuple of names, such as '
+          f'{tuple(name.split())}, got {name!r}.'
+      )
     check_name('left_out', name, rates)
   plan = Plan(
       levels=[make_level(full, rate) for rate in rates.values()],
-      left_out=[name in left_out.split() for name in rates],
+      left_out=[name in left_out for name in rates],
       head=full.block_names[-1],
       local=local,
       scaler=scaler,

@@ -47,7 +47,6 @@ from fedjax_het.aggregation.label_masks import (
 from fedjax_het.aggregation.slicing import (
   mean_change,
   narrow,
-  one_model,
   without_running_stats,
 )
 from fedjax_het.engine.local import fit
@@ -168,7 +167,9 @@ def draw_base(base: BlockModel, key, factor: float) -> Variables:
   )
 
 
-@requires(one_model=True, group_options=dict(budget=None))
+@requires(
+    one_model=True, group_options=dict(budget=None), task='classification'
+)
 def splitmix(
     federation: Federation,
     *,
@@ -203,7 +204,7 @@ def splitmix(
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
-  model, num_classes = one_model(federation, 'SplitMix'), federation.num_classes
+  model, num_classes = groups[0].model, federation.num_classes
   at_least(1, num_bases=num_bases)
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)

@@ -25,7 +25,6 @@ from fedjax_het.data.federated import Batch, Examples
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.task import Task
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
-from fedjax_het.models.preresnet import NormPool
 from fedjax_het.options import one_of
 
 PARTIAL = ('frozen', 'bypass')
@@ -142,7 +141,7 @@ def own_heads(model: BlockModel) -> dict[int, Head]:
 def _own_head(model, end):
   unit, blocks = model.block_names[end - 1], []
   for name, module in model.blocks[head_start(model) :]:
-    if isinstance(module, NormPool):
+    if getattr(module, 'use_relu', False):  # See `NormPool` of PreResNets.
       module = module.clone(use_relu=False)
     blocks.append(Block(f'{unit}/{name}', module))
   return Head(unit, tuple(blocks))

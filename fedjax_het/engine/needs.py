@@ -80,30 +80,74 @@ def requires(**needs) -> Callable[[Callable], Callable]:
 
 
 def check_needs(constructor: Callable, federation: Federation) -> None:
-  """Checks the task and the models that a federation gives an algorithm.
+  """Checks what a federation gives an algorithm against its `Needs`.
 
   `requires` calls it, so that a config and a call of the constructor are
-  refused alike. Algorithms check public sets, sizes and shapes themselves.
+  refused alike. Algorithms check shapes themselves.
 
   Args:
     constructor: The algorithm's constructor.
     federation: The federation.
 
   Raises:
-    ValueError: If the task is another one, or a model is missing.
+    ValueError: If the task is another one, a part of the federation is
+      missing, or groups hold different models where there must be one.
   """
   name, needs = constructor.__name__, needs_of(constructor)
-  if needs.task not in (None, federation.task.name):
+  check_task(name, needs.task, federation)
+  if needs.public is not None and not federation.num_public:
     raise ValueError(
-        f'{name} is made for the task {needs.task!r}, not for '
-        f'{federation.task.name!r}.'
+        f'{name} needs a public set, Federation(num_public=...).'
     )
+  if needs.sizes and federation.sizes is None:
+    raise ValueError(f'{name} needs Federation(sizes=...).')
   if needs.server_model and federation.server_model is None:
     raise ValueError(f'{name} needs Federation(server_model=...).')
   for group in federation.groups:
     if needs.partner and group.partner is None:
       raise ValueError(
           f'{name} needs Group(partner=...), which {group.name!r} lacks.'
+      )
+  if needs.one_model:
+    models = {g.name: (g.model.name, g.model) for g in federation.groups}
+    check_one_model(name, models)
+
+
+def check_task(name: str, task: str | None, federation: Federation) -> None:
+  """Refuses a federation with another task.
+
+  Args:
+    name: Of the algorithm, for the message.
+    task: Name of the only supported task; None for any.
+    federation: The federation.
+
+  Raises:
+    ValueError: If its task is another one.
+  """
+  if task not in (None, federation.task.name):
+    raise ValueError(
+        f'{name} is made for the task {task!r}, not for '
+        f'{federation.task.name!r}.'
+    )
+
+
+def check_one_model(name: str, models: Mapping[str, tuple[str, Any]]) -> None:
+  """Refuses groups that hold different models.
+
+  Args:
+    name: Of the algorithm, for the message.
+    models: {group name: (the model's name, what must be equal)}.
+
+  Raises:
+    ValueError: If they differ.
+  """
+  (first, one), *others = models.items()
+  for group, other in others:
+    if other != one:
+      raise ValueError(
+          f'groups.{group}: {name} needs one model for all groups, but those '
+          f'of {first!r} ({one[0]}) and {group!r} ({other[0]}) differ; give '
+          'both one model and the same options.'
       )
 
 

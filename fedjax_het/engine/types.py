@@ -153,9 +153,7 @@ class Federation:
 
   @property
   def max_examples(self) -> int:
-    """Examples of the largest client; a ValueError if sizes are unknown."""
-    if self.sizes is None:
-      raise ValueError('This method needs Federation(sizes=...).')
+    """Examples of the largest client, for methods that need `sizes`."""
     return int(np.max(self.sizes))
 
 
@@ -279,6 +277,9 @@ class FederatedAlgorithm(NamedTuple):
       itself.
     max_staleness: `server_update` drops uploads with a larger staleness, and
       the clock does not count them as updates; None for no limit.
+    facts: `() -> {name: value}`, what the method says of a run before its first
+      round, in values of JSON, for the report; it may compile. None for
+      nothing.
   """
 
   init: Callable[..., Any]
@@ -294,3 +295,4 @@ class FederatedAlgorithm(NamedTuple):
   warm_up: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]] | None = None
   calibrate: Callable[..., Any] | None = None
   max_staleness: int | None = None
+  facts: Callable[[], Mapping[str, Any]] | None = None

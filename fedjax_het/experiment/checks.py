@@ -12,7 +12,7 @@ from fedjax_het.data import own_files, sources
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import TRACEABLE, resolve_backend
-from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.needs import check_one_model, needs_of
 from fedjax_het.experiment.config import (
   GroupSpec,
   ModelSpec,
@@ -289,7 +289,12 @@ def _check_needs(config) -> None:
         f'{name} has no second model on a client; leave it out.',
     )  # fmt: skip
   if needs.one_model:
-    _check_one_model(config)
+    specs = {name: group_spec(config, name) for name in config.groups}
+    models = {
+        group: (spec.model, {**model_options(spec.model), **spec.options})
+        for group, spec in specs.items()
+    }
+    check_one_model(name, models)
 
 
 def _check_given(
@@ -300,19 +305,3 @@ def _check_given(
     raise ValueError(f'{key}: {lacks}')
   if needed is False and value is not None:
     raise ValueError(f'{key}: {useless}')
-
-
-def _check_one_model(config) -> None:
-  """Raises ValueError if groups hold different models."""
-  models = {}
-  for name in config.groups:
-    spec = group_spec(config, name)
-    models[name] = spec.model, {**model_options(spec.model), **spec.options}
-  (first, one), *others = models.items()
-  for name, other in others:
-    if other != one:
-      raise ValueError(
-          f'groups.{name}: {config.algorithm.name} needs one model for all '
-          f'groups, but those of {first!r} ({one[0]}) and {name!r} '
-          f'({other[0]}) differ; give both one model and the same options.'
-      )

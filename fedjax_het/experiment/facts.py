@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het import depthwise
 from fedjax_het.experiment.build import Experiment
 
 
@@ -46,36 +45,6 @@ def versions() -> dict[str, str]:
   return dict(
       jax=jax.__version__, platform=device.platform, device=device.device_kind
   )
-
-
-def schedules(experiment: Experiment) -> dict[str, Any]:
-  """What FeDepth's stages take in memory; compiles each stage's step.
-
-  Args:
-    experiment: The experiment.
-
-  Returns:
-    {group: plan, budget (MB or None), models, stages (those of
-    `depthwise.stage_figures`)}; {} for other methods.
-  """
-  options = experiment.config.algorithm.to_dict()
-  if options['name'] != 'fedepth':
-    return {}
-  names = ('plan', 'slack', 'heads', 'partial', 'mkd_models')
-  federation = experiment.federation
-  made = depthwise.make_schedules(
-      federation,
-      **{name: options[name] for name in names},
-  )
-  return {
-      name: dict(
-          plan=options['plan'],
-          budget=schedule.budget,
-          models=schedule.num_models,
-          stages=depthwise.stage_figures(schedule, federation.local),
-      )
-      for name, schedule in made.items()
-  }
 
 
 def measure(experiment: Experiment) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def run(
       )
       facts['program_memory'] = programs.memory
       if processes.is_first():
-        facts['schedules'] = facts_lib.schedules(experiment)
+        if experiment.algorithm.facts is not None:
+          facts.update(experiment.algorithm.facts())
         write_atomically(folder / 'facts.json', json.dumps(facts))
         writer = _Writer(folder, rows, observe, config.tensorboard)
       else:

@@ -16,7 +16,6 @@ from fedjax_het.aggregation.slicing import (
   make_level,
   mean_change,
   narrow,
-  one_model,
   scatter_add,
   width_index,
   without_running_stats,
@@ -26,7 +25,7 @@ from fedjax_het.models.layers import Flatten, GlobalPool, Linear
 from fedjax_het.models.norm import LayerNorm
 from fedjax_het.models.simple_cnn import ConvUnit
 from fedjax_het.models.slices import Slices
-from tests.tiny import one_model_federation, tiny_federation, tiny_model
+from tests.tiny import tiny_model
 
 CLASSES = 3
 
@@ -474,10 +473,3 @@ def test_levels_keep_the_share_rounded_up():
     assert level.rate == float(rate)
     assert level.model.blocks[0].module.features == width
     assert level.index['stem']['linear']['bias'][0].tolist() == [*range(width)]
-
-
-def test_one_model_of_all_groups():
-  federation = one_model_federation()
-  assert one_model(federation, 'X') == federation.groups[0].model
-  with pytest.raises(ValueError, match=r"X takes its .* groups 'tiny1' "):
-    one_model(tiny_federation(), 'X')

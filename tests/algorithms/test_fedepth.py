@@ -1,6 +1,7 @@
 """FeDepth: against FedAvg, against masked SGD, and the spec's numbers."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -547,6 +548,19 @@ def test_calibration_needs_one_model():
   mixed = dataclasses.replace(federation, groups=groups)
   with pytest.raises(ValueError, match="all clients: group 'rich' has anoth"):
     fedepth(mixed, calibrate=True)
+
+
+def test_facts_are_the_schedules(monkeypatch):
+  monkeypatch.setattr(
+      'fedjax_het.depthwise.schedules.step_memory',
+      lambda stage, local: types.SimpleNamespace(mb=1.5),
+  )
+  got = fedepth(federate(poor=LAST)).facts()['schedules']
+  assert [*got] == ['poor', 'rich']
+  assert got['poor']['budget'] == 0.0145 and got['rich']['budget'] is None
+  for group in got.values():
+    assert (group['plan'], group['models']) == ('paper', 1)
+    assert [stage['measured'] for stage in group['stages']] == [1.5]
 
 
 @pytest.mark.slow

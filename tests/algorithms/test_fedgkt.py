@@ -446,5 +446,5 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_unknown_sizes_are_refused():
-  with pytest.raises(ValueError, match='This method needs Federation'):
+  with pytest.raises(ValueError, match=r'needs Federation\(sizes='):
     make(federate_tiny(sizes=None))

@@ -399,5 +399,5 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_a_federation_without_public_set_is_refused():
-  with pytest.raises(ValueError, match='needs a public set; set public_size'):
+  with pytest.raises(ValueError, match=r'^fedmd needs a public set, Fed'):
     make(tiny_federation())

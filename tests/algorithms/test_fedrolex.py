@@ -271,7 +271,8 @@ def test_the_mean_is_over_holders(now):
       g0=returns(a, 3, 0, layer1=[1.0, 2.0]),
       g1=returns(b, 3, 1, layer1=[4.0] * 4),
   )
-  after = server_step(algorithm, server._replace(t=jnp.int32(now)), received)
+  server = server._replace(t=jnp.int32(now))
+  after = server_step(algorithm, server, received, round_num=now)
   assert after.params['layer1']['linear']['bias'].tolist() == [3, 4, 4, 2.5]
   assert after.t == now + 1
 
@@ -302,7 +303,7 @@ def test_a_missing_group_and_an_unfinished_round_move_nothing():
       name: got._replace(round_ends=jnp.bool_(False))
       for name, got in received.items()
   }
-  after = server_step(algorithm, server, received)
+  after = server_step(algorithm, server, received, round_num=3)
   assert_equal(after, server)
 
 
@@ -357,7 +358,7 @@ def test_bad_rates_and_models_are_refused():
   one, other = one_model_federation().groups[0], small('1').groups[0]
   different = (one, Group('x', other.model, np.array([1, 2, 4, 5])))
   one = Group('y', one.model, np.array([0, 3]))
-  with pytest.raises(ValueError, match='FedRolex takes its widths from one'):
+  with pytest.raises(ValueError, match='fedrolex needs one model for all gr'):
     fedrolex(Federation((one, *different[1:]), SGD))
 
 

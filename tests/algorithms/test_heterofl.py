@@ -402,7 +402,7 @@ def test_a_width_that_is_left_out_is_as_clients_without_a_step():
   )
   assert_trees(got.params, want.params, rtol=0, atol=0)
   # Drawn widths can be left out, too: here all that are drawn.
-  options = dict(levels=('1', '1/2'), odds=(0.0, 1.0), left_out='1/2')
+  options = dict(levels=('1', '1/2'), odds=(0.0, 1.0), left_out=('1/2',))
   before, after, _ = run(heterofl(federation, **options), federation)
   assert_trees(after, before, rtol=0, atol=0)
 
@@ -446,7 +446,7 @@ def test_evaluation_collects_statistics_for_every_width():
 
 def test_bad_options_are_refused_in_one_line():
   federation = one_model_federation()
-  with pytest.raises(ValueError, match="groups 'tiny1' "):
+  with pytest.raises(ValueError, match="those of 'tiny1' "):
     heterofl(tiny_federation())
   for options, message in (
       (dict(mask='clients'), 'Unknown mask '),
@@ -455,7 +455,8 @@ def test_bad_options_are_refused_in_one_line():
       (dict(odds=(1.0,), levels=('1', '1/2')), 'levels must be 1 different sh'),
       (dict(odds=(1, 1), levels=('1', 'b')), r"levels\[1\] must be a share su"),
       (dict(odds=(1, 1), left_out='a'), "Unknown left_out 'a'; .* 1, 1/2"),
-      (dict(left_out='tiny'), "Unknown left_out 'tiny'.* are tiny1, tiny2,"),
+      (dict(left_out=('tiny',)), "Unknown left_out 'tiny'.* are tiny1, tiny2,"),
+      (dict(left_out='tiny1 tiny2'), r"such as \('tiny1', 'tiny2'\), got "),
   ):
     with pytest.raises(ValueError, match=message):
       heterofl(federation, **options)

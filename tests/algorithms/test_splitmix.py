@@ -379,7 +379,7 @@ def test_statistics_are_estimated_for_every_base():
 
 
 def test_bad_options_are_refused_in_one_line(federation):
-  with pytest.raises(ValueError, match='SplitMix takes its widths from one'):
+  with pytest.raises(ValueError, match='splitmix needs one model for all gr'):
     splitmix(tiny_federation())
   for options, message in (
       (dict(num_bases=0), 'num_bases must be at least 1, got 0'),

@@ -251,7 +251,7 @@ def test_fedepths_case_studies():
   widths = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
   rows = fedepth_fig2.get_table().rows
   left_out = {
-      name: {widths[n] for n in config.algorithm.left_out.split()}
+      name: {widths[n] for n in config.algorithm.left_out}
       for name, config in rows.items()
   }
   assert left_out.pop('1 alone') == {'1/8', '1/4', '1/2'}

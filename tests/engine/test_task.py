@@ -120,12 +120,21 @@ def test_methods_learn_another_task(name, task):
     assert np.all(scores.loss < 0.6 * before[group.name].loss)
 
 
-@pytest.mark.parametrize('name', ['fedhe', 'fd', 'fedmd', 'fedgkt'])
-def test_methods_for_classification_refuse_another_task(name):
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        *((name, {}) for name in ('fedhe', 'fd', 'fedmd', 'fedgkt')),
+        # Label masks, and a KL of classes.
+        *((name, {}) for name in ('heterofl', 'fedrolex', 'splitmix')),
+        ('fedepth', dict(mkd_models=2)),
+    ],
+)
+def test_methods_for_classification_refuse_another_task(name, options):
   with pytest.raises(ValueError) as error:
-    ALGORITHMS[name](federation_of(REGRESSION))
+    ALGORITHMS[name](federation_of(REGRESSION), **options)
+  what = ' with '.join((name, *options))
   assert str(error.value) == (
-      f"{name} is made for the task 'classification', not for 'regression'."
+      f"{what} is made for the task 'classification', not for 'regression'."
   )
 
 

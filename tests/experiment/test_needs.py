@@ -31,7 +31,7 @@ def toy(monkeypatch):
     @requires(**needs)
     def constructor(federation, *, level: int = 1):
       seen.append((federation, level))
-      return fedavg(federation)
+      return fedavg(federation)._replace(facts=lambda: dict(level=level))
 
     monkeypatch.setitem(ALGORITHMS, 'toy', constructor)
     return constructor
@@ -74,6 +74,7 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   config.groups.large.update(partner=section(model='mlp', hidden=3), top=5)
   result = experiment.run(config, tmp_path)
   assert result.finished and result.summary.rounds == 1
+  assert result.facts['level'] == 1 and 'schedules' not in result.facts
   (federation, level), *_ = seen
   large, small = federation.groups
   assert dict(small.options) == dict(share='1/2', top=2)
@@ -98,12 +99,21 @@ def test_a_constructor_checks_the_federation_that_it_is_given(toy):
   federation = suite.needed_federation('fedavg')
   for needs, message in (
       (dict(task='regression'), "is made for the task 'regression', not for "),
+      (dict(public='labelled'), r'needs a public set, Federation\(num_public='),
+      (dict(sizes=True), r'needs Federation\(sizes=\.\.\.\)'),
       (dict(server_model=True), r'needs Federation\(server_model=\.\.\.\)'),
       (dict(partner=True), r'needs Group\(partner=\.\.\.\), which '),
   ):
     with pytest.raises(ValueError, match=f'^constructor {message}') as error:
       toy(**needs)(federation, level=2)
     assert '\n' not in str(error.value)
+  with pytest.raises(ValueError) as error:
+    toy(one_model=True)(federation, level=2)
+  assert str(error.value) == (
+      "groups.tiny2: constructor needs one model for all groups, but those of "
+      "'tiny1' (tiny1) and 'tiny2' (tiny2) differ; give both one model and the "
+      'same options.'
+  )
   assert not seen
   toy(task='classification')(federation, level=2)
   assert seen == [(federation, 2)]
@@ -244,6 +254,13 @@ def test_strings_of_shares_in_stored_configs_are_group_options(name):
   assert new['groups'] == want
   assert not {'budgets', 'rates'} & set(new['algorithm'])
   assert json.dumps(stored) == before
+
+
+def test_names_with_spaces_in_stored_configs_are_tuples():
+  for text, names in (('', []), ('x1_6', ['x1_6']), ('x1 mlp', ['x1', 'mlp'])):
+    stored = dict(algorithm=dict(name='heterofl', left_out=text))
+    assert with_new_entries(stored)['algorithm']['left_out'] == names
+    assert stored['algorithm']['left_out'] == text
 
 
 def test_rates_that_clients_draw_are_levels():

@@ -317,12 +317,12 @@ def test_options_stand_in_the_setting_where_they_are_not_defaults():
   """Of the method, and of its groups; read from a config of either version."""
   config = config_of(
       'heterofl', 'digits', 'dirichlet', dict(a=dict(model='mlp', clients=2),
-      b=dict(model='mlp', clients=3)), mask='batch', left_out='b',
+      b=dict(model='mlp', clients=3)), mask='batch',
   )  # fmt: skip
   config = json.loads(json.dumps(config))
   facts = dict(groups=dict(a=dict(clients=2), b=dict(clients=3)), cohort_size=5)
   assert '5 clients (2 a, 3 b), 5 sampled' in report.setting(config, facts)
-  config['algorithm']['rates'] = 'a:1 b:1/2'
+  config['algorithm'].update(rates='a:1 b:1/2', left_out='a b')
   text = report.setting(with_moved_entries(config), facts)
   assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text
-  assert ', heterofl left_out=b mask=batch, seed 0' in text
+  assert ", heterofl left_out=['a', 'b'] mask=batch, seed 0" in text

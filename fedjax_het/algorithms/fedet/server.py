@@ -35,13 +35,9 @@ def check_federation(federation: Federation) -> None:
     federation: The federation.
 
   Raises:
-    ValueError: If there is no public set, a classifier differs from that of
-      the server's model, or running statistics stay on the clients.
+    ValueError: If a classifier differs from that of the server's model, or
+      running statistics stay on the clients.
   """
-  if not federation.num_public:
-    raise ValueError(
-        'fedet needs a public set; set public_size to its number of examples.'
-    )
 
   def shapes(model: BlockModel):
     params = model.abstract_variables.params

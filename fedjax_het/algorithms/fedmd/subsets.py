@@ -21,12 +21,8 @@ def subset_size(num_alignment: int | None, num_public: int) -> int:
     N_a.
 
   Raises:
-    ValueError: If there is no public set, or it is smaller.
+    ValueError: If the public set is smaller.
   """
-  if not num_public:
-    raise ValueError(
-        'fedmd needs a public set; set public_size to its number of examples.'
-    )
   if num_alignment is None:
     return min(NUM_ALIGNMENT, num_public)
   if not 1 <= num_alignment <= num_public:

@@ -6,7 +6,6 @@ import math
 from fedjax_het.aggregation.slicing import (
   Level,
   narrow,
-  one_model,
   width_index,
   without_running_stats,
 )
@@ -41,7 +40,7 @@ def make_levels(
     ValueError: If an option is no share, groups hold different models, or a
       layer is left without a channel.
   """
-  trunk = one_model(federation, 'ScaleFL')
+  trunk = federation.groups[0].model
   depth = len(numbered_blocks(trunk))
   # The last exit is behind floor(exit * depth) blocks, at least one.
   cuts = {

@@ -2,9 +2,8 @@
 
 from fractions import Fraction
 
+from fedjax_het.configs.widths import parse_mode
 import pytest
-
-from fedjax_het.algorithms.heterofl_modes import parse_mode
 
 
 def test_the_mode_of_the_papers():
