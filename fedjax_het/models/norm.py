@@ -27,7 +27,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_het.kernels.layer_norm import layer_norm
-from fedjax_het.names import check_name
+from fedjax_het.options import one_of
 
 
 def _example_mean(x):
@@ -198,11 +198,6 @@ POLICIES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def check_policy(norm: str) -> None:
-  """Raises ValueError for a norm that is not in `POLICIES`."""
-  check_name('norm', norm, POLICIES)
-
-
 def norm_layer(
     norm: str, name: str, *, momentum: float = 0.9, epsilon: float = 1e-5
 ) -> nn.Module:
@@ -221,5 +216,5 @@ def norm_layer(
   Raises:
     ValueError: For an unknown policy.
   """
-  check_policy(norm)
+  one_of('norm', norm, POLICIES)
   return POLICIES[norm](momentum=momentum, epsilon=epsilon, name=name)

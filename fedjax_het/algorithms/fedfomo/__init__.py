@@ -60,6 +60,7 @@ from fedjax_het.algorithms.fedfomo.server import (
   take,
 )
 from fedjax_het.engine.local import train_model
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 from fedjax_het.options import at_least, between, not_negative, one_of
@@ -117,6 +118,7 @@ def revise(group, task, client: Client, models: Variables, data, mix: str):
   return Variables(*(mixed(part, w, mix) for part in models)), w[1:]
 
 
+@requires()
 def fedfomo(
     federation: Federation,
     *,
