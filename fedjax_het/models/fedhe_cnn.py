@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
 from fedjax_het.options import between, one_of
 
@@ -133,7 +133,7 @@ def fedhe_cnn(
       [0, 1), a width that is not positive, or images that are too small.
   """
   one_of('variant', variant, range(len(VARIANTS)))
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   filters, rate = VARIANTS[variant]
   rate = rate if dropout is None else dropout

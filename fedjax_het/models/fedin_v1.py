@@ -17,7 +17,7 @@ import jax
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import Stem
 from fedjax_het.models.slices import Slices, shortcut
 from fedjax_het.options import one_of
@@ -136,7 +136,7 @@ def fedin_v1(
     Heterogeneity <https://arxiv.org/abs/2304.00759>`_, 2023.
   """
   one_of('variant', variant, NUM_IDENTITY)
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   common = dict(use_bias=conv_bias, norm=norm, scheme=init)
   stem = Stem(layers.scale_channels(64, width), 3, pool=True, **common)

@@ -8,9 +8,9 @@ import jax
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
-from fedjax_het.options import at_least, integer_between, one_of
+from fedjax_het.options import at_least, integer_between
 
 # Layers are compiled one by one.
 _DEEPEST = 1000
@@ -60,7 +60,7 @@ def mlp(
   Raises:
     ValueError: If depth or hidden are too small, or norm or init is unknown.
   """
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   integer_between(2, _DEEPEST, depth=depth)
   at_least(1, hidden=hidden)

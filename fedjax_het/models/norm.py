@@ -198,6 +198,11 @@ POLICIES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def check_policy(norm: str) -> None:
+  """Raises ValueError for a norm that is not in `POLICIES`."""
+  one_of('norm', norm, POLICIES)
+
+
 def norm_layer(
     norm: str, name: str, *, momentum: float = 0.9, epsilon: float = 1e-5
 ) -> nn.Module:
@@ -216,5 +221,5 @@ def norm_layer(
   Raises:
     ValueError: For an unknown policy.
   """
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   return POLICIES[norm](momentum=momentum, epsilon=epsilon, name=name)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import SHORTCUTS
 from fedjax_het.models.slices import Slices, shortcut
 from fedjax_het.options import integer_between, one_of
@@ -196,7 +196,7 @@ def preresnet20(
       or a width that is not positive.
   """
   one_of('shortcut', shortcut, SHORTCUTS)
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   # 1,202 layers; each block is compiled by itself.
   integer_between(1, 200, num_blocks=num_blocks)

@@ -19,7 +19,7 @@ import jax
 from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices, shortcut
 from fedjax_het.options import one_of
 
@@ -256,7 +256,7 @@ def resnet(
   """
   one_of('depth', depth, NUM_BLOCKS)
   one_of('stem', stem, STEMS)
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(64 * 2**j, width) for j in range(4)]
   return _residual_net(
@@ -300,7 +300,7 @@ def resnet14_mnist(
       not positive.
   """
   one_of('shortcut', shortcut, SHORTCUTS)
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
   return _residual_net(
@@ -349,7 +349,7 @@ def mini_resnet(
       positive.
   """
   one_of('depth', depth, MINI_BLOCKS)
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(32 * 2**j, width) for j in range(2)]
   return _residual_net(

@@ -21,9 +21,9 @@ import jax
 from fedjax_het.kernels.pooling import max_pool
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
-from fedjax_het.models.norm import POLICIES, norm_layer
+from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
-from fedjax_het.options import between, one_of
+from fedjax_het.options import between
 
 
 class ConvUnit(nn.Module):
@@ -131,7 +131,7 @@ def simple_cnn(
     ValueError: For an unknown norm or init, a width that is not positive, or
       images that are too small.
   """
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   if min(input_shape[:2]) < 16:
     raise ValueError(
@@ -183,7 +183,7 @@ def dropout_cnn(
     ValueError: For an unknown norm or init, a dropout outside [0, 1), a width
       that is not positive, or images that are too small.
   """
-  one_of('norm', norm, POLICIES)
+  check_policy(norm)
   layers.check_init(init)
   if dropout is not None:
     between(0, 1, below=True, dropout=dropout)
