@@ -1,8 +1,9 @@
 """Checks of options, for all constructors and for configs, in one line each.
 
-A constructor checks ranges with `at_least`, `between`, `positive`,
-`not_negative` and `one_of`; a config is checked against the keyword-only
-parameters of a constructor with `check_options`.
+A constructor checks ranges with `at_least`, `integer_between`, `between`,
+`positive`, `not_negative` and `one_of`. The types of its keyword-only
+parameters are checked with `check_options` in a config and with `check_call`
+in a call.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,11 @@ def is_finite(value) -> bool:
   return isinstance(value, numbers.Integral) or (
       isinstance(value, numbers.Real) and math.isfinite(value)
   )
+
+
+def is_integer(value) -> bool:
+  """Whether a value is an integer; a bool is none."""
+  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_float32(name: str, value: float) -> None:
@@ -124,11 +130,28 @@ def positive(**options: float) -> None:
   between(above=True, **options)
 
 
-def at_least(low: int, **options: int) -> None:
-  """Raises ValueError for an integer below `low` or beyond int32."""
+def integer_between(low: int, high: int | None, **options: int) -> None:
+  """Raises ValueError for what is no integer, or out of its range.
+
+  Args:
+    low: The smallest value allowed.
+    high: The largest; None for what int32 holds.
+    **options: Values by name.
+  """
   for name, value in options.items():
     check_type(name, value, int)
-    check_range(name, value, low)
+    check_range(name, value, low=low, high=high)
+
+
+def at_least(low: int, **options: int) -> None:
+  """Raises ValueError for an integer below `low` or beyond int32."""
+  integer_between(low, None, **options)
+
+
+def booleans(**options: bool) -> None:
+  """Raises ValueError for an option that is neither True nor False."""
+  for name, value in options.items():
+    check_type(name, value, bool)
 
 
 def share(name: str, value) -> Fraction:
@@ -209,6 +232,7 @@ _WORDS = {
     float: 'a finite number',
     str: 'a string',
     tuple: 'a tuple',
+    list: 'a list',
     type(None): 'None',
     ml_collections.ConfigDict: 'a section',
 }
@@ -223,7 +247,7 @@ def _accepts(kind: Any, value: Any) -> bool:
   if kind is float:
     return is_finite(value) and not isinstance(value, bool)
   if kind is int:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integer(value)
   kind = typing.get_origin(kind) or kind  # The tuple of tuple[int, ...].
   return not isinstance(kind, type) or isinstance(value, kind)
 
@@ -298,7 +322,7 @@ def check_options(
   """Refuses options that a constructor does not have, or of a wrong type.
 
   Args:
-    where: Prefix of the options' names, such as 'algorithm'.
+    where: Prefix of the options' names, such as 'algorithm'; '' for none.
     options: The options given.
     known: What `keyword_options` returns.
     whose: Who would take them, such as "algorithm 'fedin'".
@@ -306,10 +330,32 @@ def check_options(
   Raises:
     ValueError: Naming the option and what is known.
   """
+  prefix = f'{where}.' if where else ''
   for name, value in options.items():
     if name not in known:
+      place = f'{where}.{name}: ' if where else ''
       raise ValueError(
-          f'{where}.{name}: {whose} has no option {name!r}'
+          f'{place}{whose} has no option {name!r}'
           f'{suggest(name, known, "it takes")}'
       )
-    check_type(f'{where}.{name}', value, known[name][0])
+    check_type(f'{prefix}{name}', value, known[name][0])
+
+
+def check_call(
+    whose: str, fn: Callable[..., Any], options: Mapping[str, Any]
+) -> None:
+  """Refuses a call with unknown, missing or mistyped options.
+
+  Args:
+    whose: What is called, such as "Model 'mlp'".
+    fn: A constructor, see `keyword_options`.
+    options: The options given.
+
+  Raises:
+    ValueError: Naming the option.
+  """
+  known = keyword_options(fn)
+  check_options('', options, known, whose)
+  for name, (_, default) in known.items():
+    if default is inspect.Parameter.empty and name not in options:
+      raise ValueError(f'{whose} needs the option {name!r}.')

@@ -80,15 +80,13 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het import experiment
   from fedjax_het.analysis import pictures
   from fedjax_het.files import write_atomically
+  from fedjax_het.options import at_least
   from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS
   try:
     for name in ('num_examples', 'num_clients'):
-      if options[name].value < 1:
-        raise ValueError(
-            f'--{name} must be at least 1, got {options[name].value}.'
-        )
+      at_least(1, **{f'--{name}': options[name].value})
     experiment.check(options.config)
     out = folder('--out', options.out)
     workdir = experiment.new_workdir(options.config)

@@ -1,15 +1,20 @@
 """Options of constructors: what is accepted, and what is said if not."""
 
+import dataclasses
 from fractions import Fraction
 import functools
 import math
+import typing
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedjax_het import options as opt
+from fedjax_het.aggregation.slicing import make_level
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.partition import PARTITIONS, partition
+from fedjax_het.engine.clock import Device
 from fedjax_het.models import MODELS, create
 from fedjax_het.names import check_name
 from tests.algorithms.suite import needed_federation
@@ -86,15 +91,35 @@ def test_refuses(given, message):
   assert str(error.value) == message
 
 
-def floats(table):
-  """(name, option) of every option in a table that may be a float."""
-  for name, constructor in table.items():
-    for option, (kind, _) in opt.keyword_options(constructor).items():
-      if kind in (float, float | None):
-        yield name, option
+def wrong(kind):
+  """Values that an option of this type must refuse."""
+  assert kind is not Any  # Every option says its type.
+  kinds = typing.get_args(kind) or (kind,)
+  yield from (math.nan, math.inf, -math.inf)
+  if float in kinds:
+    yield from (1e300, 1e-300)
+  else:
+    yield 1.5
+  if bool not in kinds:
+    yield True
+  if str not in kinds:
+    yield 'x'
 
 
-TOO_LARGE = (math.nan, math.inf, -math.inf, 1e300, 1e-300)
+def wrong_options(fn):
+  """(option, value) of every option of a constructor with wrong values."""
+  for option, (kind, _) in opt.keyword_options(fn).items():
+    for value in wrong(kind):
+      yield option, value
+
+
+def wrong_fields(cls):
+  """(field, value) of every number and bool of a dataclass, wrong values."""
+  for field, kind in typing.get_type_hints(cls).items():
+    kinds = typing.get_args(kind) or (kind,)
+    if all(k in (bool, int, float, type(None)) for k in kinds):
+      for value in wrong(kind):
+        yield field, value
 
 
 def refused(option, call):
@@ -104,31 +129,64 @@ def refused(option, call):
   assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(('name', 'option'), floats(ALGORITHMS))
-@pytest.mark.parametrize('value', TOO_LARGE)
-def test_every_algorithm_refuses_what_float32_cannot_hold(name, option, value):
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_every_algorithm_refuses_what_is_not_of_an_options_type(name):
   federation = needed_federation(name, norm=True)
-  refused(option, lambda: ALGORITHMS[name](federation, **{option: value}))
+  make = ALGORITHMS[name]
+  for option, value in wrong_options(make):
+    refused(option, lambda o=option, v=value: make(federation, **{o: v}))
+  with pytest.raises(ValueError, match=rf"'{name}' has no option 'no_such'"):
+    make(federation, no_such=1)
 
 
-@pytest.mark.parametrize('value', TOO_LARGE)
-def test_every_model_refuses_what_float32_cannot_hold(value):
-  found = [*floats(MODELS)]
-  assert ('mini_resnet6', 'width') in found
-  for name, option in found:
-    refused(option, functools.partial(
-        create, name, (32, 32, 3), 10, **{option: value}
+def test_every_model_refuses_what_is_not_of_an_options_type():
+  for name, constructor in MODELS.items():
+    make = functools.partial(create, name, (32, 32, 3))
+    for option, value in wrong_options(constructor):
+      refused(option, functools.partial(make, 10, **{option: value}))
+    for value in wrong(int):
+      refused('num_classes', functools.partial(make, value))
+      shape = (32, 32, value)
+      refused('input_shape of .*', functools.partial(create, name, shape, 10))
+
+
+def test_every_partition_refuses_what_is_not_of_an_options_type():
+  for name, constructor in PARTITIONS.items():
+    seeded = functools.partial(constructor, seed=0)
+    for option, value in wrong_options(seeded):
+      refused(option, functools.partial(
+          partition, np.arange(100) % 10, 5, name=name, seed=0,
+          **{option: value},
+      ))  # fmt: skip
+
+
+def test_every_entry_of_a_run_refuses_what_is_not_of_its_type():
+  """Of a device, local training and a federation."""
+  for name, value in wrong_fields(Device):
+    refused(f'{name} of a device', lambda n=name, v=value: Device(**{n: v}))
+  federation = tiny_federation(sizes=np.full(6, 6))
+  for what in (federation, federation.local):
+    change = functools.partial(dataclasses.replace, what)
+    found = [*wrong_fields(type(what))]
+    assert found
+    for name, value in found:
+      refused(name, functools.partial(change, **{name: value}))
+  for sizes in (math.nan, math.inf, 'x', True, [1] * 5, [1.5] * 6, [-1] * 6):
+    refused('sizes', lambda s=sizes: dataclasses.replace(federation, sizes=s))
+  for name, value in (('num_rounds', -1), ('num_public', -1)):
+    refused(name, lambda n=name, v=value: dataclasses.replace(
+        federation, **{n: v}
+    ))  # fmt: skip
+  for name in ('epochs', 'batch_size', 'steps'):
+    refused(name, lambda n=name: dataclasses.replace(
+        federation.local, **{n: -1}
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize('value', (math.nan, math.inf, -math.inf))
-def test_every_partition_refuses_what_is_not_finite(value):
-  found = [*floats(PARTITIONS)]
-  assert ('dirichlet', 'alpha') in found
-  for name, option in found:
-    refused(option, functools.partial(
-        partition, np.arange(100) % 10, 5, name=name, seed=0, **{option: value}
-    ))  # fmt: skip
+def test_a_width_is_a_share():
+  model = create('mlp', (4,), 2)
+  for rate in (math.nan, math.inf, -math.inf, 0, 1.5, 'x', True):
+    refused('rate', lambda r=rate: make_level(model, r))
 
 
 def test_unknown_names():

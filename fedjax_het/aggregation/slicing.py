@@ -38,6 +38,7 @@ import numpy as np
 
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.slices import Cut, Slices
+from fedjax_het.options import between
 
 # `(size, kept) -> [kept] int`: which of a layer's channels are kept.
 IndexOf = Callable[[int, int], Any]
@@ -77,8 +78,9 @@ def make_level(
     The level.
 
   Raises:
-    ValueError: If a module cannot be narrowed.
+    ValueError: If the rate is not in (0, 1], or a module cannot be narrowed.
   """
+  between(0, 1, above=True, rate=rate)
   small = narrow(model, lambda k: math.ceil(rate * k))
   index = width_index(model, small, index_of).params
   return Level(float(rate), small, index)

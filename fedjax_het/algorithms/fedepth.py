@@ -137,7 +137,7 @@ def make_plans(
     try:
       shares = share_out(federation.local, len(stages), epochs_mode)
     except ValueError as e:
-      raise ValueError(f'Group {group.name!r}: {e}') from e
+      raise ValueError(f'groups.{group.name}: {e}') from e
     names = {name for stage in stages for name in stage.names}
     plans[group.name] = Plan(
         with_own_heads(group, names),

@@ -38,6 +38,7 @@ import optax
 from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.engine.local import train_model, visit_steps
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.options import not_negative
 
@@ -80,6 +81,7 @@ def effective_steps(
   return -moved
 
 
+@requires()
 def fednova(
     federation: Federation,
     *,

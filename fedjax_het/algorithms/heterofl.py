@@ -78,8 +78,8 @@ class Server(NamedTuple):
 def heterofl(
     federation: Federation,
     *,
-    levels: tuple = (),
-    odds: tuple = (),
+    levels: tuple | list = (),
+    odds: tuple | list = (),
     scaler: bool = True,
     mask: str = 'client',
     weights: str = 'uniform',

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.engine.local import fit, model_loss
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import BlockModel, Variables
@@ -125,6 +126,7 @@ def moon_loss(
   return loss_fn
 
 
+@requires()
 def moon(
     federation: Federation,
     *,

@@ -27,6 +27,7 @@ import optax
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.engine.local import fit_model
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 
@@ -46,6 +47,7 @@ def corrected(shift) -> optax.GradientTransformation:
   return optax.GradientTransformation(zeros, update)
 
 
+@requires()
 def scaffold(
     federation: Federation, *, aggregation: str = 'layerwise',
     server_lr: float = 1.0,

@@ -12,19 +12,14 @@ Results differ by an order of magnitude, so state which one was used.
 `file` takes a partition from a file.
 """
 
-import inspect
+import functools
 
 import numpy as np
 
 from fedjax_het import names
 from fedjax_het.data import assignment
 from fedjax_het.data.partition_file import by_file
-from fedjax_het.options import (
-  at_least,
-  keyword_options,
-  not_negative,
-  positive,
-)
+from fedjax_het.options import at_least, check_call, not_negative, positive
 
 
 def partition(labels, num_clients, *, name='dirichlet', seed, **options):
@@ -45,19 +40,9 @@ def partition(labels, num_clients, *, name='dirichlet', seed, **options):
       or no such partition exists or was found.
   """
   names.check_name('partition', name, PARTITIONS)
-  parameters = list(inspect.signature(PARTITIONS[name]).parameters)
-  known = [p for p in parameters if p not in ('labels', 'num_clients', 'seed')]
-  for option in options:
-    if option not in known:
-      raise ValueError(
-          f'Partition {name!r} has no option {option!r}'
-          f'{names.suggest(option, known, "it takes")}'
-      )
-  for option, (_, default) in keyword_options(PARTITIONS[name]).items():
-    if option in known and default is inspect.Parameter.empty:
-      if option not in options:
-        raise ValueError(f'Partition {name!r} needs the option {option!r}.')
-  return PARTITIONS[name](labels, num_clients, seed=seed, **options)
+  make = functools.partial(PARTITIONS[name], seed=seed)
+  check_call(f'Partition {name!r}', make, options)
+  return make(labels, num_clients, **options)
 
 
 def iid(labels, num_clients, *, seed, shuffle=True):
@@ -255,7 +240,14 @@ def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
   return parts
 
 
-def beta(labels, num_clients, *, seed, labels_per_client=2, share_alpha=None):
+def beta(
+    labels,
+    num_clients,
+    *,
+    seed,
+    labels_per_client=2,
+    share_alpha: float | None = None,
+):
   """Assigns `labels_per_client` classes to each client (the beta partition).
 
   Concatenates random permutations of the classes. Client k owns entries

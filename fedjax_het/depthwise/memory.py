@@ -35,6 +35,7 @@ import jax.numpy as jnp
 
 from fedjax_het.depthwise.stages import head_start
 from fedjax_het.models.blocks import BlockModel
+from fedjax_het.names import shown
 
 MB = 2**20
 
@@ -178,16 +179,16 @@ def pack(
 _BUDGET = re.compile(r'(?P<number>[\d./]+)(?P<unit>MB)?')
 
 
-def budget_mb(budget: str | float, full: float) -> float:
-  """A budget in MB.
+def read_budget(name: str, budget: str | float) -> tuple[float, bool]:
+  """Reads a budget.
 
   Args:
+    name: The option's full name, for the message.
     budget: A share of what the whole model takes, such as '1/6' or 0.5, or an
       absolute amount, such as '19.34MB'.
-    full: MB of the whole model.
 
   Returns:
-    MB, above 0.
+    The number, above 0, and whether it is MB.
 
   Raises:
     ValueError: If it is neither.
@@ -199,7 +200,24 @@ def budget_mb(budget: str | float, full: float) -> float:
     number = 0.0
   if not number > 0:
     raise ValueError(
-        f'A budget is a share of the whole model, such as 1/6, or an amount '
-        f'such as 19.34MB, and above 0; got {budget!r}.'
+        f'{name} must be a share of the whole model, such as 1/6, or an amount '
+        f'such as 19.34MB, and above 0, got {shown(budget)}.'
     )
-  return number if match['unit'] else number * full
+  return number, bool(match['unit'])
+
+
+def budget_mb(budget: str | float, full: float) -> float:
+  """A budget in MB.
+
+  Args:
+    budget: As for `read_budget`.
+    full: MB of the whole model.
+
+  Returns:
+    MB, above 0.
+
+  Raises:
+    ValueError: If it cannot be read.
+  """
+  number, absolute = read_budget('budget', budget)
+  return number if absolute else number * full

@@ -7,7 +7,7 @@ from fedjax_het.depthwise import memory
 from fedjax_het.depthwise.measured import measured_costs, step_memory
 from fedjax_het.depthwise.stages import Stage, head_start, make_stages
 from fedjax_het.engine.types import Federation, Group, LocalTraining
-from fedjax_het.options import not_negative, one_of
+from fedjax_het.options import at_least, not_negative, one_of
 
 PLANS = ('paper', 'measured')
 
@@ -63,10 +63,8 @@ def make_schedules(
         "plan='measured' compiles stages behind frozen blocks; "
         "partial='bypass' needs plan='paper'."
     )
-  if mkd_models is not None and mkd_models < 2:
-    raise ValueError(
-        f'mkd_models must be at least 2 or None, got {mkd_models}.'
-    )
+  if mkd_models is not None:
+    at_least(2, mkd_models=mkd_models)
   local = federation.local
 
   @functools.cache
@@ -78,6 +76,8 @@ def make_schedules(
   schedules = {}
   for group in federation.groups:
     spans, budget, times = ((0, head_start(group.model) - 1),), None, 1.0
+    if budget_of(group) != '':
+      memory.read_budget(f'groups.{group.name}.budget', budget_of(group))
     try:
       if budget_of(group) != '':
         costs = costs_of(group.model)
@@ -87,7 +87,7 @@ def make_schedules(
         times = budget / costs.full
       stages = make_stages(group.model, spans, heads=heads, partial=partial)
     except ValueError as e:
-      raise ValueError(f'Group {group.name!r}: {e}') from e
+      raise ValueError(f'groups.{group.name}: {e}') from e
     rich = mkd_models is not None and times * (1 + 1e-9) >= mkd_models
     schedules[group.name] = Schedule(
         spans, stages, budget, mkd_models if rich else 1

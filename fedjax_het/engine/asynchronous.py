@@ -34,6 +34,7 @@ from fedjax_het.engine.types import (
   Received,
 )
 from fedjax_het.engine.visits import make_training, server_turn, visit_pair
+from fedjax_het.options import at_least
 
 
 class Flight(NamedTuple):
@@ -140,8 +141,7 @@ def make_async_round(
   Raises:
     ValueError: If m is below 1, or the backend is not traceable.
   """
-  if cohort_size < 1:
-    raise ValueError(f'A round needs at least 1 upload, got {cohort_size}.')
+  at_least(1, cohort_size=cohort_size)
   check_backend(backend)
   backend = Backend.of(backend)
   downloads, waves = {}, {}

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.names import check_name
-from fedjax_het.options import between, not_negative
+from fedjax_het.options import between, not_negative, positive
 
 MODES = ('async', 'sequential')
 _UPLOAD, _DOWNLOAD = 0, 1  # The order of events at one time.
@@ -68,16 +68,11 @@ class Device:
 
   def __post_init__(self):
     for name in ('examples_per_second', 'up', 'down'):
-      value = getattr(self, name)
-      if not value > 0:
-        raise ValueError(f'{name} of a device must be above 0, got {value}.')
-    for name in ('latency', 'pause', 'jitter'):
+      positive(**{f'{name} of a device': getattr(self, name)})
+    for name in ('latency', 'pause'):
       not_negative(**{f'{name} of a device': getattr(self, name)})
     between(0, _MOST_JITTER, **{'jitter of a device': self.jitter})
-    if not 0 <= self.drop_out <= 1:
-      raise ValueError(
-          f'drop_out of a device must be between 0 and 1, got {self.drop_out}.'
-      )
+    between(0, 1, **{'drop_out of a device': self.drop_out})
 
 
 class Fleet(NamedTuple):

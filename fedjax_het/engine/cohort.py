@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_het.engine.rows import put_rows
 from fedjax_het.engine.types import Federation
 from fedjax_het.engine.visits import round_key
+from fedjax_het.options import integer_between
 
 # Larger populations are not permuted, which costs time in the population. No
 # built-in data set has as many examples, so that all runs on these keep their
@@ -111,11 +112,7 @@ def make_plan(
     ValueError: If the cohort is empty or larger than the population.
   """
   num_clients = federation.num_clients
-  if not 1 <= cohort_size <= num_clients:
-    raise ValueError(
-        f'A cohort of {cohort_size} clients cannot be drawn from '
-        f'{num_clients}; it must be between 1 and {num_clients}.'
-    )
+  integer_between(1, num_clients, cohort_size=cohort_size)
   group_of, row_of = federation.places()
 
   def plan(round_num, sampling_key):

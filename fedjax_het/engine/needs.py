@@ -6,7 +6,8 @@ new method edits none of them:
     @requires(public='unlabelled', group_options=dict(budget='1'))
     def my_method(federation, *, ...):
 
-What can be read off a federation is checked when the constructor is called.
+What can be read off a federation is checked when the constructor is called, and
+so are the types of the options.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ import functools
 from typing import Any
 
 from fedjax_het.engine.types import Federation
+from fedjax_het.options import check_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ def requires(**needs) -> Callable[[Callable], Callable]:
     @functools.wraps(constructor)
     def checked(federation, **options):
       check_needs(checked, federation)
+      check_call(f'Algorithm {constructor.__name__!r}', constructor, options)
       return constructor(federation, **options)
 
     checked.needs = declared

@@ -15,6 +15,8 @@ import optax
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.models.blocks import BlockModel
+from fedjax_het.names import shown
+from fedjax_het.options import at_least, booleans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,9 @@ class LocalTraining:
       visits, which is never sent; None for what the method does by itself.
       Only methods that declare it (`Needs.keep_optimizer`) ask for it.
     task: The loss that is minimised, and the metrics that are reported.
+
+  Raises:
+    ValueError: If a number is out of its range.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -78,9 +83,34 @@ class LocalTraining:
   keep_optimizer: bool | None = None
   task: Task = CLASSIFICATION
 
+  def __post_init__(self):
+    at_least(0, epochs=self.epochs)
+    at_least(1, batch_size=self.batch_size)
+    if self.steps is not None:
+      at_least(0, steps=self.steps)
+    booleans(
+        drop_last=self.drop_last, drop_unused_weights=self.drop_unused_weights
+    )
+    if self.keep_optimizer is not None:
+      booleans(keep_optimizer=self.keep_optimizer)
+
   def keeps_optimizer(self, default: bool) -> bool:
     """Whether the optimizer state is kept; `default` is that of the method."""
     return default if self.keep_optimizer is None else self.keep_optimizer
+
+
+def _check_sizes(sizes, num_clients: int) -> None:
+  """Raises ValueError unless they are one count for each client."""
+  sizes = np.asarray(sizes)
+  if sizes.shape != (num_clients,):
+    raise ValueError(
+        f'sizes must be {num_clients} integers, one for each client, got the '
+        f'shape {sizes.shape}.'
+    )
+  if not np.issubdtype(sizes.dtype, np.integer) or np.any(sizes < 0):
+    raise ValueError(
+        f'sizes must be integers of at least 0, got {shown(sizes)}.'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +127,9 @@ class Federation:
     num_public: Size of the public set; see `FederatedData.public`.
     num_rounds: Rounds of the whole run; None where it is not known.
     server_model: The architecture of the server's own model, or None.
+
+  Raises:
+    ValueError: If groups do not fit together, or a number is out of its range.
   """
 
   groups: tuple[Group, ...]
@@ -116,10 +149,12 @@ class Federation:
       raise ValueError(
           f'The groups must hold each client of 0..{len(ids) - 1} once.'
       )
-    if self.sizes is not None and len(self.sizes) != len(ids):
-      raise ValueError(
-          f'sizes has {len(self.sizes)} entries for {len(ids)} clients.'
-      )
+    booleans(local_stats=self.local_stats)
+    at_least(0, num_public=self.num_public)
+    if self.num_rounds is not None:
+      at_least(1, num_rounds=self.num_rounds)
+    if self.sizes is not None:
+      _check_sizes(self.sizes, len(ids))
 
   @property
   def task(self) -> Task:

@@ -77,11 +77,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_needs(config)
   if config.conv_backend == 'onednn':
     onednn.check()
-  if config.target_accuracy is not None and config.target_accuracy > 1:
-    raise ValueError(
-        'target_accuracy must be a share of at most 1, got '
-        f'{config.target_accuracy}; for percent divide by 100.'
-    )
   total = sum(group_spec(config, name).clients for name in config.groups)
   if config.cohort_size is not None and config.cohort_size > total:
     raise ValueError(

@@ -135,8 +135,8 @@ FIELDS = dict(
     eval_batch_size=Field(500, int, low=1),
     # How many personal models of a group are evaluated; None for all.
     eval_clients_per_group=Field(None, int | None, low=1),
-    # Mean accuracy whose first round is reported; None for none.
-    target_accuracy=Field(None, float | None, above=0),
+    # Mean accuracy, a share, whose first round is reported; None for none.
+    target_accuracy=Field(None, float | None, above=0, high=1),
     checkpoint_every=Field(5, int, low=1),
     keep_checkpoints=Field(3, int, low=2),
     # Type of the operands of the models' products; their sums, the weights and

@@ -11,7 +11,6 @@ token), so that s_out is [B, D].
 from collections.abc import Callable
 import dataclasses
 import functools
-import inspect
 import typing
 
 import flax.linen as nn
@@ -23,13 +22,19 @@ from fedjax_het.models import by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
-from fedjax_het.models.layers import check_choice
 from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
 from fedjax_het.models.vit import vit
-from fedjax_het.names import check_name, suggest
+from fedjax_het.names import check_name
+from fedjax_het.options import (
+  at_least,
+  check_call,
+  is_integer,
+  keyword_options,
+  one_of,
+)
 
 _with = functools.partial
 
@@ -84,13 +89,8 @@ def model_options(name: str) -> dict[str, object]:
   Raises:
     ValueError: For an unknown name.
   """
-  build = constructor(name)
-  fixed = getattr(build, 'keywords', {})
-  return {
-      key: parameter.default
-      for key, parameter in inspect.signature(build).parameters.items()
-      if parameter.kind == parameter.KEYWORD_ONLY and key not in fixed
-  }
+  known = keyword_options(constructor(name))
+  return {option: default for option, (_, default) in known.items()}
 
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
@@ -102,9 +102,8 @@ def _check_shape(name: str, shape: tuple[int, ...]) -> None:
   wanted = 'positive integers'
   if of_images:
     wanted = '(height, width, channels), three positive integers'
-  if any(int(n) != n or n < 1 for n in shape) or (
-      of_images and len(shape) != 3
-  ):
+  positive = all(is_integer(n) and n > 0 for n in shape)
+  if not positive or (of_images and len(shape) != 3):
     raise ValueError(
         f'input_shape of model {name!r} must be {wanted}, got {shape}.'
     )
@@ -139,27 +138,16 @@ def create(
     ValueError: For an unknown name, option or option value, or an impossible
       input shape or number of classes, or where there is no oneDNN.
   """
-  known = model_options(name)
-  for option in options:
-    if option not in known:
-      raise ValueError(
-          f'Model {name!r} has no option {option!r}'
-          f'{suggest(option, known, "it takes")}'
-      )
-  for option, default in known.items():
-    if default is inspect.Parameter.empty and option not in options:
-      raise ValueError(f'Model {name!r} needs the option {option!r}.')
+  build = constructor(name)
+  check_call(f'Model {name!r}', build, options)
   shape = tuple(input_shape)
   _check_shape(name, shape)
-  if int(num_classes) != num_classes or num_classes < 1:
-    raise ValueError(
-        f'num_classes must be a positive integer, got {num_classes!r}.'
-    )
-  check_choice('matmul_dtype', matmul_dtype, MATMUL_DTYPES)
-  check_choice('conv_backend', conv_backend, CONV_BACKENDS)
+  at_least(1, num_classes=num_classes)
+  one_of('matmul_dtype', matmul_dtype, MATMUL_DTYPES)
+  one_of('conv_backend', conv_backend, CONV_BACKENDS)
   if conv_backend == 'onednn':
     onednn.check()
-  model = constructor(name)(shape, num_classes, **options)
+  model = build(shape, num_classes, **options)
   if isinstance(model, nn.Module):
     # Of other options the shapes are others, and so must the names be.
     parts = [f'{option}{value}' for option, value in sorted(options.items())]

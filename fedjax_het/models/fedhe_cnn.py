@@ -20,7 +20,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
-from fedjax_het.options import between
+from fedjax_het.options import between, one_of
 
 # (filters of each convolution, dropout rate).
 VARIANTS = (
@@ -132,7 +132,7 @@ def fedhe_cnn(
     ValueError: For an unknown variant, norm or init, a dropout outside
       [0, 1), a width that is not positive, or images that are too small.
   """
-  layers.check_choice('variant', variant, range(len(VARIANTS)))
+  one_of('variant', variant, range(len(VARIANTS)))
   check_policy(norm)
   layers.check_init(init)
   filters, rate = VARIANTS[variant]

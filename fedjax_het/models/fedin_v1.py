@@ -20,6 +20,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import Stem
 from fedjax_het.models.slices import Slices, shortcut
+from fedjax_het.options import one_of
 
 # Identity blocks after the first block of stages 2, 3 and 4.
 NUM_IDENTITY = {
@@ -134,7 +135,7 @@ def fedin_v1(
     Chan et al., `FedIN: Federated Intermediate Layers Learning for Model
     Heterogeneity <https://arxiv.org/abs/2304.00759>`_, 2023.
   """
-  layers.check_choice('variant', variant, NUM_IDENTITY)
+  one_of('variant', variant, NUM_IDENTITY)
   check_policy(norm)
   layers.check_init(init)
   common = dict(use_bias=conv_bias, norm=norm, scheme=init)

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.matmul_dtype import matmul
 from fedjax_het.models.slices import Slices
-from fedjax_het.names import check_name
-from fedjax_het.options import positive
+from fedjax_het.options import one_of, positive
 
 
 def _draw(sample, key, shape, dtype):
@@ -111,7 +110,7 @@ INITS = {
 
 def check_init(init: str) -> None:
   """Raises ValueError for an `init` that is not in `INITS`."""
-  check_choice('init', init, INITS)
+  one_of('init', init, INITS)
 
 
 def scale_channels(channels: int, width: float) -> int:
@@ -132,11 +131,6 @@ def scale_channels(channels: int, width: float) -> int:
   """
   positive(width=width)
   return max(1, math.floor(round(channels * width, 6)))
-
-
-def check_choice(option: str, value, choices) -> None:
-  """Raises ValueError if an option's value is not one of the choices."""
-  check_name(option, value, choices)
 
 
 def conv_layer(

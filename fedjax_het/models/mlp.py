@@ -10,6 +10,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
+from fedjax_het.options import at_least, integer_between
 
 # Layers are compiled one by one.
 _DEEPEST = 1000
@@ -61,13 +62,8 @@ def mlp(
   """
   check_policy(norm)
   layers.check_init(init)
-  if depth > _DEEPEST:
-    raise ValueError(f'An MLP has at most {_DEEPEST} layers, got {depth}.')
-  if depth < 2 or hidden < 1:
-    raise ValueError(
-        'An MLP needs depth of at least 2 and hidden of at least 1, got '
-        f'{depth} and {hidden}.'
-    )
+  integer_between(2, _DEEPEST, depth=depth)
+  at_least(1, hidden=hidden)
   names = ['stem', *(f'layer{i}' for i in range(1, depth))]
   blocks = [Block(name, Layer(hidden, norm, init)) for name in names]
   head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)

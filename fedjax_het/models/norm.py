@@ -27,7 +27,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_het.kernels.layer_norm import layer_norm
-from fedjax_het.names import check_name
+from fedjax_het.options import one_of
 
 
 def _example_mean(x):
@@ -200,7 +200,7 @@ POLICIES: dict[str, Callable[..., nn.Module]] = {
 
 def check_policy(norm: str) -> None:
   """Raises ValueError for a norm that is not in `POLICIES`."""
-  check_name('norm', norm, POLICIES)
+  one_of('norm', norm, POLICIES)
 
 
 def norm_layer(

@@ -24,7 +24,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.resnet import SHORTCUTS
 from fedjax_het.models.slices import Slices, shortcut
-from fedjax_het.options import at_least
+from fedjax_het.options import integer_between, one_of
 
 
 class PreStem(nn.Module):
@@ -195,12 +195,11 @@ def preresnet20(
     ValueError: For an unknown shortcut, norm or init, or a number of blocks
       or a width that is not positive.
   """
-  layers.check_choice('shortcut', shortcut, SHORTCUTS)
+  one_of('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
   layers.check_init(init)
-  at_least(1, num_blocks=num_blocks)
-  if num_blocks > 200:  # 1,202 layers; each block is compiled by itself.
-    raise ValueError(f'num_blocks must be at most 200, got {num_blocks}.')
+  # 1,202 layers; each block is compiled by itself.
+  integer_between(1, 200, num_blocks=num_blocks)
   # With a kernel initialiser of its own the bias starts at zero.
   head = layers.INITS[init].head or layers.torch_uniform
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]

@@ -21,6 +21,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices, shortcut
+from fedjax_het.options import one_of
 
 # Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
 # bottlenecks, which begin at 50. The FedIN paper does not print the
@@ -253,8 +254,8 @@ def resnet(
     ValueError: For an unknown depth, stem, norm or init, or a width that is not
       positive.
   """
-  layers.check_choice('depth', depth, NUM_BLOCKS)
-  layers.check_choice('stem', stem, STEMS)
+  one_of('depth', depth, NUM_BLOCKS)
+  one_of('stem', stem, STEMS)
   check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(64 * 2**j, width) for j in range(4)]
@@ -298,7 +299,7 @@ def resnet14_mnist(
     ValueError: For an unknown shortcut, norm or init, or a width that is
       not positive.
   """
-  layers.check_choice('shortcut', shortcut, SHORTCUTS)
+  one_of('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
@@ -347,7 +348,7 @@ def mini_resnet(
     ValueError: For an unknown depth, norm or init, or a width that is not
       positive.
   """
-  layers.check_choice('depth', depth, MINI_BLOCKS)
+  one_of('depth', depth, MINI_BLOCKS)
   check_policy(norm)
   layers.check_init(init)
   channels = [layers.scale_channels(32 * 2**j, width) for j in range(2)]

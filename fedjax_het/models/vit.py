@@ -23,6 +23,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import LayerNorm
 from fedjax_het.models.pretrained import load_vit
 from fedjax_het.models.slices import Cut, Slices
+from fedjax_het.options import at_least, one_of
 
 # Of position embeddings, whichever `init` the kernels have.
 _POSITION = layers.truncated_normal(0.02)
@@ -196,16 +197,14 @@ def vit(
       checkpoint of another architecture.
     FileNotFoundError: If there is no checkpoint at that path.
   """
-  layers.check_choice('variant', variant, HEADS)
+  one_of('variant', variant, HEADS)
   layers.check_init(init)
-  if depth < 1:
-    raise ValueError(f'A ViT needs a depth of at least 1, got {depth}.')
-  if head_dim < 1:
-    raise ValueError(f'A ViT needs a head_dim of at least 1, got {head_dim}.')
+  at_least(1, depth=depth, head_dim=head_dim)
   height, width_pixels, _ = input_shape
   if patch is None:
     patch = 16 if min(height, width_pixels) >= 64 else 4
-  if patch < 1 or height % patch or width_pixels % patch:
+  at_least(1, patch=patch)
+  if height % patch or width_pixels % patch:
     raise ValueError(
         f'patch={patch} must divide the height and width of the images, '
         f'{height}x{width_pixels}.'

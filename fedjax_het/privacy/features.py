@@ -5,6 +5,8 @@ import numbers
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.options import not_negative, positive
+
 
 def add_feature_noise(key, x, scale, mask=None):
   """Adds noise in units of x's spread: x + z, z ~ N(0, (scale std(x))^2).
@@ -29,15 +31,16 @@ def add_feature_noise(key, x, scale, mask=None):
     [B, ...] of the dtype of `x`; std(x) is computed in float32.
 
   Raises:
-    ValueError: If `x` is not floating, or `scale` is a negative number.
+    ValueError: If `x` is not floating, or `scale` is a number that is
+      negative or not finite.
 
   References:
     Chan et al., `FedIN <https://arxiv.org/abs/2304.00759>`_, journal version
     (noise of N(0, (0.8 sigma)^2)).
   """
   _check_floating(x)
-  if isinstance(scale, numbers.Real) and not scale >= 0:
-    raise ValueError(f'scale must be a number >= 0, but is {scale}.')
+  if isinstance(scale, numbers.Real):
+    not_negative(scale=scale)
   wide = jax.lax.stop_gradient(x).astype(_wide_dtype(x))
   if mask is None:
     spread = jnp.std(wide)
@@ -63,13 +66,13 @@ def clip_features(x, max_norm):
 
   Raises:
     ValueError: If `x` is not floating or has no batch axis, or `max_norm` is
-      a number that is not > 0.
+      a number that is not > 0 or not finite.
   """
   _check_floating(x)
   if not jnp.ndim(x):
     raise ValueError('clip_features takes [B, ...], but x is a scalar.')
-  if isinstance(max_norm, numbers.Real) and not max_norm > 0:
-    raise ValueError(f'max_norm must be a number > 0, but is {max_norm}.')
+  if isinstance(max_norm, numbers.Real):
+    positive(max_norm=max_norm)
   wide = x.astype(_wide_dtype(x))
   squared = jnp.sum(jnp.square(wide), axis=range(1, x.ndim), keepdims=True)
   # x_i <- x_i min(1, C / ||x_i||).

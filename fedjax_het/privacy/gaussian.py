@@ -10,6 +10,8 @@ import math
 
 from scipy import special
 
+from fedjax_het.options import between, positive
+
 
 def gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
   """Standard deviation of the classical Gaussian mechanism.
@@ -109,7 +111,7 @@ def gaussian_delta(sigma, clip, epsilon, sensitivity_factor=2.0):
     Balle and Wang, `Improving the Gaussian Mechanism
     <https://arxiv.org/abs/1805.06530>`_, ICML 2018, Theorem 8.
   """
-  _check_positive('sigma', sigma)
+  positive(sigma=sigma)
   _check_arguments(clip, epsilon, 0.5, sensitivity_factor)
   return _delta_of_ratio(sigma / (sensitivity_factor * clip), epsilon)
 
@@ -122,13 +124,5 @@ def _delta_of_ratio(ratio, epsilon):
 
 
 def _check_arguments(clip, epsilon, delta, sensitivity_factor):
-  _check_positive('clip', clip)
-  _check_positive('epsilon', epsilon)
-  _check_positive('sensitivity_factor', sensitivity_factor)
-  if not 0 < delta < 1:
-    raise ValueError(f'delta must be in (0, 1), but is {delta!r}.')
-
-
-def _check_positive(name, value):
-  if not (value > 0 and math.isfinite(value)):
-    raise ValueError(f'{name} must be a finite number > 0, but is {value!r}.')
+  positive(clip=clip, epsilon=epsilon, sensitivity_factor=sensitivity_factor)
+  between(0, 1, above=True, below=True, delta=delta)

@@ -425,7 +425,7 @@ def test_sizes_of_both_papers():
         (dict(lam=-1.0), 'lam must be at least 0'),
         (dict(scope='x'), "^Unknown scope 'x'"),
         (dict(clip=-3.0), 'clip must be above 0, got -3.0'),
-        (dict(num_pairs=6), 'num_pairs must be between 1 and the batch size 4'),
+        (dict(num_pairs=6), 'num_pairs must be at most the batch size 4, or a'),
         (dict(max_pair_age=0), 'max_pair_age must be at least 1, got 0'),
         (dict(aggregation='x'), "^Unknown aggregation 'x'"),
     ],

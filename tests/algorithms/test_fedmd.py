@@ -388,7 +388,7 @@ def test_optimisers_are_two_and_are_kept_or_not():
 @pytest.mark.parametrize(
     'options,message',
     [
-        (dict(num_alignment=12), 'num_alignment must be between 1 and the 11'),
+        (dict(num_alignment=12), 'num_alignment must be at least 1 and'),
         (dict(digest_batch_size=0), 'digest_batch_size must be at least 1'),
         (dict(transfer_patience=-1), 'transfer_patience must be at least 0'),
     ],

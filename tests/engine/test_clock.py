@@ -157,7 +157,7 @@ def test_synchronous_rounds_wait_for_the_slowest():
         ),
         (
             dict(drop_out=1.5),
-            'drop_out of a device must be between 0 and 1, got 1.5.',
+            'drop_out of a device must be at least 0 and at most 1, got 1.5.',
         ),
         (
             dict(jitter=float('nan')),

@@ -143,7 +143,7 @@ def test_names_the_section_of_what_constructors_refuse():
   )
   config = tiny_config()
   config.groups.small.depth = 1
-  assert message(config).startswith('groups.small: An MLP needs depth of at')
+  assert message(config).startswith('groups.small: depth must be at least 2')
 
 
 def test_refuses_images_that_a_model_cannot_take():

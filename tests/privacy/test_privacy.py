@@ -1,5 +1,7 @@
 """Checks feature noise, clipping and the Gaussian calibration."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,11 +177,11 @@ def test_the_classical_bound_holds_below_epsilon_one():
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        ((0.0, 1.0, 1e-6), 'clip must be .* but is 0.0'),
-        ((0.1, -1.0, 1e-6), 'epsilon must be .* but is -1.0'),
-        ((0.1, 1.0, 0.0), r'delta must be in \(0, 1\), but is 0.0'),
+        ((0.0, 1.0, 1e-6), 'clip must be above 0, got 0.0'),
+        ((0.1, -1.0, 1e-6), 'epsilon must be above 0, got -1.0'),
+        ((0.1, 1.0, 0.0), 'delta must be above 0 and below 1, got 0.0'),
         ((0.1, 1.0, 1.0), 'delta must be'),
-        ((0.1, float('nan'), 1e-6), 'epsilon must be .* but is nan'),
+        ((0.1, float('nan'), 1e-6), 'epsilon must be a finite number, got nan'),
         ((0.1, 1.0, 1e-6, 0.0), 'sensitivity_factor must be'),
     ],
 )
@@ -191,10 +193,12 @@ def test_impossible_guarantees_are_refused(arguments, message):
 
 def test_impossible_features_are_refused():
   x = jnp.ones((2, 3))
-  with pytest.raises(ValueError, match=r'scale must be .* but is -1'):
-    privacy.add_feature_noise(KEY, x, -1.0)
-  with pytest.raises(ValueError, match=r'max_norm must be .* but is 0'):
-    privacy.clip_features(x, 0.0)
+  for value in (-1.0, math.inf, math.nan, True):
+    with pytest.raises(ValueError, match=rf'scale must be .* got {value}'):
+      privacy.add_feature_noise(KEY, x, value)
+  for value in (0.0, math.inf, math.nan, True):
+    with pytest.raises(ValueError, match=rf'max_norm must be .* got {value}'):
+      privacy.clip_features(x, value)
   for refuse in (
       lambda x: privacy.add_feature_noise(KEY, x, 1.0),
       lambda x: privacy.clip_features(x, 1.0),

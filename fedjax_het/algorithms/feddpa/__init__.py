@@ -49,6 +49,7 @@ from fedjax_het.algorithms.feddpa.fisher import (
   own_statistics,
   personal_entries,
 )
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 from fedjax_het.options import between, not_negative, positive
@@ -108,6 +109,7 @@ def released(update, clip: float, sigma: float, num_clients: int, key):
   return jax.tree.map(lambda u, z: u + scale * z, update, noise)
 
 
+@requires()
 def feddpa(
     federation: Federation,
     *,

@@ -10,6 +10,7 @@ from fedjax_het.algorithms.fedin.passes import Features, forward
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.types import Maybe
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.options import at_least
 
 
 class Sizes(NamedTuple):
@@ -42,9 +43,10 @@ def pair_sizes(num_pairs: int, batch_size: int) -> Sizes:
   Raises:
     ValueError: If the number is neither at most a batch nor whole batches.
   """
-  if num_pairs < 1 or (num_pairs > batch_size and num_pairs % batch_size):
+  at_least(1, num_pairs=num_pairs)
+  if num_pairs > batch_size and num_pairs % batch_size:
     raise ValueError(
-        f'num_pairs must be between 1 and the batch size {batch_size}, or a '
+        f'num_pairs must be at most the batch size {batch_size}, or a '
         f'multiple of it, got {num_pairs}.'
     )
   batch_size = min(batch_size, num_pairs)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import ClientData
+from fedjax_het.options import integer_between
 
 # N_a of all the authors' experiments.
 NUM_ALIGNMENT = 5000
@@ -25,11 +26,7 @@ def subset_size(num_alignment: int | None, num_public: int) -> int:
   """
   if num_alignment is None:
     return min(NUM_ALIGNMENT, num_public)
-  if not 1 <= num_alignment <= num_public:
-    raise ValueError(
-        f'num_alignment must be between 1 and the {num_public} public '
-        f'examples, got {num_alignment}.'
-    )
+  integer_between(1, num_public, num_alignment=num_alignment)
   return num_alignment
 
 

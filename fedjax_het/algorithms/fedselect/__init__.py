@@ -52,6 +52,7 @@ from fedjax_het.aggregation.personal_entries import (
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.algorithms.fedselect.growth import grow, packed
 from fedjax_het.engine.local import init_optimizer
+from fedjax_het.engine.needs import requires
 from fedjax_het.engine.rows import put_row, take_row
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -136,6 +137,7 @@ def alternate(model, local, start: Variables, data, visit, mask):
   return w, jnp.sum(loss) / jnp.maximum(num, 1), num
 
 
+@requires()
 def fedselect(
     federation: Federation,
     *,
