@@ -150,7 +150,7 @@ def test_create_knows_its_names_and_options():
         (('fedhe_cnn5', (28, 28, 1), 10), {'dropout': 1}, 'below 1, got 1'),
         (('simple_cnn', SHAPE, 10), {}, 'at least 16x16, got 8x8'),
         (('vit_s8', (28, 28, 1), 10), {'patch': 16}, 'patch=16.*28x28'),
-        (('mlp', SHAPE, 10), {'depth': 1}, 'depth of at least 2'),
+        (('mlp', SHAPE, 10), {'depth': 1}, 'depth must be at least 2'),
     ],
 )
 def test_create_refuses_in_one_line(args, options, message):
