@@ -197,7 +197,7 @@ def test_clients_distil_each_example_from_its_own_logits():
 
 @pytest.mark.slow
 def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
-  federation = federate_tiny(norm=True)
+  federation = federate_tiny(norm=True, local=tiny_local(optax.adam))
   algorithm = make(federation, server_epochs=3, server_batch_size=4)
   state, reports = run(algorithm, federation)
   steps = 3 * sum(-(-n // 4) for n in SIZES)
