@@ -175,7 +175,9 @@ def _load(spec: str, overrides: Sequence[_Override]) -> tuple[Any, list[str]]:
           f'{name}: get_config returns {type(config).__name__}, not a '
           'ConfigDict.'
       )
-    return config, [*_switched(config, overrides)]
+    notes = [*_switched(config, overrides)]
+    _open(config, overrides)
+    return config, notes
   except ValueError as e:
     raise CommandError(str(e)) from e
 
@@ -193,6 +195,15 @@ def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
       dropped = SWITCHES[key](config, name)
       if dropped:
         yield f'{section} {name} does not take {", ".join(dropped)}: left out.'
+
+
+def _open(config, overrides: Sequence[_Override]) -> None:
+  """Adds the entries of models and groups that only the overrides have."""
+  from fedjax_het.experiment.open_entries import open_entry
+
+  given = {override.key: override.text() for override in overrides}
+  for key in given:
+    open_entry(config, key, given)
 
 
 def _check_override(config, override: _Override) -> None:
