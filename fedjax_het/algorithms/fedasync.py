@@ -25,6 +25,8 @@ References:
   <https://arxiv.org/abs/1903.03934>`_, 2019, Algorithm 1 and Section 6.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -33,7 +35,7 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
-from fedjax_het.aggregation.exchange import Delta, make_exchange
+from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
@@ -43,6 +45,19 @@ from fedjax_het.options import (
   not_negative,
   one_of,
 )
+
+
+class Sent(NamedTuple):
+  """What a client sends.
+
+  Attributes:
+    w: Its model, keyed by shared key; itself, not its change.
+    weight: [] float32, 0 after a visit without a step.
+  """
+
+  w: Variables
+  weight: jax.Array
+
 
 STALENESS = ('constant', 'polynomial', 'hinge')
 
@@ -130,9 +145,8 @@ def fedasync(
 
   def send(group, start, end, size, num_steps):
     del start
-    # w itself, not its change.
     w, own = exchange.sharing.split(group, end)
-    return own, Uplink((), Delta(w, exchange.coefficient(size, num_steps)))
+    return own, Uplink((), Sent(w, exchange.coefficient(size, num_steps)))
 
   train, keep = model_training(federation.local, rho)
   init_client, client_update = trained_clients(exchange, train, keep, send)
@@ -157,7 +171,7 @@ def fedasync(
     order = jnp.argsort(ids)  # Padding slots are last.
 
     def taker(number):
-      whole = groups[number].kept.change
+      whole = groups[number].kept.w
       begin = ends[number] - len(groups[number].client_id)
 
       def take(server, slot):

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedasync, fedprox
-from fedjax_het.algorithms.fedasync import mix, staleness_factor
+from fedjax_het.algorithms.fedasync import Sent, mix, staleness_factor
 from fedjax_het.engine import rounds, visits
 from fedjax_het.engine.local import train_model
 from fedjax_het.engine.types import Received, Visit
@@ -64,7 +63,7 @@ def upload(algorithm, federation, senders):
     stacked = [constant_tree(change, v) for v in values]
     received[group.name] = Received(
         (),
-        Delta(
+        Sent(
             jax.tree.map(lambda *rows: jnp.stack(rows), *stacked),
             jnp.ones(len(values)),
         ),
@@ -120,7 +119,7 @@ def test_blocks_are_shared_as_the_option_says():
   for aggregation, moved in (('layerwise', 3), ('ends', 2), ('none', 0)):
     algorithm = fedasync(federation, aggregation=aggregation)
     _, received = upload(algorithm, federation, {0: 1.0})
-    assert len(received['tiny1'].kept.change.params) == moved
+    assert len(received['tiny1'].kept.w.params) == moved
     assert algorithm.personal == (aggregation != 'layerwise')
 
 
@@ -157,7 +156,7 @@ def test_a_client_sends_two_proximal_steps_by_hand(options, rho):
       group, client, algorithm.downlink(server, group, visit), data.client(0),
       visit,
   )  # fmt: skip
-  got = uplink.kept.change.params['l1']['w']
+  got = uplink.kept.w.params['l1']['w']
   np.testing.assert_allclose(got, 0.5 + 0.1 * (4.5 - rho * 0.5), rtol=1e-6)
 
 
@@ -204,8 +203,8 @@ def test_a_client_trains_as_in_fedprox_from_what_it_was_sent():
   whole, change = both(server)
   assert whole.summed == () and whole.kept.weight == 1
   for w, x, d in zip(
-      jax.tree.leaves(whole.kept.change),
-      jax.tree.leaves(server),
+      jax.tree.leaves(whole.kept.w.params),
+      jax.tree.leaves(server.params),
       jax.tree.leaves(change.summed.change),
       strict=True,
   ):

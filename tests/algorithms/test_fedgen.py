@@ -445,11 +445,11 @@ def test_blocks_without_a_sender_stay(uploads):
   assert same(after.weights.params['mid1'], state.weights.params['mid1'])
   for name in ('stem', 'mid0', 'head'):
     assert not same(after.weights.params[name], state.weights.params[name])
-  change, weight = received['tiny1'].kept.classifier
+  change, _, weight = received['tiny1'].kept.classifier
   assert weight.tolist() == [5.0, 3.0]
   want = jax.tree.map(
       lambda x, d: x + d.sum(0) / 8, state.weights.params['head'],
-      change.params['head'],
+      change['head'],
   )  # fmt: skip
   assert_trees(after.weights.params['head'], want, rtol=1e-6)
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(after)
@@ -464,8 +464,8 @@ def test_heads_are_those_after_training(uploads):
   for group in federation.groups:
     r = received[group.name]
     heads = sent_heads(exchange, group, state.weights, r)
-    change, weight = r.kept.classifier
-    change = change.params['head']['Dense_0']['kernel']
+    change, _, weight = r.kept.classifier
+    change = change['head']['Dense_0']['kernel']
     for row in range(2):
       got = heads.params['head']['Dense_0']['kernel'][row]
       want = before + change[row] / weight[row]

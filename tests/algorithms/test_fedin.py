@@ -58,7 +58,7 @@ def one_step(**options):
 
   _, uplink, metrics = update(client, sent, data)
   start = algorithm.client_model(server, client, group)
-  change = uplink.summed.change.params
+  change = uplink.summed.change
   # The one batch in table order: order does not change a mean.
   batch = data.batch(jnp.arange(4))
 

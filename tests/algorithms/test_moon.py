@@ -261,7 +261,7 @@ def test_a_visit_without_a_step_or_a_rate():
       model, still, old._replace(visited=jnp.bool_(True)), data
   )
   assert_trees(new.previous.params, perturbed(model, 0).params, rtol=0)
-  assert not any(map(np.any, jax.tree.leaves(uplink.summed.change.params)))
+  assert not any(map(np.any, jax.tree.leaves(uplink.summed.change)))
   assert new.visited and np.any(
       new.previous.stats['stem']['BatchNorm_0']['mean']
       != perturbed(model, 0).stats['stem']['BatchNorm_0']['mean']

@@ -50,10 +50,10 @@ def split_classifier(
   """
   key_of = exchange.sharing.keys(group)
   keys = {key_of[name] for name in group.model.classifier}
-  params, stats = delta.change
+  params, stats = delta.change, delta.stats
   rest = {key: tree for key, tree in params.items() if key not in keys}
   head = {key: params[key] for key in sorted(keys)}
-  classifier = delta._replace(change=Variables(head, {}))
+  classifier = delta._replace(change=head, stats={})
   return Uplink(Variables(rest, stats), Kept(classifier, counts))
 
 
@@ -73,13 +73,13 @@ def sent_heads(
   """
   x = exchange.download(weights, group).params
   deltas = received.kept.classifier
-  before = Variables({key: x[key] for key in deltas.change.params}, {})
+  before = Variables({key: x[key] for key in deltas.change}, {})
   after = jax.vmap(lambda delta: end_of(before, delta))(deltas)
   return Heads(group.model, exchange.sharing.join(group, (), after).params)
 
 
 def whole_delta(received: Received) -> Delta:
   """The sum of a group's changes, classifiers included."""
-  params, stats = received.summed
-  classifier, weight = sum_uploads(received.kept.classifier)
-  return Delta(Variables({**params, **classifier.params}, stats), weight)
+  rest = received.summed
+  head, _, weight = sum_uploads(received.kept.classifier)
+  return Delta({**rest.params, **head}, rest.stats, weight)
