@@ -1,6 +1,7 @@
 """Old names are refused in new configs and calls, and read in stored ones."""
 
 import json
+import pathlib
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fedjax_het.options import keyword_options
 from fedjax_het.renamed import current_paths, new_name, with_moved_entries
 from tests.experiment.tiny_runs import tiny_config
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 OLD = [
     ('fd', 'gamma', 'distill_weight'),
     ('fedasync', 'rho', 'mu'),
@@ -124,3 +126,17 @@ def test_a_block_called_weights_is_no_field():
   assert current_paths(['a/weights/x'], ['a/y']) == {
       'a/weights/x': 'a/weights/x'
   }
+
+
+def test_stored_cells_have_the_options_of_this_version():
+  """Those of FD and FedHe have the old names."""
+  found = set()
+  for path in ROOT.glob('results/fedhe_*/cells/*-0.json'):
+    stored = json.loads(path.read_text())['config']
+    section = with_new_entries(stored)['algorithm']
+    method = section.pop('name')
+    assert {*section} == {*keyword_options(ALGORITHMS[method])}, path
+    found |= {(method, old) for old in stored['algorithm']} - {
+        (method, new) for new in section
+    }
+  assert {('fd', 'gamma'), ('fedhe', 'alpha')} <= found
