@@ -4,6 +4,7 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.shared_checkpoints import SharedCheckpoints
 from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.options import keyword_options
 from fedjax_het.renamed import current_paths, new_name, with_moved_entries
@@ -102,16 +104,19 @@ class Sent(NamedTuple):
   model: Any
 
 
-def test_a_checkpoint_with_an_old_field_is_read(tmp_path):
+@pytest.mark.parametrize('reader', [Checkpoints, SharedCheckpoints])
+def test_a_checkpoint_with_an_old_field_is_read(tmp_path, reader):
   tree = {'stem': jnp.arange(3.0)}
   for i, (old, new) in enumerate((
       (Before(tree, {'stem': jnp.ones(2)}), Now),
       (Before(tree, ()), Sent),
   )):  # fmt: skip
-    checkpoints = Checkpoints(tmp_path / str(i))
-    checkpoints.save(1, dict(server=old, held=tree), {})
+    writer = Checkpoints(tmp_path / str(i))
+    writer.save(1, dict(server=old, held=tree), {})
+    writer.close()
     fields = [part for part in old if part != ()]
-    like = dict(server=new(*fields), held=tree)
+    like = jax.tree.map(jnp.zeros_like, dict(server=new(*fields), held=tree))
+    checkpoints = reader(tmp_path / str(i))
     state = checkpoints.restore(like).state
     checkpoints.close()
     assert isinstance(state['server'], new)
