@@ -216,8 +216,10 @@ def _check_override(config, override: _Override) -> None:
     known = list(section) if hasattr(section, 'keys') else []
     if name not in known:
       where = '.'.join(path[: depth + 1])
-      if new_name(where):
-        raise CommandError(f'--config.{new_name(where)}')
+      method = section.get('name') if path[0] == 'algorithm' and known else ''
+      sentence = new_name(where, method)
+      if sentence:
+        raise CommandError(f'--config.{sentence}')
       hint = suggest(name, known) if known else '.'
       raise CommandError(f'Unknown config key {where}{hint}')
     kind = section.get_type(name)

@@ -97,7 +97,7 @@ def divergence(logits, target, regulariser: str):
 def fd(
     federation: Federation,
     *,
-    gamma: float = 1.0,
+    distill_weight: float = 1.0,
     space: str = 'prob',
     regulariser: str = 'cross_entropy',
     mean: str = 'leave_one_out',
@@ -107,7 +107,8 @@ def fd(
   Args:
     federation: Groups and local training; the models must have one number of
       outputs.
-    gamma: Weight of the distillation; 0 is local training bit for bit.
+    distill_weight: gamma of the loss above, the factor on psi; 0 is local
+      training bit for bit.
     space: What is averaged: 'prob' for softmax outputs (papers), or 'logit'.
     regulariser: 'cross_entropy' (papers) or 'kl'.
     mean: 'leave_one_out' leaves the receiver's own vector out (papers), 'all'
@@ -115,13 +116,13 @@ def fd(
 
   Returns:
     The algorithm. Metrics: 'cross_entropy' and 'distillation_loss', the terms
-    before `gamma`, and their sum 'train_loss'.
+    before `distill_weight`, and their sum 'train_loss'.
 
   Raises:
     ValueError: If an option is out of range, or models differ in their number
       of outputs.
   """
-  not_negative(gamma=gamma)
+  not_negative(distill_weight=distill_weight)
   one_of('space', space, ('logit', 'prob'))
   one_of('regulariser', regulariser, ('cross_entropy', 'kl'))
   one_of('mean', mean, ('leave_one_out', 'all'))
@@ -148,7 +149,7 @@ def fd(
         data,
         visit,
         penalty=psi,
-        weight=gamma,
+        weight=distill_weight,
         name='distillation_loss',
         output=jax.nn.softmax if space == 'prob' else lambda logits: logits,
     )

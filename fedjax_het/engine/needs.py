@@ -16,7 +16,8 @@ import functools
 from typing import Any
 
 from fedjax_het.engine.types import Federation
-from fedjax_het.options import check_call
+from fedjax_het.options import check_call, keyword_options
+from fedjax_het.renamed import check_renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,10 @@ def requires(**needs) -> Callable[[Callable], Callable]:
   def declare(constructor):
     @functools.wraps(constructor)
     def checked(federation, **options):
+      name = constructor.__name__
+      check_renamed(options, keyword_options(constructor), method=name)
       check_needs(checked, federation)
-      check_call(f'Algorithm {constructor.__name__!r}', constructor, options)
+      check_call(f'Algorithm {name!r}', constructor, options)
       return constructor(federation, **options)
 
     checked.needs = declared

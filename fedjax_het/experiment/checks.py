@@ -174,7 +174,7 @@ def _check_section(section, where: str, table) -> None:
   check_name(where, name, table)
   known = keyword_options(table[name])
   given = {k: v for k, v in section.items() if k != 'name'}
-  check_renamed(given, known, f'{where}.')
+  check_renamed(given, known, f'{where}.', name)
   if 'seed' in known:  # It has a range of its own.
     given.pop('seed', None)
   for option in _missing(given, known):

@@ -58,20 +58,20 @@ def split_classifier(
 
 
 def sent_heads(
-    exchange: WeightExchange, group: Group, weights, received: Received
+    exchange: WeightExchange, group: Group, model, received: Received
 ) -> Heads:
   """The classifiers of a group's clients after their training.
 
   Args:
     exchange: The shared blocks.
     group: The group.
-    weights: The server's tree, see `end_of` for stale uploads.
+    model: The server's tree, see `end_of` for stale uploads.
     received: Their uploads.
 
   Returns:
     The classifiers, in padding slots the server's.
   """
-  x = exchange.download(weights, group).params
+  x = exchange.download(model, group).params
   deltas = received.kept.classifier
   before = Variables({key: x[key] for key in deltas.change}, {})
   after = jax.vmap(lambda delta: end_of(before, delta))(deltas)
