@@ -1,4 +1,4 @@
-"""Accuracy and loss of group or client models on the global test set.
+"""Metrics and loss of group or client models on the global test set.
 
 `own_test` evaluates clients on test examples of their own besides.
 """
@@ -18,7 +18,7 @@ from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import take
-from fedjax_het.engine.task import CLASSIFICATION, Task
+from fedjax_het.engine.task import ACCURACY, CLASSIFICATION, Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 from fedjax_het.engine.visits import check_inputs
 
@@ -34,7 +34,7 @@ class Scores(NamedTuple):
       model serves the whole group.
     metrics: {name: [E] float32}, means of the task's metrics.
     loss: [E] float32, mean loss.
-    views: {name: [E] float32}, the task's first metric of the algorithm's
+    views: {name: [E] float32}, the task's main metric of the algorithm's
       further views.
     own: Results of the group's clients on their own test examples; None where
       there are none.
@@ -49,7 +49,7 @@ class Scores(NamedTuple):
   @property
   def accuracy(self) -> jax.Array:
     """[E] float32 in [0, 1]; of a classification task."""
-    return self.metrics['accuracy']
+    return self.metrics[ACCURACY.name]
 
 
 def pad_batches(
@@ -231,7 +231,7 @@ def _make_count(
     algorithm: FederatedAlgorithm, task: Task, group: Group, preprocess
 ):
   """Builds `(server, client, batches) -> sums of metrics, losses, views`."""
-  first_metric = next(iter(task.metrics.values()))
+  main_metric = task.metrics[task.main.name]
 
   def count(server, client, batches):
     variables = algorithm.client_model(server, client, group)
@@ -248,7 +248,7 @@ def _make_count(
           {name: total(fn, outputs) for name, fn in task.metrics.items()},
           total(task.losses, outputs),
           {
-              name: total(first_metric, predict(group, variables, x))
+              name: total(main_metric, predict(group, variables, x))
               for name, predict in algorithm.views.items()
           },
       )

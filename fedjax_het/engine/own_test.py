@@ -11,6 +11,7 @@ from fedjax_het.data.federated import ClientData, FederatedData
 from fedjax_het.engine import placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.streaming import take
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
 # Clients with states in host memory that are evaluated at once.
@@ -36,7 +37,7 @@ class OwnScores(NamedTuple):
   @property
   def accuracy(self) -> jax.Array:
     """[E] float32 in [0, 1]; of a classification task."""
-    return self.metrics['accuracy']
+    return self.metrics[ACCURACY.name]
 
 
 def make_own_test(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
 
 
@@ -57,7 +58,8 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     `groups`: {name: model, clients, parameters, statistics (running ones of
     norms), client_bytes (what one client keeps between its visits)};
     `server_bytes`; `cohort_size`; `partition` [clients][classes] counts;
-    `group_of` [clients]; `test_examples`; `versions`.
+    `group_of` [clients]; `test_examples`; `versions`; `metric`, the task's
+    main metric, if it is not accuracy.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
@@ -82,6 +84,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       group_of[client_id] = group.name
   labels = experiment.dataset.train_labels
   num_classes = experiment.dataset.num_classes
+  main = federation.task.main
   return dict(
       groups=groups,
       group_of=group_of,
@@ -93,4 +96,5 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       versions=versions(),
+      **({} if main == ACCURACY else dict(metric=main._asdict())),
   )

@@ -24,7 +24,7 @@ from fedjax_het.names import check_name
 from fedjax_het.options import at_least
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries that say how a run computes, not what: any machine can read it.
 _ANY_MACHINE = dict(
@@ -97,7 +97,9 @@ class Run:
   @property
   def summary(self) -> Summary:
     """A summary of the rows."""
-    return summarise(self.rows, self.config.target_accuracy)
+    return summarise(
+        self.rows, self.config.target_accuracy, main_metric(self.facts)
+    )
 
   @property
   def _title(self) -> str:

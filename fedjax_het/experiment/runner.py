@@ -167,7 +167,9 @@ def run(
           lambda: _read_facts(folder / 'facts.json', facts)
       )
     processes.on_first(lambda: write_report(folder) and None)
-  summary = metrics.summarise(rows, config.target_accuracy)
+  summary = metrics.summarise(
+      rows, config.target_accuracy, experiment.federation.task.main
+  )
   return Result(folder, rows, facts, summary, state, finished)
 
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.analysis import pictures
+from fedjax_het.engine.task import Metric
 from fedjax_het.files import write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries in which repetitions of a run differ, and those that say nothing of
 # what it computes.
@@ -32,9 +33,9 @@ class _Run(NamedTuple):
 
 
 def _read(folder: pathlib.Path) -> _Run:
-  config, _, rows = read_run(folder)
+  config, facts, rows = read_run(folder)
   with report.fitting(folder):
-    summary = summarise(rows, config['target_accuracy'])
+    summary = summarise(rows, config['target_accuracy'], main_metric(facts))
     return _Run(folder, config, rows, summary)
 
 
@@ -101,6 +102,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
 def _line(run: _Run) -> list[str]:
   """The cells of one workdir."""
   config, summary, best = run.config, run.summary, run.summary.best
+  metric = summary.metric
   return [
       str(run.folder),
       str(config['algorithm']['name']),
@@ -108,9 +110,9 @@ def _line(run: _Run) -> list[str]:
       report.named(config['partition']),
       str(config['seed']),
       str(summary.rounds),
-      report.percent_of(summary.last),
-      tables.percent(summary.last['accuracy/worst']),
-      report.percent_of(best) + (f' ({best["round"]})' if best else ''),
+      report.mean_of(summary, summary.last),
+      tables.amount(summary.last[f'{metric.name}/worst'], metric),
+      report.mean_of(summary, best) + (f' ({best["round"]})' if best else ''),
       '-' if summary.reached is None else str(summary.reached),
       tables.megabytes(summary.bytes_up),
       tables.megabytes(summary.bytes_down),
@@ -118,19 +120,21 @@ def _line(run: _Run) -> list[str]:
       '-'
       if summary.virtual_time is None
       else f'{summary.virtual_time:,.1f} s',
-      tables.personal_line(summary.last),
+      tables.personal_line(summary.last, metric),
   ]
 
 
 def _mean_line(runs: Sequence[_Run]) -> list[str]:
-  """The cells of repetitions: mean and deviation of their accuracies."""
+  """The cells of repetitions: mean and deviation of their results."""
   config = _without_seeds(runs[0].config)
   summaries = [run.summary for run in runs]
   reached = ['-' if s.reached is None else str(s.reached) for s in summaries]
   best = [s.best for s in summaries if s.best]
 
+  metric = summaries[0].metric
+
   def spread(values):
-    return f'{tables.spread(values)} %'
+    return tables.spread(values, metric) + metric.percent * ' %'
 
   def mean(name):
     return float(np.mean([getattr(s, name) for s in summaries]))
@@ -142,9 +146,9 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
       report.named(config['partition']),
       ', '.join(str(run.config['seed']) for run in runs),
       ', '.join(dict.fromkeys(str(s.rounds) for s in summaries)),
-      spread([s.last['accuracy'] for s in summaries]),
-      spread([s.last['accuracy/worst'] for s in summaries]),
-      spread([row['accuracy'] for row in best]) if best else '-',
+      spread([s.last[metric.name] for s in summaries]),
+      spread([s.last[f'{metric.name}/worst'] for s in summaries]),
+      spread([row[metric.name] for row in best]) if best else '-',
       ', '.join(reached),
       tables.megabytes(mean('bytes_up')),
       tables.megabytes(mean('bytes_down')),
@@ -155,11 +159,12 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
 
 
 def _tests(run: _Run) -> tuple[list[int], list[float]]:
-  """Rounds and mean accuracies of a run's evaluations."""
+  """Rounds and mean metrics of a run's evaluations."""
   with report.fitting(run.folder):
     tests = [row for row in run.rows if row['split'] == 'test']
-    accuracies = [report.or_nan(row['accuracy']) for row in tests]
-    return [row['round'] for row in tests], accuracies
+    main = run.summary.metric.name
+    values = [report.or_nan(row[main]) for row in tests]
+    return [row['round'] for row in tests], values
 
 
 def _by_round(runs: Sequence[_Run]) -> dict[str, tuple[list[int], Any]]:
@@ -188,6 +193,19 @@ def _by_time(runs: Sequence[_Run]) -> dict[str, tuple[list[float], Any]]:
   return curves
 
 
+def _one_metric(runs: Sequence[_Run]) -> Metric:
+  """The metric of all runs; raises ValueError if they differ."""
+  first = runs[0]
+  for run in runs:
+    if run.summary.metric != first.summary.metric:
+      raise ValueError(
+          f'{first.folder} is measured by {first.summary.metric.name}, but '
+          f'{run.folder} by {run.summary.metric.name}: their curves share no '
+          'axis.'
+      )
+  return first.summary.metric
+
+
 def write_comparison(
     folders: Sequence[pathlib.Path],
     out: pathlib.Path,
@@ -209,28 +227,29 @@ def write_comparison(
 
   Raises:
     FileNotFoundError: If a folder is no workdir with an evaluated run.
-    ValueError: If a file is damaged.
+    ValueError: If a file is damaged, or the runs have different metrics.
     OSError: If nothing can be written there.
   """
   runs = [_read(folder) for folder in folders]
+  metric = _one_metric(runs)
   table = _table(runs)
   by_round, by_time = _by_round(runs), _by_time(runs)
   out.mkdir(parents=True, exist_ok=True)
-  label = 'Mean test accuracy'
-  picture = '![Mean test accuracy by round](comparison.png)'
+  label = f'Mean test {metric.name}'
+  picture = f'![{label} by round](comparison.png)'
   if by_time:
-    picture += '\n\n![Mean test accuracy by virtual time](times.png)'
+    picture += f'\n\n![{label} by virtual time](times.png)'
   try:
     for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
       path = out / f'comparison.{ending}'
-      pictures.draw_curves(by_round, path, label, percent=True)
+      pictures.draw_curves(by_round, path, label, percent=metric.percent)
       if by_time:
         pictures.draw_curves(
             by_time,
             out / f'times.{ending}',
             label,
             xlabel=report.VIRTUAL_TIME,
-            percent=True,
+            percent=metric.percent,
         )
   except ImportError:
     picture = report.NO_PICTURES
