@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.analysis import pictures
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.files import write_atomically
@@ -92,13 +93,14 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
       f'{name} {_options(options)}'.strip(),
       f'seed {config["seed"]}, sampling seed {config["sampling_seed"]}',
   ]
-  mode = config.get('clock', {}).get('mode', 'synchronous')
+  # Configs of older runs have no clock.
+  driver = driver_kind(config.get('clock', {}).get('mode', 'synchronous'))
   fleet = ', '.join(
       f'{kind["clients"]} {name}'
       for name, kind in config.get('devices', {}).items()
   )
-  if mode != 'synchronous':
-    parts.append(f'{mode} clock')
+  if driver.setting:
+    parts.append(driver.setting)
   if fleet:
     parts.append(f'devices {fleet}')
   if config.get('validation') is not None:
