@@ -7,7 +7,7 @@ from ml_collections import config_dict
 
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
-from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels.libraries import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
 from fedjax_het.options import check_range, check_type, shown

@@ -32,7 +32,7 @@ from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import lock, settle_config, store_config
 from fedjax_het.files import check_local, read_json, write_atomically
-from fedjax_het.kernels.onednn import no_compilation_cache
+from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.report import write_report
 
@@ -109,8 +109,7 @@ def run(
   check_local(workdir, 'workdir')
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
-    if config.get('conv_backend') == 'onednn':
-      stack.enter_context(no_compilation_cache())
+    stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
     _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
@@ -175,8 +174,8 @@ def run(
 
 def _keep_programs(config) -> None:
   """Turns the compilation cache on if the config asks for it."""
-  if config.conv_backend == 'onednn':
-    _log.info("Programs with oneDNN's convolutions are not kept on disk.")
+  if library := libraries.uncacheable(config.conv_backend):
+    _log.info("Programs with %s's convolutions are not kept on disk.", library)
   elif config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
 
