@@ -17,13 +17,10 @@ from fedjax_het.engine import placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
-from fedjax_het.engine.streaming import take
+from fedjax_het.engine.streaming import run_rows
 from fedjax_het.engine.task import ACCURACY, CLASSIFICATION, Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 from fedjax_het.engine.visits import check_inputs
-
-# Clients with states in host memory whose models are evaluated at once.
-_CHUNK = 64
 
 
 class Scores(NamedTuple):
@@ -137,22 +134,9 @@ def make_evaluate(
   backend = Backend.of(backend)
   mesh, personal = backend.state_mesh, algorithm.personal
   by_batch = mesh is not None and not personal
-  num_classes = None
-  if federation.task == CLASSIFICATION:
-    num_classes = min(group.model.num_classes for group in federation.groups)
-  batches = pad_batches(
-      images,
-      labels,
-      batch_size,
-      mesh.devices.size if by_batch else 1,
-      num_classes,
+  batches = _test_batches(
+      federation, images, labels, preprocess, batch_size, mesh, by_batch
   )
-  one = jax.ShapeDtypeStruct(batches[0].shape[1:], batches[0].dtype)
-  for group in federation.groups:
-    check_inputs(group, preprocess, one)
-  if mesh is not None:
-    spec = jax.P('client') if by_batch else jax.P()
-    batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
   num = len(labels)
   # Results are replicated on a mesh, so every process has them.
   everywhere = None if mesh is None else placement.everywhere(mesh)
@@ -198,12 +182,13 @@ def make_evaluate(
     if calibrate is not None:
       server = calibrate(server, data)
     for group in evaluated:
-      run, rows = programs[group.name], rows_of[group.name]
-      table = state.clients[group.name]
-      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
-        results[group.name] = _streamed(run, server, table, rows, batches)
-      else:
-        results[group.name] = run(server, table, jnp.asarray(rows), batches)
+
+      def score(clients, rows, run=programs[group.name]):
+        return run(server, clients, rows, batches)
+
+      results[group.name] = run_rows(
+          score, state.clients[group.name], rows_of[group.name]
+      )
     own = {} if own_test is None else own_test(server, state.clients)
     return {
         group.name: Scores(
@@ -215,6 +200,35 @@ def make_evaluate(
     }
 
   return evaluate
+
+
+def _test_batches(
+    federation: Federation,
+    images,
+    labels,
+    preprocess,
+    batch_size: int,
+    mesh,
+    by_batch: bool,
+):
+  """The test set in checked batches, over a mesh if there is one."""
+  num_classes = None
+  if federation.task == CLASSIFICATION:
+    num_classes = min(group.model.num_classes for group in federation.groups)
+  batches = pad_batches(
+      images,
+      labels,
+      batch_size,
+      mesh.devices.size if by_batch else 1,
+      num_classes,
+  )
+  one = jax.ShapeDtypeStruct(batches[0].shape[1:], batches[0].dtype)
+  for group in federation.groups:
+    check_inputs(group, preprocess, one)
+  if mesh is None:
+    return batches
+  spec = jax.P('client') if by_batch else jax.P()
+  return placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
 
 
 def _evaluated_rows(
@@ -279,18 +293,6 @@ def _count_rows(count, at_once: int | None):
       return jax.lax.map(one, rows, batch_size=at_once)
 
   return count_rows
-
-
-def _streamed(run, server, table, rows, batches):
-  """Results of clients whose states are stored in host memory."""
-  size = min(_CHUNK, len(rows))
-  parts = []
-  for begin in range(0, len(rows), size):
-    # The last chunk is padded to avoid another compilation.
-    mine = np.resize(rows[begin : begin + size], size)
-    part = run(server, take(table, mine), jnp.arange(size), batches)
-    parts.append(jax.tree.map(lambda a: np.asarray(a), part))
-  return jax.tree.map(lambda *a: np.concatenate(a)[: len(rows)], *parts)
 
 
 def _by_batch(count_rows, mesh):
