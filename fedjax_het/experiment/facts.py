@@ -58,8 +58,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     `groups`: {name: model, clients, parameters, statistics (running ones of
     norms), client_bytes (what one client keeps between its visits)};
     `server_bytes`; `cohort_size`; `partition` [clients][classes] counts;
-    `group_of` [clients]; `test_examples`; `versions`; `metric`, the task's
-    main metric, if it is not accuracy.
+    `group_of` [clients]; `test_examples`; `versions`.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
@@ -96,5 +95,6 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       versions=versions(),
+      # None is accuracy, as in the facts of older runs.
       **({} if main == ACCURACY else dict(metric=main._asdict())),
   )
