@@ -108,6 +108,6 @@ CLASSIFICATION = Task(
     'classification',
     _cross_entropy,
     {ACCURACY.name: _hits},
-    ACCURACY.larger_is_better,
-    ACCURACY.percent,
+    larger_is_better=ACCURACY.larger_is_better,
+    percent=ACCURACY.percent,
 )
