@@ -22,11 +22,14 @@ class Task(NamedTuple):
       each example.
     metrics: {name: `(outputs, labels) -> [B]` float32}, reported as means over
       the test set. The first one is used to compare rounds and methods.
+    predicted: `outputs -> [B]` integers, the class that a model chooses, from
+      which confusion matrices are counted; None for a task without classes.
   """
 
   name: str
   losses: Callable[..., jax.Array]
   metrics: dict[str, Callable[..., jax.Array]]
+  predicted: Callable[..., jax.Array] | None = None
 
   def loss(self, outputs, labels, mask=None) -> jax.Array:
     """Mean loss of a batch.
@@ -57,11 +60,16 @@ def _cross_entropy(logits, labels):
   )
 
 
+def _largest(logits):
+  """The class of the largest of the [B, C] logits."""
+  return jnp.argmax(logits, axis=-1)
+
+
 def _hits(logits, labels):
   """1 where the largest of the [B, C] logits is the label's, else 0."""
-  return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+  return (_largest(logits) == labels).astype(jnp.float32)
 
 
 CLASSIFICATION = Task(
-    'classification', _cross_entropy, {'accuracy': _hits}
+    'classification', _cross_entropy, {'accuracy': _hits}, _largest
 )
