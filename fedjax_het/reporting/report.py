@@ -14,7 +14,8 @@ from fedjax_het.analysis import pictures
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.files import write_atomically
 from fedjax_het.options import keyword_options
-from fedjax_het.reporting import paper_targets, tables
+from fedjax_het.reporting import class_report, paper_targets, tables
+from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, summarise
 
@@ -151,16 +152,18 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   config, facts, rows = read_run(folder)
   with fitting(folder):
     # All of the text comes first: nothing is drawn if it cannot be made.
-    _sections(config, facts, rows, {})
-    text = '\n\n'.join(
-        _sections(config, facts, rows, _draw(folder, config, facts, rows))
-    )
+    confusion = read_confusion(folder)
+    _sections(config, facts, rows, confusion, {})
+    drawn = _draw(folder, config, facts, rows, confusion)
+    text = '\n\n'.join(_sections(config, facts, rows, confusion, drawn))
   path = folder / 'report.md'
   write_atomically(path, text + '\n')
   return path
 
 
-def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
+def _sections(
+    config, facts, rows, confusion, drawn: Mapping[str, str]
+) -> list[str]:
   """The paragraphs of a report; `drawn` are the paths of its pictures."""
   summary = summarise(rows, config['target_accuracy'])
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
@@ -187,11 +190,15 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
           else []
       ),
       *_personal(summary, facts),
+      *class_report.sections(confusion, drawn),
       *_server(rows),
       *_paper(config, facts, summary),
       '## Who holds what',
       *(
-          [f'![Clients and classes]({drawn["partition"]})']
+          [
+              f'![Clients and classes]({drawn["partition"]})',
+              f'![Clients by classes]({drawn["classes"]})',
+          ]
           if drawn
           else [NO_PICTURES]
       ),
@@ -344,13 +351,15 @@ def percent_of(row: Row | None) -> str:
   return '-' if row is None else tables.percent(row['accuracy'])
 
 
-def _draw(folder, config, facts, rows) -> dict[str, str]:
+def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
   summary = summarise(rows)
   counts = np.array(facts['partition'], np.int64)
   if counts.ndim != 2 or counts.min() < 0 or counts.sum() > _MOST_EXAMPLES:
     raise ValueError('partition holds no counts of examples')
-  by_round = _curves(rows, facts)
+  title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
+  looks = {**pictures.group_looks(facts['groups']), _MEAN: pictures.MEAN_LOOK}
+  by_round = {title: _curves(rows, facts)}
   # Labels and parts with these counts, whichever examples they were.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
@@ -370,27 +379,31 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
         by_round,
         folder / 'curves.png',
         'Test accuracy',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        looks=looks,
         percent=True,
     )
+    drawn = dict(
+        partition='partition.png',
+        curves='curves.png',
+        **class_report.draw(folder, confusion, summary.last, facts),
+    )
     if summary.virtual_time is None:
-      return dict(partition='partition.png', curves='curves.png')
+      return drawn
     pictures.draw_curves(
-        _curves(rows, facts, 'virtual_time'),
+        {title: _curves(rows, facts, 'virtual_time')},
         folder / 'times.png',
         'Test accuracy',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        looks=looks,
         xlabel=VIRTUAL_TIME,
         percent=True,
     )
   except ImportError:
     _log.info(NO_PICTURES)
     return {}
-  return dict(
-      partition='partition.png', curves='curves.png', times='times.png'
-  )
+  return dict(drawn, times='times.png')
 
 
+_MEAN = 'mean over groups'
 VIRTUAL_TIME = 'Virtual time (s)'
 # More than any data set has; a damaged count must not fill the memory.
 _MOST_EXAMPLES = 10**8
@@ -402,8 +415,9 @@ def _curves(
   """Accuracy by round: each group and, last, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row[over] for row in tests]
-  names = {name: f'accuracy/{name}' for name in facts['groups']}
-  names['mean over groups'] = 'accuracy'
+  groups = pictures.group_looks(facts['groups'])  # In natural order.
+  names = {name: f'accuracy/{name}' for name in groups}
+  names[_MEAN] = 'accuracy'
   return {
       label: (rounds, [or_nan(row[key]) for row in tests])
       for label, key in names.items()
