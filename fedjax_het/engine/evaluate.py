@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_het.data import arrays
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import placement
+from fedjax_het.engine import confusion, placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
@@ -35,6 +35,8 @@ class Scores(NamedTuple):
       further views.
     own: Results of the group's clients on their own test examples; None where
       there are none.
+    confusion: [E, C, C] float32 whole numbers, test examples by true class
+      (rows) and predicted class; None for a task without classes.
   """
 
   client_id: np.ndarray
@@ -42,6 +44,7 @@ class Scores(NamedTuple):
   loss: jax.Array
   views: dict[str, jax.Array] = {}
   own: OwnScores | None = None
+  confusion: jax.Array | None = None
 
   @property
   def accuracy(self) -> jax.Array:
@@ -143,7 +146,7 @@ def make_evaluate(
   program = functools.partial(jax.jit, out_shardings=everywhere)
 
   def score_rows(group: Group):
-    """`(server, clients, rows, batches) -> (metrics, loss, views)`."""
+    """`(server, clients, rows, batches) -> results`, as of `_make_count`."""
     count = _make_count(algorithm, federation.task, group, preprocess)
     counter = _count_rows(count, backend.at_once if personal else None)
     if mesh is not None:
@@ -151,8 +154,8 @@ def make_evaluate(
 
     @program
     def run(server, clients, rows, batches):
-      totals = counter(server, clients, rows, batches)
-      return jax.tree.map(lambda total: total / num, totals)
+      *totals, counts = counter(server, clients, rows, batches)
+      return *jax.tree.map(lambda total: total / num, totals), counts
 
     return run
 
@@ -190,14 +193,13 @@ def make_evaluate(
           score, state.clients[group.name], rows_of[group.name]
       )
     own = {} if own_test is None else own_test(server, state.clients)
-    return {
-        group.name: Scores(
-            group.client_ids[rows_of[group.name]],
-            *results.get(group.name, results[first.name]),
-            own.get(group.name),
-        )
-        for group in federation.groups
-    }
+
+    def scores(group: Group) -> Scores:
+      *means, counts = results.get(group.name, results[first.name])
+      ids = group.client_ids[rows_of[group.name]]
+      return Scores(ids, *means, own.get(group.name), counts)
+
+    return {group.name: scores(group) for group in federation.groups}
 
   return evaluate
 
@@ -244,8 +246,12 @@ def _evaluated_rows(
 def _make_count(
     algorithm: FederatedAlgorithm, task: Task, group: Group, preprocess
 ):
-  """Builds `(server, client, batches) -> sums of metrics, losses, views`."""
+  """Builds `(server, client, batches) -> results of a model`.
+
+  They are sums of metrics, losses and views, and the confusion matrix or None.
+  """
   main_metric = task.metrics[task.main.name]
+  num_classes = group.model.num_classes
 
   def count(server, client, batches):
     variables = algorithm.client_model(server, client, group)
@@ -265,6 +271,9 @@ def _make_count(
               name: total(main_metric, predict(group, variables, x))
               for name, predict in algorithm.views.items()
           },
+          None
+          if task.predicted is None
+          else confusion.count(task.predicted(outputs), y, mask, num_classes),
       )
       return jax.tree.map(jnp.add, totals, found), None
 
@@ -273,6 +282,9 @@ def _make_count(
         dict.fromkeys(task.metrics, zero),
         zero,
         dict.fromkeys(algorithm.views, zero),
+        None
+        if task.predicted is None
+        else jnp.zeros((num_classes, num_classes)),
     )
     return jax.lax.scan(step, start, batches)[0]
 

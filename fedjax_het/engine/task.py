@@ -53,6 +53,8 @@ class Task(NamedTuple):
       each example.
     metrics: {name: `(outputs, labels) -> [B]` float32}, reported as means over
       the test set. The first one is used to compare rounds and methods.
+    predicted: `outputs -> [B]` integers, the class that a model chooses, from
+      which confusion matrices are counted; None for a task without classes.
     larger_is_better: Whether that one is better when it is larger.
     percent: Whether that one is a share, shown in percent.
   """
@@ -60,6 +62,7 @@ class Task(NamedTuple):
   name: str
   losses: Callable[..., jax.Array]
   metrics: dict[str, Callable[..., jax.Array]]
+  predicted: Callable[..., jax.Array] | None = None
   larger_is_better: bool = True
   percent: bool = False
 
@@ -99,15 +102,21 @@ def _cross_entropy(logits, labels):
   )
 
 
+def _largest(logits):
+  """The class of the largest of the [B, C] logits."""
+  return jnp.argmax(logits, axis=-1)
+
+
 def _hits(logits, labels):
   """1 where the largest of the [B, C] logits is the label's, else 0."""
-  return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+  return (_largest(logits) == labels).astype(jnp.float32)
 
 
 CLASSIFICATION = Task(
     'classification',
     _cross_entropy,
     {ACCURACY.name: _hits},
-    larger_is_better=ACCURACY.larger_is_better,
-    percent=ACCURACY.percent,
+    _largest,
+    ACCURACY.larger_is_better,
+    ACCURACY.percent,
 )

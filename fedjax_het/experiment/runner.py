@@ -34,6 +34,7 @@ from fedjax_het.experiment.workdir import lock, settle_config, store_config
 from fedjax_het.files import check_local, read_json, write_atomically
 from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
+from fedjax_het.reporting.confusion_file import write_confusion
 from fedjax_het.reporting.report import write_report
 
 _log = logging.getLogger(__name__)
@@ -279,7 +280,7 @@ class _Writer:
 
   def __init__(self, folder, rows, observe, tensorboard):
     self.rows = rows
-    self._observe = observe
+    self._folder, self._observe = folder, observe
     self._file = metrics.MetricsFile(
         folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
     )
@@ -296,6 +297,16 @@ class _Writer:
       self._board.write(row)
     self._observe(row)
 
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes the confusion matrices of an evaluation, if it has any."""
+    if any(score.confusion is not None for score in scores.values()):
+      write_confusion(
+          self._folder,
+          round_num,
+          {name: score.client_id for name, score in scores.items()},
+          {name: score.confusion for name, score in scores.items()},
+      )
+
   def _close(self) -> None:
     self._file.close()
     if self._board is not None:
@@ -310,6 +321,9 @@ class _Reader:
 
   def __call__(self, row: metrics.Row) -> None:
     self.rows.append(row)
+
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes nothing."""
 
   def mark(self):
     """No lines; there is no file."""
@@ -375,6 +389,8 @@ def _train(
               when, split,
           )
       )  # fmt: skip
+      if split == 'test':
+        write.keep_confusion(round_num, score)
 
   done = int(state.round_num)
   if not write.rows:

@@ -11,6 +11,7 @@ from fedjax_het.analysis import pictures
 from fedjax_het.engine.task import Metric
 from fedjax_het.files import write_atomically
 from fedjax_het.reporting import report, tables
+from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
@@ -158,6 +159,19 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
   ]
 
 
+def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
+  """Curves in a panel for each data set and split."""
+  split_of = {}
+  for run in runs:
+    config = _without_seeds(run.config)
+    split = report.named(config['partition']).strip()
+    split_of[run.folder] = f'{config["dataset"]}, {split}'
+  panels: dict[str, dict[str, Any]] = {}
+  for (folder, label), curve in curves.items():
+    panels.setdefault(split_of[folder], {})[label] = curve
+  return panels
+
+
 def _tests(run: _Run) -> tuple[list[int], list[float]]:
   """Rounds and mean metrics of a run's evaluations."""
   with report.fitting(run.folder):
@@ -167,21 +181,26 @@ def _tests(run: _Run) -> tuple[list[int], list[float]]:
     return [row['round'] for row in tests], values
 
 
-def _by_round(runs: Sequence[_Run]) -> dict[str, tuple[list[int], Any]]:
-  """A curve for each run, or one with a band for repetitions."""
-  curves = {str(run.folder): _tests(run) for run in runs}
+def _by_round(
+    runs: Sequence[_Run],
+) -> dict[tuple[pathlib.Path, str], tuple[list[int], Any]]:
+  """{(folder, label): curve} of each run, or one curve of repetitions."""
+  curves = {(run.folder, str(run.folder)): _tests(run) for run in runs}
   for same in _repetitions(runs):
     found = [_tests(run) for run in same]
     rounds = found[0][0]
     if all(other == rounds for other, _ in found):
       for run in same:
-        curves.pop(str(run.folder), None)
+        curves.pop((run.folder, str(run.folder)), None)
       label = f'{same[0].folder} and {len(same) - 1} more seeds'
-      curves[label] = rounds, np.array([values for _, values in found])
+      values = np.array([values for _, values in found])
+      curves[same[0].folder, label] = rounds, values
   return curves
 
 
-def _by_time(runs: Sequence[_Run]) -> dict[str, tuple[list[float], Any]]:
+def _by_time(
+    runs: Sequence[_Run],
+) -> dict[tuple[pathlib.Path, str], tuple[list[float], Any]]:
   """The curves over virtual time, of the runs that have it."""
   curves = {}
   for run in runs:
@@ -189,8 +208,19 @@ def _by_time(runs: Sequence[_Run]) -> dict[str, tuple[list[float], Any]]:
       tests = [row for row in run.rows if row['split'] == 'test']
       if all('virtual_time' in row for row in tests):
         times = [float(row['virtual_time']) for row in tests]
-        curves[str(run.folder)] = times, _tests(run)[1]
+        curves[run.folder, str(run.folder)] = times, _tests(run)[1]
   return curves
+
+
+def _by_bytes(runs: Sequence[_Run], curves) -> dict[Any, Any]:
+  """Bytes sent and last accuracy, for each curve the same runs."""
+  sent = {
+      run.folder: run.summary.bytes_up + run.summary.bytes_down for run in runs
+  }
+  return {
+      (folder, label): ([sent[folder]], np.atleast_2d(values)[:, -1])
+      for (folder, label), (_, values) in curves.items()
+  }
 
 
 def _one_metric(runs: Sequence[_Run]) -> Metric:
@@ -214,7 +244,9 @@ def write_comparison(
   """Writes comparison.md and, with matplotlib, its pictures.
 
   comparison.png is over rounds, and times.png over virtual time, of the runs
-  that have it. Runs that differ in their seeds alone are one curve with a band.
+  that have it; bytes.png is accuracy against bytes sent. Each data set and
+  split has a panel. Runs that differ in their seeds alone are one curve with a
+  band.
 
   Args:
     folders: The workdirs.
@@ -234,22 +266,36 @@ def write_comparison(
   metric = _one_metric(runs)
   table = _table(runs)
   by_round, by_time = _by_round(runs), _by_time(runs)
+  by_bytes = _by_bytes(runs, by_round)
+  method_of = {run.folder: run.config['algorithm']['name'] for run in runs}
+  looks = method_looks({label: method_of[f] for f, label in by_round})
+  for folder, label in by_time:
+    looks.setdefault(label, method_looks({label: method_of[folder]})[label])
   out.mkdir(parents=True, exist_ok=True)
   label = f'Mean test {metric.name}'
   picture = f'![{label} by round](comparison.png)'
   if by_time:
     picture += f'\n\n![{label} by virtual time](times.png)'
+  picture += f'\n\n![{label} against bytes sent](bytes.png)'
   try:
     for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
       path = out / f'comparison.{ending}'
-      pictures.draw_curves(by_round, path, label, percent=metric.percent)
+      shared = dict(looks=looks, percent=metric.percent)
+      pictures.draw_curves(_panels(by_round, runs), path, label, **shared)
+      pictures.draw_trade_off(
+          _panels(by_bytes, runs),
+          out / f'bytes.{ending}',
+          'Sent by and to all clients in all rounds',
+          f'{label}, last round',
+          **shared,
+      )
       if by_time:
         pictures.draw_curves(
-            by_time,
+            _panels(by_time, runs),
             out / f'times.{ending}',
             label,
             xlabel=report.VIRTUAL_TIME,
-            percent=metric.percent,
+            **shared,
         )
   except ImportError:
     picture = report.NO_PICTURES

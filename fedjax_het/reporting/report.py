@@ -16,7 +16,8 @@ from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.files import write_atomically
 from fedjax_het.options import keyword_options
-from fedjax_het.reporting import paper_targets, tables
+from fedjax_het.reporting import class_report, paper_targets, tables
+from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
@@ -154,16 +155,18 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   config, facts, rows = read_run(folder)
   with fitting(folder):
     # All of the text comes first: nothing is drawn if it cannot be made.
-    _sections(config, facts, rows, {})
-    text = '\n\n'.join(
-        _sections(config, facts, rows, _draw(folder, config, facts, rows))
-    )
+    confusion = read_confusion(folder)
+    _sections(config, facts, rows, confusion, {})
+    drawn = _draw(folder, config, facts, rows, confusion)
+    text = '\n\n'.join(_sections(config, facts, rows, confusion, drawn))
   path = folder / 'report.md'
   write_atomically(path, text + '\n')
   return path
 
 
-def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
+def _sections(
+    config, facts, rows, confusion, drawn: Mapping[str, str]
+) -> list[str]:
   """The paragraphs of a report; `drawn` are the paths of its pictures."""
   summary = summarise(rows, config['target_accuracy'], main_metric(facts))
   metric = summary.metric.name.capitalize()
@@ -191,11 +194,15 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
           else []
       ),
       *_personal(summary, facts),
+      *class_report.sections(confusion, drawn),
       *_server(rows),
       *_paper(config, facts, summary),
       '## Who holds what',
       *(
-          [f'![Clients and classes]({drawn["partition"]})']
+          [
+              f'![Clients and classes]({drawn["partition"]})',
+              f'![Clients by classes]({drawn["classes"]})',
+          ]
           if drawn
           else [NO_PICTURES]
       ),
@@ -360,14 +367,16 @@ def mean_of(summary: Summary, row: Row | None) -> str:
   return tables.amount(row[summary.metric.name], summary.metric)
 
 
-def _draw(folder, config, facts, rows) -> dict[str, str]:
+def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
   metric = main_metric(facts)
   summary = summarise(rows, None, metric)
   counts = np.array(facts['partition'], np.int64)
   if counts.ndim != 2 or counts.min() < 0 or counts.sum() > _MOST_EXAMPLES:
     raise ValueError('partition holds no counts of examples')
-  by_round = _curves(rows, facts)
+  title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
+  looks = {**pictures.group_looks(facts['groups']), _MEAN: pictures.MEAN_LOOK}
+  by_round = {title: _curves(rows, facts)}
   # Labels and parts with these counts, whichever examples they were.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
@@ -387,27 +396,31 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
         by_round,
         folder / 'curves.png',
         f'Test {metric.name}',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        looks=looks,
         percent=metric.percent,
     )
+    drawn = dict(
+        partition='partition.png',
+        curves='curves.png',
+        **class_report.draw(folder, confusion, summary.last, facts),
+    )
     if summary.virtual_time is None:
-      return dict(partition='partition.png', curves='curves.png')
+      return drawn
     pictures.draw_curves(
-        _curves(rows, facts, 'virtual_time'),
+        {title: _curves(rows, facts, 'virtual_time')},
         folder / 'times.png',
         f'Test {metric.name}',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        looks=looks,
         xlabel=VIRTUAL_TIME,
         percent=metric.percent,
     )
   except ImportError:
     _log.info(NO_PICTURES)
     return {}
-  return dict(
-      partition='partition.png', curves='curves.png', times='times.png'
-  )
+  return dict(drawn, times='times.png')
 
 
+_MEAN = 'mean over groups'
 VIRTUAL_TIME = 'Virtual time (s)'
 # More than any data set has; a damaged count must not fill the memory.
 _MOST_EXAMPLES = 10**8
@@ -419,9 +432,10 @@ def _curves(
   """The metric by round: each group and, last, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row[over] for row in tests]
+  groups = pictures.group_looks(facts['groups'])  # In natural order.
   main = main_metric(facts).name
-  names = {name: f'{main}/{name}' for name in facts['groups']}
-  names['mean over groups'] = main
+  names = {name: f'{main}/{name}' for name in groups}
+  names[_MEAN] = main
   return {
       label: (rounds, [or_nan(row[key]) for row in tests])
       for label, key in names.items()

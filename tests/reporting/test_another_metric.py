@@ -107,12 +107,14 @@ def write_run(folder, found, **facts):
 def test_the_report_has_the_tasks_metric(found, tmp_path, monkeypatch):
   drawn = []
 
-  def draw_curves(series, path, label, *args, percent, **options):
+  def draw(series, path, label, *args, percent, **options):
     del series, path, args, options
     drawn.append((label, percent))
 
-  monkeypatch.setattr(pictures, 'draw_curves', draw_curves)
-  monkeypatch.setattr(pictures, 'draw_partition', lambda *a, **k: None)
+  for name in ('draw_curves', 'draw_strips'):
+    monkeypatch.setattr(pictures, name, draw)
+  for name in ('draw_partition', 'draw_heat_maps', 'draw_trade_off'):
+    monkeypatch.setattr(pictures, name, lambda *a, **k: None)
   folder = write_run(tmp_path / 'w', found)
   text = report.write_report(folder).read_text()
   assert 'ccuracy' not in text and '## Mse' in text
@@ -127,7 +129,8 @@ def test_the_report_has_the_tasks_metric(found, tmp_path, monkeypatch):
   run = experiment.load_run(folder)
   assert run.summary.best['round'] == 0 and '5.167' in repr(run)
   assert '5.167' in comparison.write_comparison([folder], tmp_path / 'out')
-  assert drawn == [('Test mse', False), ('Mean test mse', False)]
+  labels = 'Test mse', 'Mse', 'Mean test mse'
+  assert drawn == [(label, False) for label in labels]
 
 
 def test_runs_of_different_metrics_are_not_compared(found, tmp_path):
