@@ -42,6 +42,7 @@ from fedjax_het.aggregation.class_means import (
   init_class_client,
 )
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.distill import soft_cross_entropy
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -86,8 +87,8 @@ def divergence(logits, target, regulariser: str):
   Returns:
     [B] float32 in nats.
   """
-  # -sum_c q_c log p_c, and for 'kl' sum_c q_c log q_c on top.
-  loss = -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)
+  # H(q, p), and for 'kl' minus H(q).
+  loss = soft_cross_entropy(logits, target)
   if regulariser == 'kl':
     loss -= jnp.sum(jax.scipy.special.entr(target), axis=1)
   return loss
