@@ -38,12 +38,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_step,
+  takes_server_options,
+)
 from fedjax_het.aggregation.slicing import (
   extract,
   make_level,
-  mean_change,
+  mean_over_holders,
 )
 from fedjax_het.algorithms.heterofl_widths import (
   Plan,
@@ -66,15 +72,23 @@ from fedjax_het.options import (
 
 
 class Server(NamedTuple):
-  """The full-width parameters; statistics by rate, for evaluation only."""
+  """The server's state.
+
+  Attributes:
+    params: The full-width parameters.
+    stats: Statistics by rate, for evaluation only.
+    opt_state: {block: the server optimiser's state}; no array by default.
+  """
 
   params: dict[str, Any]
   stats: dict[str, Any]
+  opt_state: dict[str, Any]
 
 
 @requires(
     one_model=True, group_options=dict(rate=None), task='classification'
 )
+@takes_server_options()
 def heterofl(
     federation: Federation,
     *,
@@ -86,6 +100,7 @@ def heterofl(
     left_out: tuple | str = (),
     calibrate_batches: int | None = None,
     views: bool = False,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """HeteroFL with fixed or dynamic widths.
 
@@ -109,6 +124,8 @@ def heterofl(
     calibrate_batches: Most batches of static batch norm's pass; None for all
       training data.
     views: Whether every narrower width is evaluated too.
+    tx: The server's step along the mean over holders; its options are those of
+      `fedavg`.
 
   Returns:
     The algorithm.
@@ -158,7 +175,8 @@ def heterofl(
         name: _zeros(level.model.abstract_variables.stats)
         for name, level in evaluated.items()
     }
-    return Server(variables.params, stats)
+    opt_state = init_server_step(tx, variables.params)
+    return Server(variables.params, stats, opt_state)
 
   def server_update(server, received, turn):
     del turn
@@ -167,9 +185,13 @@ def heterofl(
       total, count = widths.add(
           total, count, group, received[group.name].summed
       )
-    # theta_j <- theta_j + sum_{k in H_j} (theta_kj - theta_j) / |H_j|
-    params = mean_change(server.params, total, count)
-    return server._replace(params=params), {}
+    # D_j = sum_{k in H_j} (theta_kj - theta_j) / |H_j|
+    mean, held = mean_over_holders(total, count)
+    # theta_j <- theta_j + D_j, or another step of the server.
+    params, opt_state = server_step(
+        tx, server.params, server.opt_state, mean, held
+    )
+    return server._replace(params=params, opt_state=opt_state), {}
 
   def calibrate(server, data):
     stats = {
