@@ -11,8 +11,9 @@ import pytest
 
 from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedavg, fedepth
+from fedjax_het.algorithms.fedepth import mutual
 from fedjax_het.depthwise import adapt, share_out
-from fedjax_het.engine import mutual, rounds
+from fedjax_het.engine import rounds
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.task import CLASSIFICATION

@@ -52,6 +52,7 @@ from fedjax_het.aggregation.slicing import (
   mean_over_holders,
   scatter_add,
 )
+from fedjax_het.algorithms.scalefl.exits import exits
 from fedjax_het.algorithms.scalefl.levels import make_levels, scaler
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine.distill import distillation
@@ -145,6 +146,7 @@ def add(tree, index, part):
 @requires(
     one_model=True,
     group_options=dict(rate='1', exit='1'),
+    heads=exits,
     task='classification',
 )
 @takes_server_options()
@@ -161,10 +163,11 @@ def scalefl(
   """ScaleFL with one level for each group.
 
   Args:
-    federation: Groups, all of one model, and local training. A group's options
-      are `rate`, its share of the channels, such as '0.7', and `exit`, the
-      share of the trunk's numbered blocks in front of its last exit, such as
-      '1/3'. Both are '1' by default; `exit='1'` ends in the trunk's own head.
+    federation: Groups, all of one model with the early exits of all levels
+      (`engine.needs.with_heads`), and local training. A group's options are
+      `rate`, its share of the channels, such as '0.7', and `exit`, the share
+      of the trunk's numbered blocks in front of its last exit, such as '1/3'.
+      Both are '1' by default; `exit='1'` ends in the trunk's own head.
     gamma: Strength of self-distillation; 0 for none.
     temperature: T.
     distil_after: The share of all rounds in which nothing is distilled. Where

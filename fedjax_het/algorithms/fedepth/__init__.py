@@ -60,6 +60,7 @@ from fedjax_het.aggregation.server import (
   takes_server_options,
   with_state,
 )
+from fedjax_het.algorithms.fedepth.mutual import train_together
 from fedjax_het.depthwise.schedules import (
   Schedule,
   make_schedules,
@@ -72,7 +73,6 @@ from fedjax_het.depthwise.stages import (
   own_heads,
 )
 from fedjax_het.depthwise.training import share_out, take, train_stages
-from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
