@@ -140,7 +140,14 @@ def heterofl(
     at_least(1, calibrate_batches=calibrate_batches)
   full = groups[0].model
   given = {group.name: group.options for group in groups}
-  rates = level_rates(given, levels, odds)
+  # The one place that knows of both variants.
+  if odds:
+    rates = drawn_rates(given, levels, odds)
+    make_widths = functools.partial(drawn_widths, odds=odds)
+  else:
+    rates = fixed_rates(given, levels)
+    level_of = {name: i for i, name in enumerate(rates)}
+    make_widths = functools.partial(fixed_widths, level_of=level_of)
   if isinstance(left_out, str):
     left_out = (left_out,) if left_out else ()
   for name in left_out:
@@ -150,23 +157,20 @@ def heterofl(
           f'{tuple(name.split())}, got {name!r}.'
       )
     check_name('left_out', name, rates)
-  plan = Plan(
-      levels=[make_level(full, rate) for rate in rates.values()],
+  trained = [make_level(full, rate) for rate in rates.values()]
+  widths = make_widths(Plan(
+      levels=trained,
       left_out=[name in left_out for name in rates],
       head=full.block_names[-1],
       local=local,
       scaler=scaler,
       mask=mask,
       weights=weights,
-  )
-  if odds:
-    widths = drawn_widths(plan, odds)
-  else:
-    widths = fixed_widths(plan, {name: i for i, name in enumerate(rates)})
+  ))  # fmt: skip
   full_rate = _name(1.0)
   evaluated = {full_rate: make_level(full, Fraction(1))}
   if views:
-    evaluated.update((_name(level.rate), level) for level in plan.levels)
+    evaluated.update((_name(level.rate), level) for level in trained)
 
   def init(key):
     variables = full.init(key)
@@ -224,29 +228,45 @@ def heterofl(
   )
 
 
-def level_rates(
-    groups: Mapping[str, Mapping[str, Any]], levels: tuple, odds: tuple
+def fixed_rates(
+    groups: Mapping[str, Mapping[str, Any]], levels: tuple
 ) -> dict[str, Fraction]:
-  """The widths that clients train, by the names that `left_out` knows.
+  """The widths of groups, by the names that `left_out` knows.
 
   Args:
     groups: {group name: the group's options}.
-    levels: As for `heterofl`.
-    odds: As for `heterofl`.
+    levels: As for `heterofl`, which must be empty.
 
   Returns:
-    {group name, or share as in `levels`: rate}.
+    {group name: rate}.
+
+  Raises:
+    ValueError: If a rate is out of range, or there are levels.
+  """
+  if levels:
+    raise ValueError(
+        f'levels={tuple(levels)} are drawn with odds; give one number of '
+        'odds for each, or a rate to each group for fixed widths.'
+    )
+  return group_shares('rate', groups)
+
+
+def drawn_rates(
+    groups: Mapping[str, Mapping[str, Any]], levels: tuple, odds: tuple
+) -> dict[str, Fraction]:
+  """The widths that clients draw from, by the names that `left_out` knows.
+
+  Args:
+    groups: {group name: the group's options}, among them no rate.
+    levels: As for `heterofl`.
+    odds: As for `heterofl`, at least one.
+
+  Returns:
+    {share as in `levels`: rate}.
 
   Raises:
     ValueError: If a rate or the odds are out of range, or do not fit together.
   """
-  if not odds:
-    if levels:
-      raise ValueError(
-          f'levels={tuple(levels)} are drawn with odds; give one number of '
-          'odds for each, or a rate to each group for fixed widths.'
-      )
-    return group_shares('rate', groups)
   not_negative(**{f'odds[{i}]': odd for i, odd in enumerate(odds)})
   if sum(odds) <= 0:
     raise ValueError(
