@@ -14,10 +14,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.aggregation.server import (
+  Optimized,
   init_server_step,
-  make_server_optimizer,
   server_step,
+  server_variables,
+  state_of,
+  takes_server_options,
   weighted_mean,
+  with_state,
 )
 from fedjax_het.aggregation.sharing import (
   SHARINGS,
@@ -68,18 +72,6 @@ def end_of(before: Variables, delta: Delta) -> Variables:
   )
 
 
-class Optimized(NamedTuple):
-  """A server's tree with the state of its optimiser, where that has any.
-
-  Attributes:
-    variables: `Variables` keyed by shared key.
-    opt_state: {key: state}, see `init_server_step`.
-  """
-
-  variables: Variables
-  opt_state: dict[str, Any]
-
-
 class WeightExchange(NamedTuple):
   """How the parameters of a federation travel and are averaged.
 
@@ -125,7 +117,7 @@ class WeightExchange(NamedTuple):
       params.update(sent.params)
       stats.update(sent.stats)
     opt_state = init_server_step(self.tx, params)
-    return _server(Variables(params, stats), opt_state)
+    return with_state(Variables(params, stats), opt_state)
 
   def init_client(self, group: Group, key) -> Variables:
     """The initial client state: the blocks that are not shared."""
@@ -209,10 +201,7 @@ class WeightExchange(NamedTuple):
     """
     sums = [deltas[group.name] for group in self.federation.groups]
     params, stats = server_variables(server)
-    if isinstance(server, Optimized):
-      opt_state = server.opt_state
-    else:
-      opt_state = init_server_step(self.tx, params)  # It holds no array.
+    opt_state = state_of(self.tx, server, params)
     # D <- sum_k p_k (y_k - x) / sum_k p_k, x <- x + tx(-D).
     mean, sent = weighted_mean((d.change, d.weight) for d in sums)
     mean = revise(mean, sent)
@@ -227,7 +216,7 @@ class WeightExchange(NamedTuple):
         )
         for key in mean
     }
-    return _server(Variables(params, {**stats, **new}), opt_state)
+    return with_state(Variables(params, {**stats, **new}), opt_state)
 
   def collect(
       self,
@@ -251,26 +240,13 @@ class WeightExchange(NamedTuple):
     return self.average(server, deltas, revise)
 
 
-def server_variables(server: Variables | Optimized) -> Variables:
-  """The server's tree, with an optimiser's state beside it or without."""
-  return server.variables if isinstance(server, Optimized) else server
-
-
-def _server(variables: Variables, opt_state) -> Variables | Optimized:
-  """The server; `variables` alone if the optimiser has no state."""
-  if not jax.tree.leaves(opt_state):
-    return variables
-  return Optimized(variables, opt_state)
-
-
+@takes_server_options()
 def make_exchange(
     federation: Federation,
     aggregation: str,
     weights: str = 'uniform',
-    server_lr: float = 1.0,
-    server_optimizer: str = 'sgd',
-    server_momentum: float | None = None,
-    server_eps: float = 1e-3,
+    *,
+    tx: optax.GradientTransformation,
 ) -> WeightExchange:
   """The exchange that an algorithm's options describe.
 
@@ -278,10 +254,8 @@ def make_exchange(
     federation: The federation.
     aggregation: A name of `SHARINGS`.
     weights: The averaging coefficients: 'uniform' or 'data'.
-    server_lr: The server's learning rate; 1 for plain averaging.
-    server_optimizer: 'sgd', 'adam', 'yogi' or 'adagrad', see `server.py`.
-    server_momentum: Its momentum; None for the method's own.
-    server_eps: tau of the adaptive ones.
+    tx: The server's optimiser, or the options that make it, such as
+      `server_lr`: see `takes_server_options`. By default plain averaging.
 
   Returns:
     The exchange.
@@ -292,9 +266,6 @@ def make_exchange(
   """
   one_of('aggregation', aggregation, tuple(SHARINGS))
   one_of('weights', weights, ('uniform', 'data'))
-  tx = make_server_optimizer(
-      server_optimizer, server_lr, server_momentum, server_eps
-  )
   check_shared_shapes(federation, SHARINGS[aggregation])
   sharing = Sharing(SHARINGS[aggregation], federation.local_stats)
   return WeightExchange(federation, sharing, weights, tx)

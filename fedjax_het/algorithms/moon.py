@@ -26,8 +26,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.engine.local import fit, model_loss
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.task import Task, masked_mean
@@ -127,6 +129,7 @@ def moon_loss(
 
 
 @requires()
+@takes_server_options()
 def moon(
     federation: Federation,
     *,
@@ -134,6 +137,7 @@ def moon(
     temperature: float = 0.5,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """MOON over clients of one or several architectures.
 
@@ -145,6 +149,7 @@ def moon(
     temperature: T, 0.5 in the paper.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; 'data' in the paper.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm. The server is FedAvg's; clients are `Client`s.
@@ -155,7 +160,7 @@ def moon(
   """
   not_negative(contrast_weight=contrast_weight)
   positive(temperature=temperature)
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   local = federation.local
 
   def init_client(group, client_id, key):

@@ -17,6 +17,7 @@ from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
+from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -139,8 +140,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       make('server_model', model_spec(config, config.server_model)),
   )
   options = config.algorithm.to_dict()
+  make_algorithm = ALGORITHMS[options.pop('name')]
   with examples.naming('algorithm'):
-    algorithm = ALGORITHMS[options.pop('name')](federation, **options)
+    federation = with_heads(make_algorithm, federation)
+    algorithm = make_algorithm(federation, **options)
   preprocess = examples.preprocess(config, dataset)
   data = federate(
       dataset.train_images,

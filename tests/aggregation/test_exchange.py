@@ -15,6 +15,7 @@ from fedjax_het.aggregation.server import (
     init_server_step,
     make_server_optimizer,
     server_step,
+    server_variables,
     weighted_mean,
 )
 from fedjax_het.aggregation.sharing import Sharing, ends_only
@@ -122,7 +123,7 @@ def test_the_server_steps_on_parameters_but_not_on_statistics(options, want):
     opt_state = init_server_step(exchange.tx, before.params)
     server = ex.Optimized(before, opt_state)
   delta = send(exchange, group, before, after)
-  new = ex.server_variables(exchange.average(server, {'g': delta}))
+  new = server_variables(exchange.average(server, {'g': delta}))
   np.testing.assert_allclose(new.params['a']['w'], [want], rtol=1e-4)
   np.testing.assert_allclose(new.stats['a']['mean'], [3.0], rtol=1e-6)
   np.testing.assert_allclose(new.stats['a']['var'], [2.0], rtol=1e-6)
@@ -283,6 +284,38 @@ def steps(name, changes, x=0.0, sent=True, **options):
     )
     seen.append(float(params['k']))
   return seen, state['k']
+
+
+@pytest.mark.parametrize(
+    'sent,rows',
+    [
+        ([[1, 0], [1, 0]], [[1, 0], [1, 0]]),  # Single entries.
+        ([0, 1], [[0, 0], [1, 1]]),  # Rows.
+        (1, [[1, 1], [1, 1]]),
+    ],
+)
+@pytest.mark.parametrize('name', ['momentum', 'adam', 'counted'])
+def test_entries_that_nobody_sent_keep_values_and_moments(name, sent, rows):
+  """The others move as if all had been sent."""
+  tx = dict(
+      momentum=make_server_optimizer(momentum=0.9),
+      adam=make_server_optimizer('adam', 0.1),
+      counted=optax.adam(0.1),  # With a step count.
+  )[name]
+  x = dict(k=dict(w=jnp.array([[1.0, 2], [3, 4]])))
+  mean = dict(k=dict(w=jnp.array([[0.5, 1], [2, 3]])))
+  whole = dict(k=jnp.bool_(True))
+  before = server_step(tx, x, init_server_step(tx, x), mean, whole)
+  want = server_step(tx, *before, mean, whole)
+  sent = dict(k=dict(w=jnp.array(sent, bool)))
+  got = server_step(tx, *before, mean, sent)
+  for old, new, mine in zip(*map(jax.tree.leaves, (before, want, got))):
+    moved = jnp.array(rows, bool) if old.shape else True
+    np.testing.assert_array_equal(mine, jnp.where(moved, new, old))
+    assert np.any(new != old)
+  none = dict(k=dict(w=jnp.zeros((2, 2), bool)))
+  after = server_step(tx, *before, mean, none)
+  jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """ScaleFL: levels, the loss of all exits, the mean, one round in PyTorch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from fedjax_het.algorithms.scalefl import Sent, exits_loss
 from fedjax_het.algorithms.scalefl.levels import make_levels, scaler
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
+from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.engine.traffic import full_bytes, num_bytes
 from fedjax_het.engine.types import Federation, Group, Received, Visit
@@ -39,7 +42,8 @@ def federation_of(model, rate, exit, per_group=1, **fields):
       for i in range(len(rate))
   )
   federation = Federation(groups, fields.pop('local', SGD), **fields)
-  return with_group_options(federation, rate=rate, exit=exit)
+  federation = with_group_options(federation, rate=rate, exit=exit)
+  return with_heads(scalefl, federation)
 
 
 def assert_trees(got, want, **kwargs):
@@ -526,3 +530,32 @@ def test_wrong_levels_are_refused():
       scalefl(federation_of(dense_net(), **options))
   with pytest.raises(ValueError, match='weights'):
     scalefl(federation_of(dense_net(), ('1',), ('1',)), weights='size')
+
+
+def test_a_model_without_the_exits_is_refused():
+  """Exits behind blocks 1 and 2 of four, which the builder attaches."""
+  federation = with_group_options(
+      federation_of(dense_net(), ('1',) * 3, ('1',) * 3),
+      rate=('1',) * 3, exit=('1/4', '1/2', '1'),
+  )  # fmt: skip
+  with pytest.raises(ValueError) as error:
+    scalefl(federation)
+  assert str(error.value) == (
+      "groups.g0: scalefl needs the heads exit1, exit2, which 'mlp5' lacks; "
+      'attach them by engine.needs.with_heads(scalefl, federation).'
+  )
+  for _ in range(2):  # Heads that are there stay.
+    federation = with_heads(scalefl, federation)
+    heads = [
+        [(head.name, head.after) for head in group.model.heads]
+        for group in federation.groups
+    ]
+    assert heads == [[('exit1', 'layer1'), ('exit2', 'layer2')]] * 3
+  scalefl(federation)
+  stem, layer, *_, last = dense_net().blocks
+  middle = layer._replace(name='middle')
+  unnumbered = dataclasses.replace(
+      dense_net(), blocks=(stem, middle, last), cut=(1, 2)
+  )
+  with pytest.raises(ValueError, match=r'groups\.g0: .* has no numbered block'):
+    federation_of(unnumbered, ('1',), ('1',))

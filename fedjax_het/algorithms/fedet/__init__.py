@@ -43,6 +43,7 @@ References:
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.averaging import (
   model_training,
@@ -50,6 +51,12 @@ from fedjax_het.aggregation.averaging import (
   trained_clients,
 )
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import (
+  server_variables,
+  state_of,
+  takes_server_options,
+  with_state,
+)
 from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
 from fedjax_het.algorithms.fedet.ensemble import clients_consensus
 from fedjax_het.algorithms.fedet.server import (
@@ -72,6 +79,7 @@ from fedjax_het.options import at_least, not_negative, one_of
     keep_optimizer=False,
     task='classification',
 )
+@takes_server_options()
 def fedet(
     federation: Federation,
     *,
@@ -81,6 +89,7 @@ def fedet(
     distill_lr: float | None = None,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """Fed-ET.
 
@@ -98,6 +107,7 @@ def fedet(
     aggregation: 'layerwise' or 'architecture', as for `fedavg`; the classifier
       is averaged over all architectures.
     weights: As for `fedavg`.
+    tx: The server's step with the small models, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`; what is evaluated is the pair
@@ -117,7 +127,7 @@ def fedet(
   one_of('aggregation', aggregation, ('layerwise', 'architecture'))
   check_federation(federation)
   exchange = with_common_classifier(
-      make_exchange(federation, aggregation, weights)
+      make_exchange(federation, aggregation, weights, tx=tx)
   )
   large = federation.server_model
   training = server_training(
@@ -130,7 +140,7 @@ def fedet(
   def init(key):
     small = exchange.init(key)
     # A round donates its state, so no array may be in it twice.
-    copy = jax.tree.map(jnp.copy, small)
+    copy = jax.tree.map(jnp.copy, server_variables(small))
     return Server(small, copy_classifier(large.init(key), copy, large))
 
   def send(group, start, end, size, num_steps):
@@ -170,10 +180,13 @@ def fedet(
         server.small,
         {name: sum_uploads(r.kept) for name, r in received.items()},
     )
-    model, metrics = copy_classifier(server.model, small, large), {}
+    averaged = server_variables(small)
+    model, metrics = copy_classifier(server.model, averaged, large), {}
     if server_epochs:
       model, metrics = teach(server, model, received, turn)
-    return Server(copy_classifier(small, model, large), model), metrics
+    opt_state = state_of(tx, small, averaged.params)
+    back = copy_classifier(averaged, model, large)
+    return Server(with_state(back, opt_state), model), metrics
 
   def client_model(server, client, group):
     sent = exchange.download(server.small, group)

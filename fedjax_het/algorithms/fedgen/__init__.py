@@ -41,8 +41,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.aggregation.uploads import clear_padding
 from fedjax_het.algorithms.fedgen.client import (
   Sent,
@@ -91,6 +93,7 @@ class Server(NamedTuple):
 
 
 @requires(task='classification')
+@takes_server_options()
 def fedgen(
     federation: Federation,
     *,
@@ -107,6 +110,7 @@ def fedgen(
     server_batch_size: int | None = None,
     generator_lr: float = 3e-4,
     generator_l2: float = 1e-2,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedGen, over clients of one or several architectures.
 
@@ -132,6 +136,7 @@ def fedgen(
     server_batch_size: Labels in each; None for B.
     generator_lr: Adam's learning rate in round 0.
     generator_l2: L2 term, added to the gradient of all of its parameters.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`, its client state the blocks
@@ -159,7 +164,7 @@ def fedgen(
       server_batch_size=server_batch_size,
   )  # fmt: skip
   at_least(0, server_steps=server_steps)
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   net = Generator(
       latent_size(federation), federation.num_classes, noise_size, hidden
   )

@@ -29,8 +29,10 @@ References:
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.algorithms.fedin.capture import pair_sizes
 from fedjax_het.algorithms.fedin.client import pairs_to_upload, train
 from fedjax_het.algorithms.fedin.pairs import (
@@ -78,6 +80,7 @@ class Downlink(NamedTuple):
 
 
 @requires()
+@takes_server_options()
 def fedin(
     federation: Federation,
     *,
@@ -95,6 +98,7 @@ def fedin(
     noise_at: str = 'forward',
     clip: float | None = None,
     sigma: float = 0.0,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedIN in both published versions, with their ablations.
 
@@ -130,6 +134,7 @@ def fedin(
     sigma: Standard deviation of absolute noise on the features, such as
       `privacy.gaussian_sigma` gives for a `clip`; read there what that does
       and does not promise.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -151,7 +156,7 @@ def fedin(
     num_pairs = local.batch_size
   sizes = pair_sizes(num_pairs, local.batch_size)
   pair_shapes = check_pair_shapes(federation)
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   protect = Features(clip, noise, sigma)
   one_pass = takes_one_pass(rule, lam, num_pairs, local.batch_size)
   setting = Setting(
