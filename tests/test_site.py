@@ -1,0 +1,126 @@
+"""The documentation site: its pages are there, and their examples run."""
+
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.algorithms import ALGORITHMS
+from tests.test_docs import DOCS, README, ROOT, examples, execute
+
+DOCS_ROOT = ROOT / 'docs'
+
+
+def load_file(path):
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+HOOKS = load_file(DOCS_ROOT / 'site_hooks.py')
+
+
+def test_every_method_has_a_page_and_a_row():
+  pages = HOOKS.method_pages(README.read_text())
+  assert sorted(pages) == sorted(f'methods/{name}.md' for name in ALGORITHMS)
+  for page in pages:
+    assert (DOCS_ROOT / page).exists(), page
+  table = HOOKS.table_of_methods(README.read_text())
+  for name in ALGORITHMS:
+    assert f'| [`{name}`]({name}.md) |' in table, name
+  index = (DOCS_ROOT / 'methods' / 'index.md').read_text()
+  assert HOOKS.INDEX in index
+
+
+def test_every_page_is_in_the_navigation():
+  nav = (ROOT / 'mkdocs.yml').read_text().partition('validation:')[0]
+  listed = set(re.findall(r'[\w/]+\.md', nav))
+  listed.update(HOOKS.method_pages(README.read_text()))
+  assert listed == {path.relative_to(DOCS_ROOT).as_posix() for path in DOCS}
+
+
+def test_every_package_has_a_page_of_the_reference():
+  packages = {
+      path.parent.name for path in (ROOT / 'fedjax_het').glob('*/__init__.py')
+  }
+  pages = {path.stem for path in (DOCS_ROOT / 'reference').glob('*.md')}
+  assert packages - {'configs'} == pages - {'index'}
+
+
+def test_links_out_of_the_site_become_names():
+  text = '[a](../x/a.py), [`x/a.py`](../x/a.py), [b](../docs/b.md#c), [d](d.md)'
+  assert HOOKS.name_files(text, '') == (
+      'a (`x/a.py`), `x/a.py`, [b](../docs/b.md#c), [d](d.md)'
+  )
+  assert HOOKS.name_files('[b](../b.md) [c](../../x)', 'methods') == (
+      '[b](../b.md) c (`x`)'
+  )
+
+
+def test_lists_get_a_blank_line_above():
+  text = 'Above:\n- a\n  more\n- b\n\n```\nx\n- y\n```'
+  assert HOOKS.separate_lists(text) == text.replace('Above:', 'Above:\n')
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def test_the_tutorials_data_and_models(folder, monkeypatch):
+  code = examples(DOCS_ROOT / 'tutorial.md')
+  names = execute(code['data'])
+  assert set(names['y'][:140]) == set(names['y'][140:]) == {0, 1, 2}
+  (folder / 'my_net.py').write_text(code['net'])
+  config = execute(code['config'])['get_config']()
+  experiment.check(config)
+  groups = experiment.build(config).federation.groups
+  outputs = [group.model.outputs for group in groups]
+  assert not set(outputs[0]) & set(outputs[1])  # They share no block.
+
+
+def test_the_tutorial_reads_a_run(folder, monkeypatch, capsys):
+  code = examples(DOCS_ROOT / 'tutorial.md')['read']
+
+  class Run:
+    def metrics(self, split):
+      return dict(round=[0, 2], accuracy=[0.1, 0.5])
+
+  monkeypatch.setattr('fedjax_het.load_run', lambda workdir: Run())
+  execute(code)
+  assert capsys.readouterr().out == '0 10.0%\n2 50.0%\n'
+
+
+def test_partitions_of_ones_own(monkeypatch):
+  code = examples(DOCS_ROOT / 'howto' / 'partition.md')
+  assert execute(code['lists'])['data'].num_clients == 3
+  from fedjax_het.data.partition import PARTITIONS
+
+  monkeypatch.setitem(PARTITIONS, 'by_class', None)  # Is removed afterwards.
+  config = execute(code['function'])['get_config']()
+  experiment.check(config)
+  built = experiment.build(config)
+  labels = built.dataset.train_labels
+  assert [set(labels[part]) for part in built.parts] == [
+      {k + 2} for k in range(6)
+  ]
+
+
+def test_an_optimizer_of_ones_own():
+  local = execute(examples(DOCS_ROOT / 'howto' / 'optimizer.md')['clients'])[
+      'local'
+  ]
+  tx = local.optimizer(local.learning_rate(0))
+  params = np.ones(3, np.float32)
+  updates, _ = tx.update(np.full(3, 9.0), tx.init(params), params)
+  np.testing.assert_allclose(updates, -1e-3, rtol=0.01)
+
+
+def test_a_task_of_ones_own(capsys):
+  execute(examples(DOCS_ROOT / 'howto' / 'task.md')['regression'])
+  losses = eval(capsys.readouterr().out)
+  assert all(loss < 0.8 for loss in losses.values())  # The variance is 1.
