@@ -24,7 +24,7 @@ _CHUNK = 256
 
 
 def init_streamed_state(
-    algorithm: FederatedAlgorithm, federation: Federation, key
+    algorithm: FederatedAlgorithm, federation: Federation, key: jax.Array
 ) -> State:
   """The state before the first round, with client states as numpy arrays.
 
