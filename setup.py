@@ -80,7 +80,7 @@ setuptools.setup(
         'tensorboard': ['tensorboardX'],
         'test': TEST,
         'tfds': ['tensorflow'],
-        'dev': ['ruff', *TEST],
+        'dev': ['mypy', 'ruff', *TEST],
     },
     classifiers=[
         'Intended Audience :: Science/Research',

@@ -43,7 +43,7 @@ def train(
   state = fh.init_state(algorithm, federation, key)
   assert_type(state, fh.State)
   run_round = fh.make_round(algorithm, federation, cohort_size=2, backend='map')
-  state, report = run_round(state, data, key, key)
+  state, _ = run_round(state, data, key, key)
   images = np.zeros((2, 8, 8, 1))
   evaluate = fh.make_evaluate(
       algorithm, federation, images, np.zeros(2, int), data.preprocess

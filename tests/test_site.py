@@ -2,13 +2,22 @@
 
 import importlib.util
 import re
+import shlex
 
 import numpy as np
 import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
-from tests.test_docs import DOCS, README, ROOT, examples, execute
+from tests.fuzz import forks
+from tests.test_docs import (
+  DOCS,
+  README,
+  ROOT,
+  examples,
+  execute,
+  shell_lines,
+)
 
 DOCS_ROOT = ROOT / 'docs'
 
@@ -124,3 +133,25 @@ def test_a_task_of_ones_own(capsys):
   execute(examples(DOCS_ROOT / 'howto' / 'task.md')['regression'])
   losses = eval(capsys.readouterr().out)
   assert all(loss < 0.8 for loss in losses.values())  # The variance is 1.
+
+
+@pytest.mark.slow
+def test_the_commands_of_ones_own_data_and_models_run(folder):
+  code = examples(DOCS_ROOT / 'tutorial.md')
+  execute(code['data'])
+  (folder / 'my_net.py').write_text(code['net'])
+  (folder / 'my_config.py').write_text(code['config'])
+  outputs = []
+  for line in shell_lines(DOCS_ROOT / 'tutorial.md'):
+    if re.search('my_config|wine', line):
+      args = [arg for arg in shlex.split(line) if arg.startswith('--')]
+      done = forks.run('train', args, folder)
+      assert done.code == 0, done.err
+      outputs.append(done.out)
+  code = examples(DOCS_ROOT / 'howto' / 'partition.md')
+  (folder / 'my_config.py').write_text(code['function'])
+  done = forks.run('train', ['--config=my_config.py', '--dry_run'], folder)
+  assert done.code == 0, done.err
+  assert [out.splitlines()[-1] for out in outputs] == [
+      f'Report: runs/{name}/report.md' for name in ('wine', 'my_net')
+  ]
