@@ -1,21 +1,27 @@
 """What mkdocs does to the pages before they are rendered.
 
 Pages are written to be read in the repository, too: they link to its files, and
-their lists need no blank line above. The site holds `docs/` alone. The README's
-table of methods is the only list of them: the site takes its index and its
-navigation from there.
+their lists need no blank line above. The site holds `docs/`, and the tables and
+pictures of `results/`. The README's table of methods is the only list of them:
+the site takes its index and its navigation from there.
 """
 
 import pathlib
 import posixpath
 import re
 
-README = pathlib.Path(__file__).resolve().parents[1] / 'README.md'
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / 'README.md'
 INDEX = '<!-- the table of methods of the README -->'
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(((?:\.\./)[^)#\s]+)(#[^)\s]*)?\)')
 _FENCE = re.compile(r'^\s*```')
 _ITEM = re.compile(r'^(- |\d+\. )')
 _PAGE = re.compile(r'\(docs/(methods/\w+\.md)\)')
+
+
+def is_result(path: str) -> bool:
+  """Whether the site shows this file of `results/`."""
+  return path.startswith('results/') and path.endswith(('.md', '.png'))
 
 
 def table_of_methods(readme: str) -> str:
@@ -33,22 +39,26 @@ def method_pages(readme: str) -> list[str]:
   return _PAGE.findall(readme)
 
 
-def name_files(markdown: str, folder: str) -> str:
-  """Replaces links to files outside `docs/` by the names of these files.
+def name_files(markdown: str, uri: str) -> str:
+  """Replaces links to files that the site lacks by the names of these files.
 
   Args:
     markdown: A page.
-    folder: Its folder below `docs/`, '' for `docs/` itself.
+    uri: Its place on the site, such as 'methods/moon.md'.
 
   Returns:
     The page; a link text that names its file stays alone.
   """
+  here = posixpath.dirname(uri)
+  folder = here if is_result(uri) else posixpath.join('docs', here)
 
   def replace(match):
-    text, target, _ = match.groups()
-    path = posixpath.normpath(posixpath.join('docs', folder, target))
+    text, target, anchor = match.groups()
+    path = posixpath.normpath(posixpath.join(folder, target))
     if path.startswith('docs/'):
       return match[0]
+    if is_result(path) and (ROOT / path).exists():
+      return f'[{text}]({posixpath.relpath(path, here or ".")}{anchor or ""})'
     name = text.strip('`')
     return f'`{path}`' if path.startswith(name) else f'{text} (`{path}`)'
 
@@ -76,8 +86,27 @@ def on_config(config):
   return config
 
 
+def on_files(files, config):
+  """Called by mkdocs once: adds the tables and pictures of `results/`."""
+  # Here, as the tests of this file run without mkdocs.
+  from mkdocs.structure.files import File, InclusionLevel
+
+  for path in sorted((ROOT / 'results').rglob('*')):
+    uri = path.relative_to(ROOT).as_posix()
+    if is_result(uri):
+      files.append(
+          File(
+              uri,
+              str(ROOT),
+              config.site_dir,
+              config.use_directory_urls,
+              inclusion=InclusionLevel.NOT_IN_NAV,
+          )
+      )
+  return files
+
+
 def on_page_markdown(markdown, page, **_):
   """Called by mkdocs for each page."""
-  folder = posixpath.dirname(page.file.src_uri)
   markdown = markdown.replace(INDEX, table_of_methods(README.read_text()))
-  return separate_lists(name_files(markdown, folder))
+  return separate_lists(name_files(markdown, page.file.src_uri))

@@ -60,12 +60,20 @@ def test_every_package_has_a_page_of_the_reference():
 
 
 def test_links_out_of_the_site_become_names():
-  text = '[a](../x/a.py), [`x/a.py`](../x/a.py), [b](../docs/b.md#c), [d](d.md)'
-  assert HOOKS.name_files(text, '') == (
-      'a (`x/a.py`), `x/a.py`, [b](../docs/b.md#c), [d](d.md)'
+  """Tables of `results/` are on the site; their files of numbers are not."""
+  text = '[a](../setup.py), [`launch/cli.py`](../launch/cli.py), [c](d.md#e)'
+  assert HOOKS.name_files(text, 'page.md') == (
+      'a (`setup.py`), `launch/cli.py`, [c](d.md#e)'
   )
-  assert HOOKS.name_files('[b](../b.md) [c](../../x)', 'methods') == (
-      '[b](../b.md) c (`x`)'
+  table = 'results/fedhe_mnist/table.md'
+  for page, link in ('a.md', f'../{table}'), ('methods/b.md', f'../../{table}'):
+    assert HOOKS.name_files(f'[{table}]({link}#top)', page) == (
+        f'[{table}]({link.removeprefix("../")}#top)'
+    )
+  text = '[README](../README.md) ![](curves.png) [cells](../x/cells/a.json)'
+  assert HOOKS.name_files(text, 'results/old_settings/fig2/table.md') == (
+      '[README](../README.md) ![](curves.png) '
+      'cells (`results/old_settings/x/cells/a.json`)'
   )
 
 
