@@ -57,7 +57,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
   Returns:
     `groups`: {name: model, clients, parameters, statistics (running ones of
     norms), client_bytes (what one client keeps between its visits)};
-    `server_bytes`; `cohort_size`; `partition` [clients][classes] counts;
+    `server_bytes`; `cohort_size`; `partition`, counts [clients, classes];
     `group_of` [clients]; `test_examples`; `versions`.
   """
   federation, algorithm = experiment.federation, experiment.algorithm

@@ -29,6 +29,7 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Received, Turn, Visit
 from fedjax_het.engine.visits import client_key
+from fedjax_het.models.blocks import Variables
 from tests import numeric
 from tests.models.test_reach import small_maps
 from tests.tiny import (
