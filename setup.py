@@ -67,11 +67,13 @@ setuptools.setup(
     ],
     extras_require={
         'bench': ['torch==2.13.0'],
+        'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,
         'tfds': ['tensorflow'],
+        'wandb': ['wandb'],
         'dev': ['ruff', *TEST],
     },
     classifiers=[

@@ -22,6 +22,7 @@ from fedjax_het.experiment.config import (
   needs_in,
 )
 from fedjax_het.experiment.fields import (
+  CALLBACKS,
   CLOCK,
   FIELDS,
   LOCAL,
@@ -84,6 +85,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'{total} clients; it must be between 1 and {total}.'
     )
   _check_clock(config, total)
+  _check_callbacks(config.callbacks)
   _check_dispatch(config)
 
 
@@ -149,6 +151,21 @@ def _check_clock(config, num_clients: int) -> None:
           f'between clients and server under clock.mode={config.clock.mode!r} '
           'is on the device.'
       )
+
+
+def _check_callbacks(section) -> None:
+  """The entries of `callbacks`."""
+  _check_keys(section, CALLBACKS, 'callbacks.')
+  for name, field in CALLBACKS.items():
+    check_field(f'callbacks.{name}', section[name], field)
+  rounds = section.profile
+  for number in rounds:
+    check_field('callbacks.profile', number, Field(1, int, low=1))
+  if len(rounds) not in (0, 2) or list(rounds) != sorted(rounds):
+    raise ValueError(
+        'callbacks.profile must be a first and a last round, such as (2, 4), '
+        f'got {shown(rounds)}.'
+    )
 
 
 def _check_dispatch(config) -> None:

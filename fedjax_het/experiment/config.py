@@ -10,6 +10,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.needs import NOTHING, Needs, needs_of
 from fedjax_het.experiment.fields import (
+  CALLBACKS,
   CLOCK,
   FIELDS,
   LOCAL,
@@ -90,6 +91,7 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   needs = needs_of(ALGORITHMS[algorithm])
   config['local']['keep_optimizer'] = bool(needs.keep_optimizer)
   config['clock'] = {name: plain(field) for name, field in CLOCK.items()}
+  config['callbacks'] = {name: plain(f) for name, f in CALLBACKS.items()}
   config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
   config['groups'] = dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)

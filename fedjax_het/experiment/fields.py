@@ -88,6 +88,23 @@ CLOCK = dict(
     # None assigns devices to clients in order, a seed at random.
     device_seed=MAYBE_SEED,
 )
+# What follows the run without touching it; see docs/callbacks.md.
+CALLBACKS = dict(
+    # Evaluations without an improvement after which the run stops; None for
+    # no early stopping.
+    patience=Field(None, int | None, low=1),
+    # The metric of early stopping and of the best checkpoint, in the names of
+    # metrics.jsonl, and whether 'max' or 'min' is better.
+    metric=Field('accuracy', str),
+    mode=Field('max', str, choices=('max', 'min')),
+    # Whether the models of the best evaluation are kept in the folder `best`.
+    best_checkpoint=Field(False, bool),
+    # First and last round of a JAX profiler trace; empty for none.
+    profile=Field((), tuple),
+    csv=Field(False, bool),
+    wandb=Field(False, bool),
+    mlflow=Field(False, bool),
+)
 FIELDS = dict(
     # Seeds of training and of client sampling; the partition has its own.
     seed=SEED,
@@ -159,7 +176,8 @@ FIELDS = dict(
     compilation_cache=Field(True, bool),
 )
 SECTIONS = (
-    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices'
+    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices',
+    'callbacks',
 )  # fmt: skip
 # Names that would be mistaken for another key of a metrics line.
 _RESERVED = ('worst', 'mean')

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_het.engine.visits import message_bytes
-from fedjax_het.experiment import facts, footprint
+from fedjax_het.experiment import callbacks, facts, footprint
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.reporting import report, tables
 
@@ -22,6 +22,7 @@ def lines(config) -> list[str]:
     FileNotFoundError: As `build`.
   """
   experiment = build(config)
+  callbacks.from_config(config)  # Refuses loggers that are not installed.
   # {group: bytes (down, up) of a visit}.
   visits = {
       group.name: message_bytes(experiment.algorithm, group, experiment.data)

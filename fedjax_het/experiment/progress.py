@@ -6,19 +6,77 @@ from typing import Any, TextIO
 
 import tqdm
 
+# Seconds between two states of a notebook's bar.
+_INTERVAL = 0.2
+
+
+def in_notebook() -> bool:
+  """Whether this is a cell of a Jupyter notebook."""
+  ipython = sys.modules.get('IPython')
+  shell = ipython and ipython.get_ipython()
+  return type(shell).__name__ in ('ZMQInteractiveShell', 'Shell')  # Or Colab.
+
+
+class _NotebookBar:
+  """A bar of a notebook, with the methods of a tqdm bar that are used here.
+
+  Attributes:
+    n: Rounds done.
+  """
+
+  def __init__(self, total: int, initial: int):
+    from IPython import display
+
+    self.n, self._total, self._initial = initial, total, initial
+    self._text, self._begin = '', time.perf_counter()
+    self._html, self._shown = display.HTML, self._begin
+    self._handle = display.display(self._content(), display_id=True)
+
+  def update(self, rounds: int) -> None:
+    """Moves on by some rounds."""
+    self.n += rounds
+    self._show()
+
+  def set_description_str(self, text: str) -> None:
+    """Sets the text beside the bar."""
+    self._text = text
+    self._show()
+
+  def close(self) -> None:
+    """Shows the last state."""
+    self._handle.update(self._content())
+
+  def _show(self) -> None:
+    """Shows the state, a few times a second at most."""
+    now = time.perf_counter()
+    if now - self._shown >= _INTERVAL:
+      self._shown = now
+      self._handle.update(self._content())
+
+  def _content(self):
+    ran, left = self.n - self._initial, ''
+    seconds = time.perf_counter() - self._begin
+    if ran and self.n < self._total:
+      left = f', {seconds / ran * (self._total - self.n):.0f} s left'
+    return self._html(
+        f'<progress value="{self.n}" max="{self._total}"></progress> '
+        f'Round {self.n}/{self._total} {self._text}{left}'
+    )
+
 
 class Progress:
   """Shows the rows of a run as they come: pass it as `run(observe=...)`.
 
-  On a terminal it is a bar with round, mean accuracy on the test set and time
-  left; elsewhere one line after every tenth of the rounds.
+  On a terminal and in a notebook it is a bar with round, mean accuracy on the
+  test set and time left; elsewhere one line after every tenth of the rounds.
   """
 
   def __init__(self, num_rounds: int, stream: TextIO | None = None):
     """Prepares to show `num_rounds` rounds on `stream`, by default stderr."""
     self._num_rounds = num_rounds
+    self._notebook = stream is None and in_notebook()
     self._stream = sys.stderr if stream is None else stream
-    self._bar: tqdm.tqdm | None = None
+    self._bar: tqdm.tqdm | _NotebookBar | None = None
     self._accuracy = ''
     self._first: int | None = None
     self._begin = 0.0
@@ -45,7 +103,9 @@ class Progress:
 
   def _start(self, done: int) -> None:
     self._first, self._begin = done, time.perf_counter()
-    if self._stream.isatty():
+    if self._notebook:
+      self._bar = _NotebookBar(self._num_rounds, done)
+    elif self._stream.isatty():
       self._bar = tqdm.tqdm(
           total=self._num_rounds,
           initial=done,

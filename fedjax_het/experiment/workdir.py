@@ -33,6 +33,7 @@ FREE = (
     'nonfinite',
     'tensorboard',
     'compilation_cache',
+    *(f'callbacks.{name}' for name in config_lib.CALLBACKS),
 )
 
 
@@ -61,9 +62,11 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
 # What a run writes, as files and as folders.
 _FILES = (
     'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
-    'times.png',
+    'times.png', 'train.csv', 'test.csv', 'validation.csv', 'warm_up.csv',
 )  # fmt: skip
-_FOLDERS = ('checkpoints', 'tensorboard')
+_FOLDERS = (
+    'checkpoints', 'best', 'profile', 'tensorboard', 'wandb', 'mlflow',
+)  # fmt: skip
 
 
 def _check_places(folder: pathlib.Path) -> None:
