@@ -13,6 +13,7 @@ from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import TRACEABLE, resolve_backend
 from fedjax_het.engine.needs import check_one_model, needs_of
+from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.config import (
   GroupSpec,
   ModelSpec,
@@ -120,6 +121,7 @@ def _check_local(local) -> None:
     )
   if local.nesterov and not local.momentum:
     raise ValueError('local.nesterov needs local.momentum above 0.')
+  optimizers.check(local)
 
 
 def _check_clock(config, num_clients: int) -> None:

@@ -98,7 +98,10 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   config.update(_needed_entries(config, needs))
   config['model'] = dict(width=1.0, norm='batch')
   config['algorithm'] = algorithm_config(algorithm)
-  return ml_collections.ConfigDict(config).lock()
+  made = ml_collections.ConfigDict(config).lock()
+  for section in ('optimizer_args', 'schedule_args'):
+    made.local[section].unlock()  # Their entries depend on the names.
+  return made
 
 
 class ModelSpec(NamedTuple):

@@ -7,6 +7,7 @@ from ml_collections import config_dict
 
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.experiment.optimizers import OPTIMIZERS, SCHEDULES
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
@@ -39,8 +40,6 @@ class Field(NamedTuple):
 SEED = Field(0, int, low=0, high=2**32 - 1)
 MAYBE_SEED = SEED._replace(default=None, kind=int | None)
 AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
-SCHEDULES = ('constant', 'step', 'cosine')
-OPTIMIZERS = ('adam', 'adamw', 'sgd')
 
 # How clients train; learning rates follow the round.
 LOCAL = dict(
@@ -48,17 +47,23 @@ LOCAL = dict(
     # Minibatches a visit instead of whole epochs; None for epochs.
     steps=Field(None, int | None, low=1),
     batch_size=Field(16, int, low=1),
-    optimizer=Field('adam', str, choices=OPTIMIZERS),
+    # An optimiser of optax, and its arguments besides those that have entries
+    # here.
+    optimizer=Field('adam', str, choices=(*OPTIMIZERS,)),
+    optimizer_args=Field({}, ml_collections.ConfigDict),
     learning_rate=Field(1e-3, float, above=0),
     # 'step' multiplies the rate by lr_factor from each of lr_rounds on, rounds
-    # counted from 1; 'cosine' falls to zero over num_rounds.
+    # counted from 1; 'cosine' falls to zero over num_rounds; others are those
+    # of optax, which count rounds from 0 and take schedule_args.
     schedule=Field('constant', str, choices=SCHEDULES),
+    schedule_args=Field({}, ml_collections.ConfigDict),
     lr_rounds=Field((), tuple),
     lr_factor=Field(0.1, float, above=0),
     # For 'sgd' only.
     momentum=Field(0.0, float, low=0, below=1),
     nesterov=Field(False, bool),
-    # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
+    # The argument of an optimiser that has one, such as 'adamw' or 'lion';
+    # added to the gradient for others, such as 'adam' or 'sgd'.
     weight_decay=Field(0.0, float, low=0),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
@@ -185,6 +190,8 @@ _RESERVED = ('worst', 'mean')
 
 def plain(field: Field) -> Any:
   """A default for a ConfigDict; None needs a placeholder with its type."""
+  if field.kind is ml_collections.ConfigDict:
+    return ml_collections.ConfigDict(field.default)
   if ml_collections.ConfigDict in getattr(field.kind, '__args__', ()):
     # A name or a section: neither fixes the type.
     return config_dict.FieldReference(field.default, field_type=object)
