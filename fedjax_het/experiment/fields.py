@@ -7,7 +7,7 @@ from ml_collections import config_dict
 
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
-from fedjax_het.experiment.optimizers import OPTIMIZERS, SCHEDULES
+from fedjax_het.experiment.optimizers import SCHEDULES
 from fedjax_het.kernels.lowering import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
@@ -47,9 +47,9 @@ LOCAL = dict(
     # Minibatches a visit instead of whole epochs; None for epochs.
     steps=Field(None, int | None, low=1),
     batch_size=Field(16, int, low=1),
-    # An optimiser of optax, and its arguments besides those that have entries
-    # here.
-    optimizer=Field('adam', str, choices=(*OPTIMIZERS,)),
+    # An optimiser of optax, or FILE.py:FUNCTION, a function of the learning
+    # rate; and its arguments besides those that have entries here.
+    optimizer=Field('adam', str),
     optimizer_args=Field({}, ml_collections.ConfigDict),
     learning_rate=Field(1e-3, float, above=0),
     # 'step' multiplies the rate by lr_factor from each of lr_rounds on, rounds

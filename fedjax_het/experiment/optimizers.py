@@ -3,7 +3,8 @@
 An optimiser is a public function of optax whose first argument is
 `learning_rate`. A schedule is one of `optax.schedules` that takes a rate; it
 counts rounds, from 0. The three optimisers and schedules that have entries of
-their own in `local` are used with those.
+their own in `local` are used with those. An import path, FILE.py:FUNCTION, is
+that of a function which makes any transformation from a learning rate.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.models import by_path
+from fedjax_het.names import check_name
 from fedjax_het.options import check_options, check_type
 
 # Arguments that a config cannot hold.
@@ -38,6 +41,21 @@ OPTIMIZERS = {
     name: fn for name, fn in sorted(vars(optax).items())
     if _is_optimizer(name, fn)
 }  # fmt: skip
+
+
+def _constructor(name: str) -> Callable[..., optax.GradientTransformation]:
+  """An optimiser's function; a ValueError if there is none of that name."""
+  if not by_path.is_path(name):
+    check_name('local.optimizer', name, OPTIMIZERS)
+    return OPTIMIZERS[name]
+  try:
+    return by_path.imported(name)
+  except Exception as e:  # Whatever the user's code does.
+    text = ' '.join(str(e).split())
+    raise ValueError(
+        f'local.optimizer {name!r} cannot be used ({type(e).__name__}: '
+        f'{text:.200}).'
+    ) from e
 
 
 def _rate(fn: Callable) -> str | None:
@@ -75,7 +93,7 @@ SCHEDULES = (*_OWN, *_OF_OPTAX)
 def _of_local(local) -> dict[str, Any]:
   """Arguments of an optimiser that `local` has entries for."""
   found = {}
-  if 'weight_decay' in _parameters(OPTIMIZERS[local.optimizer]):
+  if 'weight_decay' in _parameters(_constructor(local.optimizer)):
     found['weight_decay'] = local.weight_decay
   if local.optimizer == 'sgd':
     found |= dict(momentum=local.momentum or None, nesterov=local.nesterov)
@@ -98,7 +116,7 @@ def optimizer(local, learning_rate: Any) -> optax.GradientTransformation:
     steps.append(optax.clip_by_global_norm(local.clip_norm))
   if local.weight_decay and 'weight_decay' not in given:
     steps.append(optax.add_decayed_weights(local.weight_decay))
-  make = OPTIMIZERS[local.optimizer]
+  make = _constructor(local.optimizer)
   steps.append(make(learning_rate, **given, **local.optimizer_args))
   return optax.chain(*steps) if len(steps) > 1 else steps[0]
 
@@ -142,13 +160,12 @@ def arguments(local) -> dict[str, dict[str, inspect.Parameter]]:
   """
   fn = _OF_OPTAX.get(local.schedule)
   parameters = {} if fn is None else _parameters(fn)
-  left = {'learning_rate', *_of_local(local), *_MASKS}
+  made = _parameters(_constructor(local.optimizer))
+  left = {next(iter(made), ''), *_of_local(local), *_MASKS}
   return dict(
       optimizer_args={
           name: parameter
-          for name, parameter in _parameters(
-              OPTIMIZERS[local.optimizer]
-          ).items()
+          for name, parameter in made.items()
           if name not in left
       },
       schedule_args={

@@ -7,11 +7,12 @@ import optax
 import pytest
 
 from fedjax_het import experiment
+from fedjax_het.engine.types import LocalTraining
 from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.local import local_training
 from launch import config_flag
 
-WEIGHTS = dict(w=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.ones(3))
+WEIGHTS = dict(w=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.ones(3, np.float32))
 # Its line search calls the loss, which local steps do not hand on.
 UNFIT = {'lbfgs'}
 
@@ -71,6 +72,27 @@ def test_every_optimizer_of_optax_can_be_named():
       experiment.check(made)
   assert {'lion', 'lamb', 'adafactor', 'yogi'} <= {*optimizers.OPTIMIZERS}
   assert 'noisy_sgd' not in optimizers.OPTIMIZERS
+
+
+def test_a_function_of_the_user_makes_any_transformation(tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(
+      'import optax\n'
+      'def clipped(rate, *, by=1.0):\n'
+      '  return optax.chain(optax.clip(by), optax.sgd(rate))\n'
+  )
+  made = config(optimizer=f'{path}:clipped', optimizer_args=dict(by=0.5))
+  experiment.check(made)
+  want = optax.chain(optax.clip(0.5), optax.sgd(0.1))
+  assert_same(local_training(made).optimizer(0.1), want)
+  made.local.optimizer = f'{path}:other'
+  with pytest.raises(ValueError, match='has no function other'):
+    experiment.check(made)
+
+
+def test_a_transformation_without_its_learning_rate_is_refused():
+  with pytest.raises(ValueError, match='must be a function of the learning ra'):
+    LocalTraining(optax.adam(0.1), lambda round_num: 0.1, 1, 8)
 
 
 @pytest.mark.parametrize('name, args, want', [
