@@ -14,6 +14,7 @@ import pytest
 import fedjax_het as fh
 from fedjax_het import experiment
 from fedjax_het.data import sources
+from fedjax_het.experiment import progress, runner
 from fedjax_het.experiment.callbacks import (
   Callbacks,
   Start,
@@ -170,16 +171,16 @@ def test_the_loggers_of_extras_make_these_calls(tmp_path, monkeypatch):
     logger.close()
   names = [name for name, _, _ in calls]
   assert names == [
-      'init', 'log', 'log', 'finish',
+      'Settings', 'init', 'log', 'log', 'finish',
       'MlflowClient', 'get_experiment_by_name', 'create_experiment',
       'create_run', 'log_dict', *['log_metric'] * 4, 'set_terminated',
   ]  # fmt: skip
-  assert calls[0][2]['mode'] == 'offline'
-  assert calls[1][1:] == (
+  assert calls[1][2]['mode'] == 'offline'
+  assert calls[2][1:] == (
       ({'train/seconds': 1.0, 'train/loss': 1.5, 'train/loss/a': 2.0},),
       dict(step=1),
   )
-  assert calls[4][1] == ((tmp_path / 'mlflow').as_uri(),)
+  assert calls[5][1] == ((tmp_path / 'mlflow').as_uri(),)
   assert [args[1:] for name, args, _ in calls if name == 'log_metric'] == [
       ('train.seconds', 1.0), ('train.loss', 1.5), ('train.loss.a', 2.0),
       ('test.seconds', 1.0),
@@ -369,3 +370,30 @@ def test_old_workdirs_without_callbacks_are_resumed_and_read(tmp_path):
   with pytest.raises(FileNotFoundError, match='has no best checkpoint'):
     fh.load_run(tmp_path, best=True).models()
   assert experiment.run(config, tmp_path).finished
+
+
+def test_a_run_needs_no_workdir_and_shows_its_progress(tmp_path, monkeypatch):
+  from IPython import display
+
+  shown = []
+
+  class Handle:
+    def update(self, content):
+      shown.append(content.data)
+
+  def show(content, display_id):
+    assert display_id
+    shown.append(content.data)
+    return Handle()
+
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(runner, 'in_notebook', lambda: True)
+  monkeypatch.setattr(progress, 'in_notebook', lambda: True)
+  monkeypatch.setattr(progress, '_INTERVAL', 0.0)
+  monkeypatch.setattr(display, 'display', show)
+  result = fh.run(tiny_config(eval_every=2))
+  assert result.workdir.parent.name == 'runs' and result.finished
+  assert result.workdir.resolve().parent == tmp_path / 'runs'
+  assert 'Round 0/4' in shown[0]
+  last = f'accuracy {result.summary.last["accuracy"]:.3f}'
+  assert 'value="4"' in shown[-1] and last in shown[-1]

@@ -12,7 +12,8 @@ from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.local import local_training
 from launch import config_flag
 
-WEIGHTS = dict(w=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.ones(3, np.float32))
+WEIGHTS = dict(w=np.arange(6.0).reshape(2, 3), b=np.ones(3))
+WEIGHTS = jax.tree.map(np.float32, WEIGHTS)
 # Its line search calls the loss, which local steps do not hand on.
 UNFIT = {'lbfgs'}
 

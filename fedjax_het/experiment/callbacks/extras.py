@@ -1,6 +1,7 @@
 """Loggers whose packages are extras of this library."""
 
 import importlib.util
+import os
 
 from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
 from fedjax_het.reporting.run_files import Row
@@ -77,6 +78,7 @@ class WandB(Callback):
         project=self._project,
         name=run.workdir.name,
         config=run.config.to_dict(),
+        settings=wandb.Settings(silent=True),
     )
     for row in run.rows:
       self.on_row(row)
@@ -89,7 +91,7 @@ class WandB(Callback):
   def close(self) -> None:
     """Ends the offline run."""
     if self._run is not None:
-      self._run.finish(quiet=True)
+      self._run.finish()
 
 
 class MLflow(Callback):
@@ -114,6 +116,8 @@ class MLflow(Callback):
     """Opens the store and a run, and logs the config and the lines so far."""
     from mlflow.tracking import MlflowClient
 
+    # MLflow 3 refuses its file store otherwise.
+    os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')
     folder = run.workdir.absolute() / 'mlflow'
     self._client = client = MlflowClient(folder.as_uri())
     found = client.get_experiment_by_name(self._experiment)
