@@ -57,7 +57,7 @@ _PRINT_CONFIG = flags.DEFINE_bool(
 )
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False,
-    'Print data, partition, models, memory and bytes a round, and stop.',
+    'Print data, partition, models, memory, bytes and time, and stop.',
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 # The command as it was typed, to be shown again.
