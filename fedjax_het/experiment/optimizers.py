@@ -13,16 +13,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import optax
 
 from fedjax_het.models import by_path
-from fedjax_het.names import check_name
-from fedjax_het.options import check_options, check_type
+from fedjax_het.names import check_name, shown
+from fedjax_het.options import check_options
 
 # Arguments that a config cannot hold.
 _MASKS = ('mask', 'weight_decay_mask', 'trust_ratio_mask', 'weighting_mask')
 # Arguments of schedules that are the learning rate, the first that there is.
 _RATES = ('peak_value', 'init_value', 'value')
+# Types of arguments; a section holds rounds and factors.
+_KINDS = dict(
+    optimizer_args=float | bool | str | None,
+    schedule_args=float | bool | str | None | ml_collections.ConfigDict,
+)
 
 
 def _parameters(fn: Callable) -> dict[str, inspect.Parameter]:
@@ -187,12 +193,8 @@ def check(local) -> None:
   for section, known in arguments(local).items():
     entry = section.removesuffix('_args')
     given, whose = local[section], f'{entry} {local[entry]!r}'
-    check_options(
-        f'local.{section}', given, {name: (Any, None) for name in known}, whose
-    )
-    for name, value in given.items():
-      if isinstance(value, float):  # Must be finite.
-        check_type(f'local.{section}.{name}', value, float)
+    options = {name: (_KINDS[section], None) for name in known}
+    check_options(f'local.{section}', given, options, whose)
     for name, parameter in known.items():
       if parameter.default is parameter.empty and name not in given:
         raise ValueError(
@@ -225,6 +227,6 @@ def _try(entry: str, local, trial: Callable[[], Any]) -> None:
     reason = ' '.join(str(e).split())[:200]
     raise ValueError(
         f'local.{entry}={local[entry]!r} cannot be used with local.{entry}_args'
-        f'={dict(local[f"{entry}_args"])}: {reason}'
+        f'={shown(local[f"{entry}_args"].to_dict())}: {reason}'
     ) from e
 

@@ -121,6 +121,7 @@ def test_a_schedule_counts_rounds(name, args, want):
     (dict(optimizer='lion', optimizer_args=dict(weight_decay=1.0)),
      "has no option 'weight_decay'"),
     (dict(optimizer_args=dict(b1=float('nan'))), 'b1 must be a finite number'),
+    (dict(optimizer_args=dict(b1=1j)), r'or None, got 1j\.'),
     (dict(optimizer_args=dict(b1='a')), "optimizer='adam' cannot be used with"),
     (dict(schedule='exponential'), "did you mean 'exponential_decay'"),
     (dict(schedule='linear_schedule', schedule_args=dict(end_value=0.0)),

@@ -16,6 +16,8 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.data import sources
 from fedjax_het.experiment import duration, preview, switch
+from fedjax_het.experiment.callbacks import CallbackError
+from fedjax_het.reporting import tables
 from launch import cli, config_flag, stopping, terminal, train
 from tests.experiment.tiny_runs import tiny_config
 from tests.fuzz import programs
@@ -277,3 +279,25 @@ def test_ctrl_c_twice_while_compiling(tmp_path):
   rest = process.stderr.read()
   assert process.wait(10) == 130 and time.monotonic() - begin < 2
   assert 'Interrupted. Resume with: python -m launch.train ' in rest
+
+
+def test_the_command_says_why_a_callback_has_ended_a_run(tmp_path, monkeypatch):
+  result = experiment.Result(
+      tmp_path, [], {}, experiment.summarise([]), None, False, 'good enough'
+  )
+  monkeypatch.setattr(experiment, 'run', lambda *args, **options: result)
+  monkeypatch.setattr(tables, 'results', lambda *args: [['']])
+  monkeypatch.setattr(tables, 'totals', lambda *args: [])
+  args = ['--config=fedavg:quick', f'--workdir={tmp_path}']
+  done = programs.call('train', args)
+  assert done.code == 0, done.err
+  assert 'Stopped after round 0: good enough.' in done.out
+
+  def fail(*args, **options):
+    raise CallbackError('The callback Mine failed in on_row: no')
+
+  monkeypatch.setattr(experiment, 'run', fail)
+  done = programs.call('train', args)
+  assert done.code == 1
+  assert 'Error: The callback Mine failed in on_row: no. When that' in done.err
+
