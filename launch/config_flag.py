@@ -176,7 +176,7 @@ def _load(spec: str, overrides: Sequence[_Override]) -> tuple[Any, list[str]]:
           'ConfigDict.'
       )
     notes = [*_switched(config, overrides)]
-    _declare_arguments(config, overrides)
+    _open(config, overrides)
     return config, notes
   except ValueError as e:
     raise CommandError(str(e)) from e
@@ -197,55 +197,18 @@ def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
         yield f'{section} {name} does not take {", ".join(dropped)}: left out.'
 
 
-# {section of arguments: the entry that names whose they are}.
-_ARGUMENTS = {
-    'local.optimizer_args': 'local.optimizer',
-    'local.schedule_args': 'local.schedule',
-}
+def _open(config, overrides: Sequence[_Override]) -> None:
+  """Adds the entries that only the overrides have.
 
-
-def _declare_arguments(config, overrides: Sequence[_Override]) -> None:
-  """Adds entries for the arguments of an optimiser and of a schedule.
-
-  Their types are those of the values that the command line gives them.
-
-  Raises:
-    CommandError: For an unknown argument.
+  These are options of models and groups, and arguments of an optimiser and of a
+  schedule.
   """
+  from fedjax_het.experiment import open_entries
+
   given = {override.key: override.text() for override in overrides}
-  names = {key: given[key] for key in _ARGUMENTS.values() if given.get(key)}
-  known = None
-  for key, text in given.items():
-    section, _, name = key.rpartition('.')
-    if section not in _ARGUMENTS:
-      continue
-    if known is None:
-      from fedjax_het.experiment import optimizers
-
-      config.update_from_flattened_dict(names)
-      known = optimizers.arguments(config.local)
-    arguments = config.local[section.rpartition('.')[2]]
-    _check_argument(key, name, known[section.rpartition('.')[2]])
-    with arguments.unlocked(), arguments.ignore_type():
-      arguments[name] = _literal(text)
-
-
-def _check_argument(key: str, name: str, known) -> None:
-  """Raises CommandError for an unknown argument."""
-  from fedjax_het.names import suggest
-
-  if name not in known:
-    raise CommandError(f'Unknown config key {key}{suggest(name, known)}')
-
-
-def _literal(text: str | None) -> Any:
-  """A number, a boolean or a text."""
-  if text in ('true', 'false'):
-    return text == 'true'
-  try:
-    return ast.literal_eval(text or '')
-  except (SyntaxError, ValueError, MemoryError, RecursionError):
-    return text
+  for key in given:
+    open_entries.open_entry(config, key, given)
+    open_entries.open_argument(config, key, given)
 
 
 def _check_override(config, override: _Override) -> None:
@@ -258,8 +221,10 @@ def _check_override(config, override: _Override) -> None:
     known = list(section) if hasattr(section, 'keys') else []
     if name not in known:
       where = '.'.join(path[: depth + 1])
-      if new_name(where):
-        raise CommandError(f'--config.{new_name(where)}')
+      method = section.get('name') if path[0] == 'algorithm' and known else ''
+      sentence = new_name(where, method)
+      if sentence:
+        raise CommandError(f'--config.{sentence}')
       hint = suggest(name, known) if known else '.'
       raise CommandError(f'Unknown config key {where}{hint}')
     kind = section.get_type(name)

@@ -26,7 +26,9 @@ References:
   Visual Classification <https://arxiv.org/abs/1909.06335>`_, 2019, for FedAvgM.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+import functools
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -118,8 +120,10 @@ def server_step(
     params: {key: tree}, x.
     opt_state: As of `init_server_step`.
     mean: {key: tree} for some of the keys, D.
-    sent: {key: [] bool} for the same keys. A key that no client sent keeps
-      its values, its moments and its step count.
+    sent: {key: bool arrays} for the same keys, as `weighted_mean` returns
+      them: [] for a key, or arrays of leading axes or of single entries. What
+      no client sent keeps its values and its moments; a key of which nothing
+      was sent keeps its step count, too.
 
   Returns:
     The new parameters and the new state.
@@ -131,13 +135,87 @@ def server_step(
     gradient = jax.tree.map(jnp.negative, mean[key])
     updates, state = tx.update(gradient, opt_state[key], params[key])
     new = optax.apply_updates(params[key], updates), state
-    return jax.tree.map(lambda n, o: jnp.where(sent[key], n, o), new, old)
+    moves = _moves(tx, sent[key], *old)
+    return jax.tree.map(lambda m, n, o: jnp.where(m, n, o), moves, new, old)
 
   stepped = {key: step(key) for key in mean}
   return (
       {**params, **{key: tree for key, (tree, _) in stepped.items()}},
       {**opt_state, **{key: state for key, (_, state) in stepped.items()}},
   )
+
+
+def _moves(tx: optax.GradientTransformation, sent, params, opt_state):
+  """What of one key's parameters and state a step changes.
+
+  Args:
+    tx: The optimiser.
+    sent: Bool arrays, a prefix of `params`.
+    params: The key's tree.
+    opt_state: The state of `tx` for it.
+
+  Returns:
+    Bool arrays that broadcast to the leaves, a tree like (params, opt_state).
+  """
+  entries = jax.tree.map(
+      lambda some, tree: jax.tree.map(lambda leaf: _over(some, leaf), tree),
+      sent,
+      params,
+  )
+  anything = jnp.zeros((), bool)  # A block without parameters sends nothing.
+  for some in jax.tree.leaves(sent):
+    anything |= jnp.any(some)
+  # A moment moves where its entry does; a step count, where any entry does.
+  state = optax.tree_utils.tree_map_params(
+      tx,
+      lambda _, some: some,
+      opt_state,
+      entries,
+      transform_non_params=lambda _: anything,
+  )
+  return entries, state
+
+
+class Optimized(NamedTuple):
+  """A server's tree with the state of its optimiser, where that has any.
+
+  Attributes:
+    variables: The tree, such as `Variables` keyed by shared key.
+    opt_state: {key: state}, see `init_server_step`.
+  """
+
+  variables: Any
+  opt_state: dict[str, Any]
+
+
+def with_state(variables: Any, opt_state: Mapping[str, Any]) -> Any:
+  """`Optimized`, or `variables` alone if the optimiser has no state."""
+  if not jax.tree.leaves(opt_state):
+    return variables
+  return Optimized(variables, dict(opt_state))
+
+
+def server_variables(server: Any) -> Any:
+  """The server's tree, with an optimiser's state beside it or without."""
+  return server.variables if isinstance(server, Optimized) else server
+
+
+def state_of(
+    tx: optax.GradientTransformation, server: Any, params: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The optimiser's state in what `with_state` returned.
+
+  Args:
+    tx: The optimiser.
+    server: The server.
+    params: {key: tree}, its parameters.
+
+  Returns:
+    {key: state}; it holds no array if `tx` is stateless.
+  """
+  if isinstance(server, Optimized):
+    return server.opt_state
+  return init_server_step(tx, params)
 
 
 class Moments(NamedTuple):
@@ -226,3 +304,56 @@ def make_server_optimizer(
   if name == 'sgd':
     return optax.sgd(learning_rate, momentum or None)
   return _adaptive(_SECOND_MOMENTS[name], learning_rate, momentum, eps)
+
+
+def _from_options(
+    *,
+    server_lr: float = 1.0,
+    server_optimizer: str = 'sgd',
+    server_momentum: float | None = None,
+    server_eps: float = 1e-3,
+) -> optax.GradientTransformation:
+  """`make_server_optimizer` of options, with their names and defaults."""
+  return make_server_optimizer(
+      server_optimizer, server_lr, server_momentum, server_eps
+  )
+
+
+def takes_server_options(**defaults) -> Callable[[Callable], Callable]:
+  """A decorator of functions that need the server's optimiser.
+
+  The function has a keyword `tx`, the transformation. It is called with
+  `server_lr`, `server_optimizer`, `server_momentum` and `server_eps` instead,
+  which are options like its own: see `make_server_optimizer`. `tx` itself may
+  be given, too.
+
+  Args:
+    **defaults: Of these options, where a method has others.
+
+  Returns:
+    The decorator.
+  """
+  optimizer = functools.partial(_from_options, **defaults)
+  options = inspect.signature(optimizer).parameters
+
+  def take(function):
+    own = inspect.signature(function)
+
+    @functools.wraps(function)
+    def taking(*args, tx=None, **given):
+      if tx is None:
+        mine = {name: given.pop(name) for name in options if name in given}
+        tx = optimizer(**mine)
+      return function(*args, tx=tx, **given)
+
+    others = [p for name, p in own.parameters.items() if name != 'tx']
+    taking.__signature__ = own.replace(
+        parameters=[*others, *options.values()]
+    )
+    taking.__annotations__ = {
+        **{k: v for k, v in function.__annotations__.items() if k != 'tx'},
+        **{name: option.annotation for name, option in options.items()},
+    }
+    return taking
+
+  return take

@@ -2,7 +2,8 @@
 
 `narrow` makes the narrow architecture, `width_index` says for every leaf, axis
 by axis, which coordinates of the full leaf the narrow one holds, `extract`
-cuts them out and `scatter_add` adds them back in their place.
+cuts them out and `scatter_add` adds them back in their place. The sums go
+through `mean_over_holders`, and the server's step is that of `server`.
 
 The blocks are walked in order with the set of channels that reaches each. A
 module declares what it does with them (`models.slices`):
@@ -36,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.slices import Cut, Slices
 from fedjax_het.options import between
@@ -338,26 +340,22 @@ def scatter_add(tree, index, part):
   )
 
 
-def mean_change(tree, total, count):
-  """Moves every number by the mean change over its holders.
+def mean_over_holders(total, count):
+  """The weighted mean of every number over the clients that held it.
 
-  x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is the
-  holders' mean of y_kj; a number that no client held keeps its value.
+  Together with `server.server_step` it moves a model over widths: by default
+  to x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is
+  the holders' mean of y_kj.
 
   Args:
-    tree: The server's leaves.
-    total: Sums of (weighted) changes, same shapes.
+    total: {block: tree}, sums of (weighted) changes.
     count: Sums of the weights, same shapes.
 
   Returns:
-    The new leaves.
+    What `server.weighted_mean` returns: {block: tree} of the means, 0 where no
+    client held a number, and whether any client did, bool of the same shapes.
   """
-
-  def move(x, change, weight):
-    # The barrier keeps the division one: where XLA sees that all weights are
-    # the same number it takes the reciprocal, and the last bits would not be
-    # those of FedAvg.
-    safe = jax.lax.optimization_barrier(jnp.where(weight > 0, weight, 1.0))
-    return jnp.where(weight > 0, x + change / safe, x)
-
-  return jax.tree.map(move, tree, total, count)
+  # The barrier keeps the division one: where XLA sees that all weights are
+  # the same number it takes the reciprocal, and the last bits would not be
+  # those of FedAvg.
+  return weighted_mean([(total, jax.lax.optimization_barrier(count))])

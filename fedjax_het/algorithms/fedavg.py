@@ -17,22 +17,23 @@ References:
   inside an architecture its Eq. 20 and 21.
 """
 
+import optax
+
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 
 
 @requires(keep_optimizer=False)
+@takes_server_options()
 def fedavg(
     federation: Federation,
     *,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
-    server_lr: float = 1.0,
-    server_optimizer: str = 'sgd',
-    server_momentum: float | None = None,
-    server_eps: float = 1e-3,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """Federated averaging.
 
@@ -43,11 +44,11 @@ def fedavg(
       classifier, 'classifier' only that, 'none' nothing.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
       number of examples (the original paper).
-    server_lr: The server's learning rate, 1 in the paper. The steps of the
-      adaptive optimisers are about as large as it: 0.001 to 0.1.
-    server_optimizer: 'sgd', 'adam', 'yogi' or 'adagrad'.
-    server_momentum: beta; None for 0.9 with 'adam' and 'yogi', else 0.
-    server_eps: tau, added to the root of the second moment.
+    tx: The server's step, plain averaging in the paper. Its options are
+      `server_optimizer`: 'sgd', 'adam', 'yogi' or 'adagrad'; `server_lr`, its
+      learning rate: the steps of the adaptive ones are about as large as it,
+      0.001 to 0.1; `server_momentum`, beta: None for 0.9 with 'adam' and
+      'yogi', else 0; `server_eps`, tau, added to the root of the second moment.
 
   Returns:
     The algorithm.
@@ -57,14 +58,6 @@ def fedavg(
       in shape.
   """
   return average_weights(
-      make_exchange(
-          federation,
-          aggregation,
-          weights,
-          server_lr,
-          server_optimizer,
-          server_momentum,
-          server_eps,
-      ),
+      make_exchange(federation, aggregation, weights, tx=tx),
       *model_training(federation.local),
   )

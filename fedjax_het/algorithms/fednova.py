@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.aggregation.exchange import Delta, make_exchange
-from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.aggregation.server import takes_server_options, weighted_mean
 from fedjax_het.engine.local import train_model, visit_steps
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
@@ -82,6 +82,7 @@ def effective_steps(
 
 
 @requires()
+@takes_server_options(server_momentum=0.0)
 def fednova(
     federation: Federation,
     *,
@@ -89,7 +90,7 @@ def fednova(
     weights: str = 'uniform',
     mu: float = 0.0,
     min_steps: float = 0.0,
-    server_momentum: float = 0.0,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedNova over clients of one or several architectures.
 
@@ -103,8 +104,9 @@ def fednova(
     mu: Strength of a proximal term, 0 or 0.005 in the paper.
     min_steps: A smaller A_k counts as this, since a client's change is
       multiplied by tau / A_k. 0 for none (the paper).
-    server_momentum: Momentum of the server's step, 0 or 0.9 in the paper. As
-      the step holds the local learning rate, so does the momentum.
+    tx: The server's step, with the options of `fedavg`. `server_momentum` is 0
+      or 0.9 in the paper, and 0 by default. As the step holds the local
+      learning rate, so does the momentum.
 
   Returns:
     The algorithm. Server and clients hold what they hold in FedAvg.
@@ -114,9 +116,7 @@ def fednova(
       in shape.
   """
   not_negative(mu=mu, min_steps=min_steps)
-  exchange = make_exchange(
-      federation, aggregation, weights, server_momentum=server_momentum
-  )
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   local = federation.local
   largest = 1
   if federation.sizes is not None:
@@ -140,8 +140,8 @@ def fednova(
     own, delta = exchange.upload(group, start, end, data.size, num_steps)
     a = relative_steps(num_steps, visit.round_num)
     # p_k Delta_k / A_k, and p_k A_k.
-    params = jax.tree.map(lambda change: change / a, delta.change.params)
-    delta = delta._replace(change=delta.change._replace(params=params))
+    change = jax.tree.map(lambda change: change / a, delta.change)
+    delta = delta._replace(change=change)
     return own, Uplink(Sent(delta, delta.weight * a)), metrics
 
   def server_update(server, received, turn):
@@ -150,7 +150,7 @@ def fednova(
     def times_tau(mean, _):
       # tau_l = sum_k p_k A_k over the owners of l.
       tau, _ = weighted_mean(
-          ({key: s.steps for key in s.delta.change.params}, s.delta.weight)
+          ({key: s.steps for key in s.delta.change}, s.delta.weight)
           for s in sent
       )
       # tau_l sum_k p_k Delta_kl / A_k.

@@ -11,24 +11,25 @@ References:
   mu = 0.1, which it prints as mu/2 = 0.05.
 """
 
+import optax
+
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.options import not_negative
 
 
 @requires(keep_optimizer=False)
+@takes_server_options()
 def fedprox(
     federation: Federation,
     *,
     mu: float = 0.1,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
-    server_lr: float = 1.0,
-    server_optimizer: str = 'sgd',
-    server_momentum: float | None = None,
-    server_eps: float = 1e-3,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """Federated averaging with a proximal term.
 
@@ -38,10 +39,7 @@ def fedprox(
       FedAvg bit for bit.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`.
-    server_lr: As for `fedavg`.
-    server_optimizer: As for `fedavg`.
-    server_momentum: As for `fedavg`.
-    server_eps: As for `fedavg`.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -52,14 +50,6 @@ def fedprox(
   """
   not_negative(mu=mu)
   return average_weights(
-      make_exchange(
-          federation,
-          aggregation,
-          weights,
-          server_lr,
-          server_optimizer,
-          server_momentum,
-          server_eps,
-      ),
+      make_exchange(federation, aggregation, weights, tx=tx),
       *model_training(federation.local, mu),
   )

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
 from fedjax_het.aggregation.narrow_training import (
@@ -45,10 +46,15 @@ from fedjax_het.aggregation.narrow_training import (
   train_narrow,
   weighted_change,
 )
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_step,
+  takes_server_options,
+)
 from fedjax_het.aggregation.slicing import (
   extract,
   leading,
-  mean_change,
+  mean_over_holders,
   narrow,
   scatter_add,
   width_index,
@@ -61,11 +67,19 @@ from fedjax_het.options import at_least, one_of, share
 
 
 class Server(NamedTuple):
-  """Full-width parameters, statistics for evaluation, the next round t."""
+  """The server's state.
+
+  Attributes:
+    params: Full-width parameters.
+    stats: Statistics for evaluation.
+    t: [] int32, the next round.
+    opt_state: {block: the server optimiser's state}; no array by default.
+  """
 
   params: dict[str, Any]
   stats: dict[str, Any]
   t: jax.Array
+  opt_state: dict[str, Any]
 
 
 class Sent(NamedTuple):
@@ -101,6 +115,7 @@ def window(t, size: int, kept: int, direction: int = 1):
 
 
 @requires(one_model=True, group_options=dict(rate='1'), task='classification')
+@takes_server_options()
 def fedrolex(
     federation: Federation,
     *,
@@ -109,6 +124,7 @@ def fedrolex(
     mask: str = 'client',
     weights: str = 'uniform',
     calibrate_batches: int | None = None,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedRolex with one width for each group.
 
@@ -124,6 +140,8 @@ def fedrolex(
       number of examples.
     calibrate_batches: Most batches of static batch norm's pass; None for all
       training data.
+    tx: The server's step along the mean over holders; its options are those of
+      `fedavg`.
 
   Returns:
     The algorithm.
@@ -153,7 +171,8 @@ def fedrolex(
 
   def init(key):
     variables = full.init(key)
-    return Server(variables.params, variables.stats, jnp.int32(0))
+    opt_state = init_server_step(tx, variables.params)
+    return Server(variables.params, variables.stats, jnp.int32(0), opt_state)
 
   def downlink(server, group, visit):
     del visit
@@ -184,10 +203,15 @@ def fedrolex(
       total = scatter_add(total, held, change)
       count = scatter_add(count, held, holders(model, weight, row_weight))
       round_ends = got.round_ends
-    # theta_j <- theta_j + total_j / count_j
-    params = mean_change(server.params, total, count)
+    # D_j = total_j / count_j
+    mean, some = mean_over_holders(total, count)
+    # theta_j <- theta_j + D_j, or another step of the server.
+    params, opt_state = server_step(
+        tx, server.params, server.opt_state, mean, some
+    )
     # t <- t + 1
-    return Server(params, server.stats, turn.round_num + round_ends), {}
+    t = turn.round_num + round_ends
+    return Server(params, server.stats, t, opt_state), {}
 
   def calibrate(server, data):
     stats = static_statistics(

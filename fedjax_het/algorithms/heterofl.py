@@ -38,12 +38,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_step,
+  takes_server_options,
+)
 from fedjax_het.aggregation.slicing import (
   extract,
   make_level,
-  mean_change,
+  mean_over_holders,
 )
 from fedjax_het.algorithms.heterofl_widths import (
   Plan,
@@ -66,15 +72,23 @@ from fedjax_het.options import (
 
 
 class Server(NamedTuple):
-  """The full-width parameters; statistics by rate, for evaluation only."""
+  """The server's state.
+
+  Attributes:
+    params: The full-width parameters.
+    stats: Statistics by rate, for evaluation only.
+    opt_state: {block: the server optimiser's state}; no array by default.
+  """
 
   params: dict[str, Any]
   stats: dict[str, Any]
+  opt_state: dict[str, Any]
 
 
 @requires(
     one_model=True, group_options=dict(rate=None), task='classification'
 )
+@takes_server_options()
 def heterofl(
     federation: Federation,
     *,
@@ -86,6 +100,7 @@ def heterofl(
     left_out: tuple | str = (),
     calibrate_batches: int | None = None,
     views: bool = False,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """HeteroFL with fixed or dynamic widths.
 
@@ -109,6 +124,8 @@ def heterofl(
     calibrate_batches: Most batches of static batch norm's pass; None for all
       training data.
     views: Whether every narrower width is evaluated too.
+    tx: The server's step along the mean over holders; its options are those of
+      `fedavg`.
 
   Returns:
     The algorithm.
@@ -123,7 +140,14 @@ def heterofl(
     at_least(1, calibrate_batches=calibrate_batches)
   full = groups[0].model
   given = {group.name: group.options for group in groups}
-  rates = level_rates(given, levels, odds)
+  # The one place that knows of both variants.
+  if odds:
+    rates = drawn_rates(given, levels, odds)
+    make_widths = functools.partial(drawn_widths, odds=odds)
+  else:
+    rates = fixed_rates(given, levels)
+    level_of = {name: i for i, name in enumerate(rates)}
+    make_widths = functools.partial(fixed_widths, level_of=level_of)
   if isinstance(left_out, str):
     left_out = (left_out,) if left_out else ()
   for name in left_out:
@@ -133,23 +157,20 @@ def heterofl(
           f'{tuple(name.split())}, got {name!r}.'
       )
     check_name('left_out', name, rates)
-  plan = Plan(
-      levels=[make_level(full, rate) for rate in rates.values()],
+  trained = [make_level(full, rate) for rate in rates.values()]
+  widths = make_widths(Plan(
+      levels=trained,
       left_out=[name in left_out for name in rates],
       head=full.block_names[-1],
       local=local,
       scaler=scaler,
       mask=mask,
       weights=weights,
-  )
-  if odds:
-    widths = drawn_widths(plan, odds)
-  else:
-    widths = fixed_widths(plan, {name: i for i, name in enumerate(rates)})
+  ))  # fmt: skip
   full_rate = _name(1.0)
   evaluated = {full_rate: make_level(full, Fraction(1))}
   if views:
-    evaluated.update((_name(level.rate), level) for level in plan.levels)
+    evaluated.update((_name(level.rate), level) for level in trained)
 
   def init(key):
     variables = full.init(key)
@@ -158,7 +179,8 @@ def heterofl(
         name: _zeros(level.model.abstract_variables.stats)
         for name, level in evaluated.items()
     }
-    return Server(variables.params, stats)
+    opt_state = init_server_step(tx, variables.params)
+    return Server(variables.params, stats, opt_state)
 
   def server_update(server, received, turn):
     del turn
@@ -167,9 +189,13 @@ def heterofl(
       total, count = widths.add(
           total, count, group, received[group.name].summed
       )
-    # theta_j <- theta_j + sum_{k in H_j} (theta_kj - theta_j) / |H_j|
-    params = mean_change(server.params, total, count)
-    return server._replace(params=params), {}
+    # D_j = sum_{k in H_j} (theta_kj - theta_j) / |H_j|
+    mean, held = mean_over_holders(total, count)
+    # theta_j <- theta_j + D_j, or another step of the server.
+    params, opt_state = server_step(
+        tx, server.params, server.opt_state, mean, held
+    )
+    return server._replace(params=params, opt_state=opt_state), {}
 
   def calibrate(server, data):
     stats = {
@@ -202,29 +228,45 @@ def heterofl(
   )
 
 
-def level_rates(
-    groups: Mapping[str, Mapping[str, Any]], levels: tuple, odds: tuple
+def fixed_rates(
+    groups: Mapping[str, Mapping[str, Any]], levels: tuple
 ) -> dict[str, Fraction]:
-  """The widths that clients train, by the names that `left_out` knows.
+  """The widths of groups, by the names that `left_out` knows.
 
   Args:
     groups: {group name: the group's options}.
-    levels: As for `heterofl`.
-    odds: As for `heterofl`.
+    levels: As for `heterofl`, which must be empty.
 
   Returns:
-    {group name, or share as in `levels`: rate}.
+    {group name: rate}.
+
+  Raises:
+    ValueError: If a rate is out of range, or there are levels.
+  """
+  if levels:
+    raise ValueError(
+        f'levels={tuple(levels)} are drawn with odds; give one number of '
+        'odds for each, or a rate to each group for fixed widths.'
+    )
+  return group_shares('rate', groups)
+
+
+def drawn_rates(
+    groups: Mapping[str, Mapping[str, Any]], levels: tuple, odds: tuple
+) -> dict[str, Fraction]:
+  """The widths that clients draw from, by the names that `left_out` knows.
+
+  Args:
+    groups: {group name: the group's options}, among them no rate.
+    levels: As for `heterofl`.
+    odds: As for `heterofl`, at least one.
+
+  Returns:
+    {share as in `levels`: rate}.
 
   Raises:
     ValueError: If a rate or the odds are out of range, or do not fit together.
   """
-  if not odds:
-    if levels:
-      raise ValueError(
-          f'levels={tuple(levels)} are drawn with odds; give one number of '
-          'odds for each, or a rate to each group for fixed widths.'
-      )
-    return group_shares('rate', groups)
   not_negative(**{f'odds[{i}]': odd for i, odd in enumerate(odds)})
   if sum(odds) <= 0:
     raise ValueError(

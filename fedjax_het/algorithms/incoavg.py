@@ -37,9 +37,11 @@ from typing import Any
 from flax.traverse_util import flatten_dict, unflatten_dict
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.options import one_of, positive
@@ -135,6 +137,7 @@ def corrected(
 
 
 @requires(keep_optimizer=False)
+@takes_server_options()
 def incoavg(
     federation: Federation,
     *,
@@ -143,6 +146,7 @@ def incoavg(
     max_change: float = 0.1,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """InCo Aggregation over FedAvg.
 
@@ -155,6 +159,7 @@ def incoavg(
     aggregation: As for `fedavg`; with 'architecture' the layers of one
       architecture correct each other.
     weights: As for `fedavg`; 'uniform' in the paper.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm; server and clients hold what they hold in FedAvg.
@@ -165,7 +170,7 @@ def incoavg(
   """
   one_of('rule', rule, RULES)
   positive(max_ratio=max_ratio, max_change=max_change)
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
 
   def cross_layer(mean, sent):
     g = flatten_dict(mean, keep_empty_nodes=True)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.aggregation.server import takes_server_options, weighted_mean
 from fedjax_het.engine.local import fit_model
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
@@ -48,21 +48,24 @@ def corrected(shift) -> optax.GradientTransformation:
 
 
 @requires()
+@takes_server_options()
 def scaffold(
-    federation: Federation, *, aggregation: str = 'layerwise',
-    server_lr: float = 1.0,
-) -> FederatedAlgorithm:  # fmt: skip
+    federation: Federation,
+    *,
+    aggregation: str = 'layerwise',
+    tx: optax.GradientTransformation,
+) -> FederatedAlgorithm:
   """SCAFFOLD, option II, over clients of one or several architectures.
 
   Args:
     federation: Groups and local training.
     aggregation: As for `fedavg`.
-    server_lr: As for `fedavg`.
+    tx: The server's step of x, with the options of `fedavg`.
 
   Returns:
     The algorithm. Server: (x, c). Client: (its own blocks, c_k).
   """
-  exchange = make_exchange(federation, aggregation, server_lr=server_lr)
+  exchange = make_exchange(federation, aggregation, tx=tx)
   sharing, local = exchange.sharing, federation.local
 
   def init(key):

@@ -34,18 +34,24 @@ References:
 from fractions import Fraction
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.label_masks import (
   MASKS,
   masked_logits,
   owned_labels,
 )
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_step,
+  takes_server_options,
+)
 from fedjax_het.aggregation.slicing import (
-  mean_change,
+  mean_over_holders,
   narrow,
   without_running_stats,
 )
@@ -69,10 +75,12 @@ class Server(NamedTuple):
   Attributes:
     bases: `Variables`, leaves [B, ...]; statistics are for evaluation only.
     queue: [] uint32, the seed of the queue's shuffles.
+    opt_state: {block: the server optimiser's state}; no array by default.
   """
 
   bases: Variables
   queue: jax.Array
+  opt_state: dict[str, Any]
 
 
 class Sent(NamedTuple):
@@ -170,6 +178,7 @@ def draw_base(base: BlockModel, key, factor: float) -> Variables:
 @requires(
     one_model=True, group_options=dict(budget=None), task='classification'
 )
+@takes_server_options()
 def splitmix(
     federation: Federation,
     *,
@@ -178,6 +187,7 @@ def splitmix(
     mask: str = 'batch',
     calibrate_batches: int | None = None,
     views: bool = False,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """SplitMix.
 
@@ -193,6 +203,8 @@ def splitmix(
       skewed.
     calibrate_batches: As for `heterofl`.
     views: Whether ensembles of each group's number of bases are evaluated too.
+    tx: The server's step along the mean over trainers; its options are those
+      of `fedavg`.
 
   Returns:
     The algorithm.
@@ -223,7 +235,8 @@ def splitmix(
     keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
     drawn = [draw_base(base, key, factor) for key in keys]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
-    return Server(bases, jax.random.bits(key, dtype=jnp.uint32))
+    queue = jax.random.bits(key, dtype=jnp.uint32)
+    return Server(bases, queue, init_server_step(tx, bases.params))
 
   def downlink(server, group, visit):
     first = first_choice(server.queue, visit.turn, num_bases)
@@ -277,9 +290,14 @@ def splitmix(
         ),
         change,
     )
-    # theta_b <- theta_b + sum_k Delta_kb / sum_k n_k
-    params = mean_change(server.bases.params, change, count)
-    return server._replace(bases=server.bases._replace(params=params)), {}
+    # D_b = sum_k Delta_kb / sum_k n_k
+    mean, some = mean_over_holders(change, count)
+    # theta_b <- theta_b + D_b, or another step of the server.
+    params, opt_state = server_step(
+        tx, server.bases.params, server.opt_state, mean, some
+    )
+    bases = server.bases._replace(params=params)
+    return server._replace(bases=bases, opt_state=opt_state), {}
 
   def calibrate(server, data):
     stats = jax.lax.map(

@@ -15,8 +15,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from fedjax_het.engine.types import Federation
-from fedjax_het.options import check_call
+from fedjax_het.engine.types import Federation, Group
+from fedjax_het.models.blocks import Head
+from fedjax_het.options import check_call, keyword_options
+from fedjax_het.renamed import check_renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Needs:
     partner: Whether each `Group.partner` must be given; None if it may be.
     keep_optimizer: The method's default for `LocalTraining.keep_optimizer`;
       None if it always resets optimizer states.
+    heads: `(group, federation) -> heads`, the side exits (`models.blocks.Head`)
+      that a group's model must have; None for none. The builder attaches them,
+      see `with_heads`.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
     task: Name of the only supported task; None for any.
@@ -44,6 +49,7 @@ class Needs:
   server_model: bool | None = False
   partner: bool | None = False
   keep_optimizer: bool | None = None
+  heads: Callable[[Group, Federation], tuple[Head, ...]] | None = None
   group_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   task: str | None = None
 
@@ -72,8 +78,10 @@ def requires(**needs) -> Callable[[Callable], Callable]:
   def declare(constructor):
     @functools.wraps(constructor)
     def checked(federation, **options):
+      name = constructor.__name__
+      check_renamed(options, keyword_options(constructor), method=name)
       check_needs(checked, federation)
-      check_call(f'Algorithm {constructor.__name__!r}', constructor, options)
+      check_call(f'Algorithm {name!r}', constructor, options)
       return constructor(federation, **options)
 
     checked.needs = declared
@@ -94,7 +102,8 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
 
   Raises:
     ValueError: If the task is another one, a part of the federation is
-      missing, or groups hold different models where there must be one.
+      missing, groups hold different models where there must be one, or a
+      model lacks a head.
   """
   name, needs = constructor.__name__, needs_of(constructor)
   check_task(name, needs.task, federation)
@@ -114,6 +123,56 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
   if needs.one_model:
     models = {g.name: (g.model.name, g.model) for g in federation.groups}
     check_one_model(name, models)
+  for group in federation.groups:
+    lacks = [head.name for head in missing_heads(needs, group, federation)]
+    if lacks:
+      raise ValueError(
+          f'groups.{group.name}: {name} needs the heads {", ".join(lacks)}, '
+          f'which {group.model.name!r} lacks; attach them by '
+          f'engine.needs.with_heads({name}, federation).'
+      )
+
+
+def missing_heads(
+    needs: Needs, group: Group, federation: Federation
+) -> tuple[Head, ...]:
+  """The heads that a method needs and a group's model does not have by name."""
+  if needs.heads is None:
+    return ()
+  return tuple(
+      head
+      for head in needs.heads(group, federation)
+      if head.name not in group.model.head_names
+  )
+
+
+def with_heads(constructor: Callable, federation: Federation) -> Federation:
+  """Attaches the heads that an algorithm needs to the groups' models.
+
+  Args:
+    constructor: The algorithm's constructor.
+    federation: The federation, with the options of its groups.
+
+  Returns:
+    The federation; a head that a model has already, by name, stays.
+
+  Raises:
+    ValueError: If a model cannot have such heads, or a group's option that
+      places them is wrong.
+  """
+  needs = needs_of(constructor)
+  if needs.heads is None:
+    return federation
+  groups = tuple(
+      dataclasses.replace(
+          group,
+          model=group.model.with_heads(
+              *missing_heads(needs, group, federation)
+          ),
+      )
+      for group in federation.groups
+  )
+  return dataclasses.replace(federation, groups=groups)
 
 
 def check_task(name: str, task: str | None, federation: Federation) -> None:

@@ -15,7 +15,9 @@ from fedjax_het.data.sources import ENTRIES, Dataset, load_entries
 from fedjax_het.data.splits import assign_groups
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
+from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -135,8 +137,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       make('server_model', model_spec(config, config.server_model)),
   )
   options = config.algorithm.to_dict()
+  make_algorithm = ALGORITHMS[options.pop('name')]
   with examples.naming('algorithm'):
-    algorithm = ALGORITHMS[options.pop('name')](federation, **options)
+    federation = with_heads(make_algorithm, federation)
+    algorithm = make_algorithm(federation, **options)
   preprocess = examples.preprocess(config, dataset)
   data = federate(
       dataset.train_images,
@@ -175,9 +179,9 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
         config.clock.device_seed,
     )
     return tuple(kinds[name][0] for name in kind_of)
-  if config.clock.mode == 'synchronous':
-    return None
-  return (Device(),) * num_clients
+  if driver_kind(config.clock.mode).needs_devices:
+    return (Device(),) * num_clients
+  return None
 
 
 def _make_model(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import read_json, write_atomically
 
@@ -88,6 +89,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       group_of[client_id] = group.name
   labels = experiment.dataset.train_labels
   num_classes = experiment.dataset.num_classes
+  main = federation.task.main
   return dict(
       groups=groups,
       group_of=group_of,
@@ -99,6 +101,8 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       versions=versions(),
+      # None is accuracy, as in the facts of older runs.
+      **({} if main == ACCURACY else dict(metric=main._asdict())),
   )
 
 

@@ -8,7 +8,9 @@ import pathlib
 from typing import Any
 
 import ml_collections
+import numpy as np
 
+from fedjax_het.engine.confusion import class_accuracy
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment.build import build
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -17,8 +19,9 @@ from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.experiment.trained import Model, Reader, Trained
 from fedjax_het.names import check_name
 from fedjax_het.reporting import shown
+from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries that say how a run computes, not what: any machine can read it.
 _ANY_MACHINE = dict(backend='auto', chunk=None, conv_backend='xla')
@@ -47,7 +50,9 @@ class Run:
   @property
   def summary(self) -> Summary:
     """A summary of the rows."""
-    return summarise(self.rows, self.config.target_accuracy)
+    return summarise(
+        self.rows, self.config.target_accuracy, main_metric(self.facts)
+    )
 
   @property
   def _title(self) -> str:
@@ -77,6 +82,34 @@ class Run:
     """
     check_name('split', split, dict.fromkeys(row['split'] for row in self.rows))
     return shown.columns(self.rows, split)
+
+  @functools.cached_property
+  def confusion(self) -> dict[str, np.ndarray]:
+    """Confusion matrices of the last evaluation on the whole test set.
+
+    {group: [E, C, C] int32}, one matrix for each of the E evaluated models of
+    the group (see `models/<group>` in docs/metrics.md): counts of examples by
+    true class (rows) and predicted class (columns).
+
+    Raises:
+      FileNotFoundError: If the run has none.
+      ValueError: If the file is damaged.
+    """
+    found = read_confusion(self.workdir)
+    if found is None:
+      raise FileNotFoundError(
+          f'{self.workdir} holds no confusion matrices: its task has no '
+          'classes, or it was run by an older version.'
+      )
+    return found.counts
+
+  @property
+  def class_accuracy(self) -> dict[str, np.ndarray]:
+    """{group: [E, C] float64}, accuracy of each evaluated model by class.
+
+    NaN for a class without test examples; errors are those of `confusion`.
+    """
+    return {g: class_accuracy(counts) for g, counts in self.confusion.items()}
 
   @functools.cached_property
   def _trained(self) -> Trained:

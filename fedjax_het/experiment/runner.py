@@ -32,7 +32,7 @@ from fedjax_het.experiment.workdir import (
   store_config,
 )
 from fedjax_het.files import check_local, write_atomically
-from fedjax_het.kernels.onednn import no_compilation_cache
+from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.report import write_report
 
@@ -118,14 +118,11 @@ def run(
   if workdir is not None:
     check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
-    if config.get('conv_backend') == 'onednn':
-      stack.enter_context(no_compilation_cache())
+    stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
     if workdir is None:
       workdir = processes.on_first(lambda: str(new_workdir(config)))
     folder = pathlib.Path(workdir)
-    if observe is None:
-      observe = _progress(config, stack)
     follow = processes.together(
         lambda: callbacks_lib.Callbacks(
             [*callbacks_lib.from_config(config), *callbacks]
@@ -134,6 +131,8 @@ def run(
     _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
     config = experiment.config
+    if observe is None:
+      observe = _progress(experiment, stack)
     processes.check_config(config)
     driver = processes.together(lambda: make_driver(experiment))
 
@@ -207,7 +206,9 @@ def run(
         folder,
         rows,
         facts,
-        metrics.summarise(rows, config.target_accuracy),
+        metrics.summarise(
+            rows, config.target_accuracy, experiment.federation.task.main
+        ),
         state,
         int(state.round_num) == config.num_rounds,
     )
@@ -218,19 +219,20 @@ def run(
   return result
 
 
-def _progress(config, stack) -> Callable[[metrics.Row], None]:
+def _progress(experiment, stack) -> Callable[[metrics.Row], None]:
   """Shows progress in a notebook, and nothing elsewhere."""
   if not in_notebook():
     return lambda row: None
-  progress = Progress(config.num_rounds)
+  task = experiment.federation.task
+  progress = Progress(experiment.config.num_rounds, metric=task.main)
   stack.callback(progress.close)
   return progress
 
 
 def _keep_programs(config) -> None:
   """Turns the compilation cache on if the config asks for it."""
-  if config.conv_backend == 'onednn':
-    _log.info("Programs with oneDNN's convolutions are not kept on disk.")
+  if library := libraries.uncacheable(config.conv_backend):
+    _log.info("Programs with %s's convolutions are not kept on disk.", library)
   elif config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
 

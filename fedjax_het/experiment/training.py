@@ -17,6 +17,7 @@ from fedjax_het.experiment.callbacks import Callbacks
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.programs import Programs, rounds_to_run
 from fedjax_het.experiment.trained import Reader as ModelReader
+from fedjax_het.reporting.confusion_file import write_confusion
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class RowWriter:
   ):
     """Opens metrics.jsonl in the workdir, which holds `rows`."""
     self.rows = rows
-    self._observe, self._callbacks = observe, callbacks
+    self._folder, self._observe = folder, observe
+    self._callbacks = callbacks
     self._file = metrics.MetricsFile(
         folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
     )
@@ -50,6 +52,16 @@ class RowWriter:
     self._observe(row)
     self._callbacks.row(row)
 
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes the confusion matrices of an evaluation, if it has any."""
+    if any(score.confusion is not None for score in scores.values()):
+      write_confusion(
+          self._folder,
+          round_num,
+          {name: score.client_id for name, score in scores.items()},
+          {name: score.confusion for name, score in scores.items()},
+      )
+
 
 class RowReader:
   """Collects the lines in a process that writes none."""
@@ -61,6 +73,9 @@ class RowReader:
   def __call__(self, row: metrics.Row) -> None:
     """Takes the next line."""
     self.rows.append(row)
+
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes nothing."""
 
   def mark(self):
     """No lines; there is no file."""
@@ -148,6 +163,8 @@ def train(
           round_num, score, experiment.federation, seconds_since(0.0),
           when, split,
       )  # fmt: skip
+      if split == 'test':
+        write.keep_confusion(round_num, score)
     if read_models is not None:
       callbacks.evaluation(rows, read_models(round_num, state))
     for row in rows.values():

@@ -62,7 +62,9 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
 # What a run writes, as files and as folders.
 _FILES = (
     'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
-    'times.png', 'train.csv', 'test.csv', 'validation.csv', 'warm_up.csv',
+    'times.png', 'confusion.npz', 'confusion.png',
+    'classes.png', 'clients.png',
+    'train.csv', 'test.csv', 'validation.csv', 'warm_up.csv',
 )  # fmt: skip
 _FOLDERS = (
     'checkpoints', 'best', 'profile', 'tensorboard', 'wandb', 'mlflow',

@@ -15,6 +15,7 @@ from fedjax_het.aggregation.server import (
     init_server_step,
     make_server_optimizer,
     server_step,
+    server_variables,
     weighted_mean,
 )
 from fedjax_het.aggregation.sharing import Sharing, ends_only
@@ -115,18 +116,17 @@ def test_the_server_steps_on_parameters_but_not_on_statistics(options, want):
   )
   after = Variables(
       {'a': {'w': jnp.array([2.0])}},
-      {'a': {'mean': jnp.array([3.0]), 'var': jnp.array([-1.0])}},
+      {'a': {'mean': jnp.array([3.0]), 'var': jnp.array([2.0])}},
   )
   server = before
   if len(options) > 1:
     opt_state = init_server_step(exchange.tx, before.params)
     server = ex.Optimized(before, opt_state)
   delta = send(exchange, group, before, after)
-  new = ex.server_variables(exchange.average(server, {'g': delta}))
+  new = server_variables(exchange.average(server, {'g': delta}))
   np.testing.assert_allclose(new.params['a']['w'], [want], rtol=1e-4)
   np.testing.assert_allclose(new.stats['a']['mean'], [3.0], rtol=1e-6)
-  # A variance never falls below zero.
-  np.testing.assert_allclose(new.stats['a']['var'], [0.0])
+  np.testing.assert_allclose(new.stats['a']['var'], [2.0], rtol=1e-6)
 
 
 def test_one_architecture_layerwise_equals_per_architecture():
@@ -287,6 +287,38 @@ def steps(name, changes, x=0.0, sent=True, **options):
 
 
 @pytest.mark.parametrize(
+    'sent,rows',
+    [
+        ([[1, 0], [1, 0]], [[1, 0], [1, 0]]),  # Single entries.
+        ([0, 1], [[0, 0], [1, 1]]),  # Rows.
+        (1, [[1, 1], [1, 1]]),
+    ],
+)
+@pytest.mark.parametrize('name', ['momentum', 'adam', 'counted'])
+def test_entries_that_nobody_sent_keep_values_and_moments(name, sent, rows):
+  """The others move as if all had been sent."""
+  tx = dict(
+      momentum=make_server_optimizer(momentum=0.9),
+      adam=make_server_optimizer('adam', 0.1),
+      counted=optax.adam(0.1),  # With a step count.
+  )[name]
+  x = dict(k=dict(w=jnp.array([[1.0, 2], [3, 4]])))
+  mean = dict(k=dict(w=jnp.array([[0.5, 1], [2, 3]])))
+  whole = dict(k=jnp.bool_(True))
+  before = server_step(tx, x, init_server_step(tx, x), mean, whole)
+  want = server_step(tx, *before, mean, whole)
+  sent = dict(k=dict(w=jnp.array(sent, bool)))
+  got = server_step(tx, *before, mean, sent)
+  for old, new, mine in zip(*map(jax.tree.leaves, (before, want, got))):
+    moved = jnp.array(rows, bool) if old.shape else True
+    np.testing.assert_array_equal(mine, jnp.where(moved, new, old))
+    assert np.any(new != old)
+  none = dict(k=dict(w=jnp.zeros((2, 2), bool)))
+  after = server_step(tx, *before, mean, none)
+  jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+@pytest.mark.parametrize(
     'name,options,want,v',
     [
         ('adam', {}, 0.00980202, 0.00250099),
@@ -402,3 +434,25 @@ def test_only_an_optimiser_with_a_state_changes_the_servers_structure():
     server = ex.make_exchange(federation, 'layerwise', **options).init(key)
     jax.tree.map(np.testing.assert_array_equal, server.variables, plain)
     assert set(server.opt_state) == set(plain.params)
+
+
+def test_statistics_of_stale_uploads_do_not_add_up():
+  """Two clients train from one x; their uploads arrive one after the other."""
+  federation = tiny_federation((1,), 2)
+  (group,) = federation.groups
+  exchange = ex.make_exchange(federation, 'layerwise')
+  x = exchange.init(jax.random.key(0))
+  server = x
+  for number in (1.0, 5.0):
+    end = jax.tree.map(lambda leaf, n=number: leaf + n, x)
+    _, delta = exchange.upload(group, x, end, jnp.int32(4), jnp.int32(1))
+    server = exchange.average(server, {group.name: delta})
+  # x + d_1 + d_2, and s_2.
+  for field, moved in (('params', 6), ('stats', 5)):
+    got, old = (jax.tree.leaves(getattr(tree, field)) for tree in (server, x))
+    assert got
+    for new, start in zip(got, old, strict=True):
+      np.testing.assert_allclose(new, start + moved, rtol=1e-6)
+  ended = ex.end_of(x, delta)
+  for got, want in zip(jax.tree.leaves(ended), jax.tree.leaves(end)):
+    np.testing.assert_allclose(got, want, rtol=1e-6)

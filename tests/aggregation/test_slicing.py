@@ -14,7 +14,7 @@ from fedjax_het.aggregation.slicing import (
   extract,
   leading,
   make_level,
-  mean_change,
+  mean_over_holders,
   narrow,
   scatter_add,
   width_index,
@@ -324,10 +324,11 @@ def test_running_statistics_are_cut_as_their_norm():
     without_running_stats(gated())
 
 
-def test_a_number_that_nobody_held_keeps_its_value():
-  tree, total = jnp.array([[1.0, 2], [3, 4]]), jnp.array([[6.0, 1], [0, 5]])
-  got = mean_change(tree, total, jnp.array([[2.0, 1], [0, 0]]))
-  assert got.tolist() == [[4, 3], [3, 4]]
+def test_the_mean_of_a_number_is_that_over_its_holders():
+  total, count = jnp.array([[6.0, 1], [0, 5]]), jnp.array([[2.0, 1], [0, 0]])
+  mean, held = mean_over_holders(dict(k=total), dict(k=count))
+  assert mean['k'].tolist() == [[3, 1], [0, 0]]
+  assert held['k'].tolist() == [[True, True], [False, False]]
 
 
 def test_bad_widths_are_refused_in_one_line():

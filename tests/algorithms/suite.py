@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.needs import needs_of, with_heads
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from tests.tiny import (
     SIZES,
@@ -98,4 +98,5 @@ def make(
           for group in federation.groups
       ),
   )
+  federation = with_heads(ALGORITHMS[name], federation)
   return ALGORITHMS[name](federation, **case.options), federation

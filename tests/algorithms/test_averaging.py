@@ -7,10 +7,13 @@ import optax
 import pytest
 
 from fedjax_het.aggregation.exchange import Optimized
+from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.engine import local, rounds, visits
 from fedjax_het.engine.types import Visit
+from fedjax_het.options import keyword_options
+from tests.algorithms import suite
 from tests.quadratics import RATE, play, quadratics
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
@@ -217,7 +220,7 @@ def one_visit(algorithm, federation, data):
       data.client(0),
       visit,
   )
-  return uplink.summed.change
+  return uplink.summed
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_the_proximal_term_acts_from_the_second_step(tx):
           fedprox(federation, mu=mu), federation, tiny_data([size])
       )
   jax.tree.map(np.testing.assert_array_equal, changes[4, 0.0], changes[4, 0.5])
-  first, second = changes[8, 0.0].params, changes[8, 0.5].params
+  first, second = changes[8, 0.0].change, changes[8, 0.5].change
   assert any(
       np.any(a != b)
       for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second))
@@ -269,3 +272,49 @@ def test_rounds_keep_the_structure_of_a_server_with_an_optimiser():
   model = algorithm.client_model(state.server, (), federation.groups[0])
   assert set(model.params) == set(federation.groups[0].model.block_names)
   assert np.any(model.params['l1']['w'])
+
+
+@pytest.mark.parametrize(
+    'name', ['fedet', 'fedrolex', 'fedselect', 'scalefl', 'splitmix']
+)
+def test_methods_with_a_server_of_their_own_take_its_optimiser(name):
+  """Moments beside each parameter, in a state that keeps its structure."""
+  case = suite.cases(name)[0]
+  options = dict(case.options, server_optimizer='yogi', server_lr=0.1)
+  algorithm, federation = suite.make(name, case=case._replace(options=options))
+  plain, _ = suite.make(name, federation, case)
+  key = jax.random.key(0)
+  few, many = (
+      len(jax.tree.leaves(jax.eval_shape(made.init, key)))
+      for made in (plain, algorithm)
+  )
+  assert many >= few + 8
+  before = jax.eval_shape(
+      lambda key: rounds.init_state(algorithm, federation, key), key
+  )
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=2, backend='map'
+  )
+  data = tiny_data(public=suite.NUM_PUBLIC)
+  after, _ = jax.eval_shape(run_round, before, data, key, key)
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+      lambda x: (x.shape, x.dtype), before
+  )
+
+
+def test_every_option_of_a_servers_step_is_one_of_the_method():
+  """As `takes_server_options` says; FedNova has a default of its own."""
+  takers = [
+      name for name, make in ALGORITHMS.items()
+      if 'server_optimizer' in keyword_options(make)
+  ]  # fmt: skip
+  assert len(takers) >= 15
+  for name in takers:
+    known = keyword_options(ALGORITHMS[name])
+    assert 'tx' not in known
+    momentum = 0.0 if name == 'fednova' else None
+    assert known['server_momentum'] == (float | None, momentum)
+    assert known['server_lr'] == (float, 1.0)
+    assert known['server_eps'] == (float, 1e-3)
+  with pytest.raises(ValueError, match="has no option 'tx'"):
+    fedavg(tiny_federation(), tx=optax.sgd(1.0))

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_het.aggregation.slicing import narrow, width_index
 from fedjax_het.algorithms import fedavg, fedrolex, heterofl
-from fedjax_het.algorithms.fedrolex import Sent, Server, window
+from fedjax_het.algorithms.fedrolex import Sent, window
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group, Received, Visit
@@ -496,7 +496,7 @@ def test_a_round_in_numpy(t, norm):
     ]
     params = jax.tree.unflatten(tree, leaves)
     starts.append(jax.device_get(params))
-    return Server(params, server.stats, jnp.int32(t))
+    return server._replace(params=params, t=jnp.int32(t))
 
   starts = []
   servers, _ = run(fedrolex(federation), federation, 1, begin, data)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
 from fedjax_het.algorithms.heterofl_widths import Sent
@@ -79,12 +80,34 @@ def test_all_rates_1_is_fedavg_bit_for_bit():
   assert_trees(got.params, want.params, rtol=0, atol=0)
 
 
-def two_widths():
+@pytest.mark.parametrize(
+    'options',
+    [dict(server_momentum=0.9), dict(server_optimizer='adam', server_lr=0.1)],
+)
+def test_server_optimisers_at_full_width_are_those_of_fedavg(options):
+  """Two server steps of one upload each, bit for bit."""
+  federation = one_group(norm=False)
+  wide, plain = heterofl(federation, **options), fedavg(federation, **options)
+  x = plain.init(jax.random.key(0))
+  server = wide.init(jax.random.key(0))
+  change = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, x.variables.params)
+  number, rows = jnp.ones(1), jnp.ones((1, NUM_CLASSES))
+  marked = jax.tree.map(lambda leaf: Maybe(leaf, jnp.bool_(True)), change)
+  delta = Delta(Variables(change, {}), jnp.float32(1))
+  for _ in range(2):
+    x = server_step(plain, x, dict(tiny1=Received(delta, None, None)))
+    up = Received(Sent(marked, number, rows), None, None)
+    server = server_step(wide, server, dict(tiny1=up))
+  assert_trees(server.params, x.variables.params, rtol=0, atol=0)
+  assert_trees(server.opt_state, x.opt_state, rtol=0, atol=0)
+
+
+def two_widths(**options):
   """Groups 'a' and 'b' of a net whose layer1 is 2x2, at rates 1 and 1/2."""
   model = create('mlp', SHAPE, NUM_CLASSES, hidden=2)
   groups = (Group('a', model, np.array([0])), Group('b', model, np.array([1])))
   federation = Federation(groups, tiny_local())
-  algorithm = heterofl(federation)
+  algorithm = heterofl(federation, **options)
   server = algorithm.init(jax.random.key(0))
   server.params['layer1']['linear']['kernel'] = jnp.array([[1.0, 2], [3, 4]])
   server.params['head']['bias'] = jnp.array([0.0, 0, 9])
@@ -126,6 +149,29 @@ def test_a_number_is_the_mean_over_its_holders(wide, want):
       None,
   )
   assert after.params['layer1']['linear']['kernel'].tolist() == want
+
+
+def test_momentum_of_numbers_that_nobody_held_is_left_alone():
+  """FedAvgM: the narrow client's number goes on alone in the second round."""
+  federation, algorithm, server = two_widths(server_momentum=0.5)
+  for wide, value, momentum in (
+      # b = -D of [[1, 2], [3, 4]] to 2s, for the first number to 6 as well.
+      (1.0, [[4, 2], [2, 2]], [[-3, 0], [1, 2]]),
+      # b <- 0.5 b - (6 - 4) where it was held.
+      (0.0, [[7.5, 2], [2, 2]], [[-3.5, 0], [1, 2]]),
+  ):
+    make = functools.partial(returns, federation, algorithm, server)
+    server = server_step(
+        algorithm,
+        server,
+        dict(
+            a=make('a', wide, kernel=[[2.0, 2], [2, 2]]),
+            b=make('b', kernel=[[6.0]]),
+        ),
+    )
+    assert server.params['layer1']['linear']['kernel'].tolist() == value
+    trace = jax.tree.leaves(server.opt_state['layer1'])
+    assert momentum in [leaf.tolist() for leaf in trace]
 
 
 def test_head_rows_count_for_the_owners_of_their_label():

@@ -1,5 +1,7 @@
 """ScaleFL: levels, the loss of all exits, the mean, one round in PyTorch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from fedjax_het.algorithms.scalefl import Sent, exits_loss
 from fedjax_het.algorithms.scalefl.levels import make_levels, scaler
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
+from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.engine.traffic import full_bytes, num_bytes
 from fedjax_het.engine.types import Federation, Group, Received, Visit
@@ -39,7 +42,8 @@ def federation_of(model, rate, exit, per_group=1, **fields):
       for i in range(len(rate))
   )
   federation = Federation(groups, fields.pop('local', SGD), **fields)
-  return with_group_options(federation, rate=rate, exit=exit)
+  federation = with_group_options(federation, rate=rate, exit=exit)
+  return with_heads(scalefl, federation)
 
 
 def assert_trees(got, want, **kwargs):
@@ -204,15 +208,16 @@ def test_distillation_begins_after_a_quarter_of_the_rounds():
   federation = federation_of(
       dense_net(), ('1', '1'), ('1', '1/2'), local=still, num_rounds=500
   )
-  plain, last = visit_loss(federation, (0, 499), gamma=0.0)
+  plain, last = visit_loss(federation, (0, 499), distill_weight=0.0)
   assert plain == last
-  first, before, after = visit_loss(federation, (0, 125, 126), gamma=2.0)
+  on = dict(distill_weight=2.0)
+  first, before, after = visit_loss(federation, (0, 125, 126), **on)
   assert first == before == plain and after > plain
-  assert visit_loss(federation, (2,), gamma=2.0, distil_after=0.004) == [plain]
+  assert visit_loss(federation, (2,), **on, distil_after=0.004) == [plain]
   unknown = federation_of(
       dense_net(), ('1', '1'), ('1', '1/2'), local=still
   )
-  assert visit_loss(unknown, (0,), gamma=2.0) == [pytest.approx(after)]
+  assert visit_loss(unknown, (0,), **on) == [pytest.approx(after)]
 
 
 def test_the_coefficient_is_that_of_a_client_with_a_step():
@@ -368,11 +373,11 @@ def run(algorithm, federation, num=2, data=None, backend='map'):
 
 @pytest.mark.parametrize('weights', ['uniform', 'data'])
 def test_one_level_is_fedavg_bit_for_bit(weights):
-  """Whatever gamma; with Adam, and partial batches."""
+  """Whatever the distill_weight; with Adam, and partial batches."""
   federation = federation_of(
       dense_net(depth=2), ('1', '1'), ('1', '1'), 2, local=tiny_local()
   )
-  algorithm = scalefl(federation, gamma=7.0, weights=weights)
+  algorithm = scalefl(federation, distill_weight=7.0, weights=weights)
   got, _ = run(algorithm, federation)
   want, _ = run(fedavg(federation, weights=weights), federation)
   assert_equal(got, want.params)
@@ -416,7 +421,7 @@ def levels_federation(local=SGD, **fields):
 def small_round():
   """A round of two levels: parameters before and after, and the reports."""
   federation = levels_federation()
-  algorithm = scalefl(federation, gamma=2.0, temperature=1.5)
+  algorithm = scalefl(federation, distill_weight=2.0, temperature=1.5)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=4, backend='map'
   )
@@ -506,7 +511,9 @@ def test_unused_weights_can_be_dropped():
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -1.0])
-@pytest.mark.parametrize('option', ['gamma', 'temperature', 'distil_after'])
+@pytest.mark.parametrize(
+    'option', ['distill_weight', 'temperature', 'distil_after']
+)
 def test_wrong_numbers_are_refused(option, value):
   federation = federation_of(dense_net(), ('1',), ('1',))
   with pytest.raises(ValueError, match=f'{option} must be'):
@@ -523,3 +530,32 @@ def test_wrong_levels_are_refused():
       scalefl(federation_of(dense_net(), **options))
   with pytest.raises(ValueError, match='weights'):
     scalefl(federation_of(dense_net(), ('1',), ('1',)), weights='size')
+
+
+def test_a_model_without_the_exits_is_refused():
+  """Exits behind blocks 1 and 2 of four, which the builder attaches."""
+  federation = with_group_options(
+      federation_of(dense_net(), ('1',) * 3, ('1',) * 3),
+      rate=('1',) * 3, exit=('1/4', '1/2', '1'),
+  )  # fmt: skip
+  with pytest.raises(ValueError) as error:
+    scalefl(federation)
+  assert str(error.value) == (
+      "groups.g0: scalefl needs the heads exit1, exit2, which 'mlp5' lacks; "
+      'attach them by engine.needs.with_heads(scalefl, federation).'
+  )
+  for _ in range(2):  # Heads that are there stay.
+    federation = with_heads(scalefl, federation)
+    heads = [
+        [(head.name, head.after) for head in group.model.heads]
+        for group in federation.groups
+    ]
+    assert heads == [[('exit1', 'layer1'), ('exit2', 'layer2')]] * 3
+  scalefl(federation)
+  stem, layer, *_, last = dense_net().blocks
+  middle = layer._replace(name='middle')
+  unnumbered = dataclasses.replace(
+      dense_net(), blocks=(stem, middle, last), cut=(1, 2)
+  )
+  with pytest.raises(ValueError, match=r'groups\.g0: .* has no numbered block'):
+    federation_of(unnumbered, ('1',), ('1',))

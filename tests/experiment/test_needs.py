@@ -16,11 +16,18 @@ from fedjax_het.algorithms import ALGORITHMS, fedavg
 from fedjax_het.engine.needs import Needs, needs_of, requires
 from fedjax_het.engine.types import Visit
 from fedjax_het.experiment.stored_config import with_new_entries
-from fedjax_het.models import model_options
+from fedjax_het.models import Block, Head, model_options
 from tests.algorithms import suite
 from tests.experiment.tiny_runs import tiny_config
 
 seen = []
+
+
+def side_exit(group, federation):
+  """A head 'side' behind the first block."""
+  del federation
+  first, *_, last = group.model.blocks
+  return (Head(first.name, (Block('side', last.module),)),)
 
 
 @pytest.fixture
@@ -64,6 +71,7 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   toy(
       public='unlabelled', sizes=True, one_model=True, server_model=True,
       partner=True, keep_optimizer=True, group_options=dict(share='1', top=2),
+      heads=side_exit,
   )  # fmt: skip
   config = experiment.default_config('toy')
   experiment.check(config)
@@ -79,6 +87,7 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   large, small = federation.groups
   assert dict(small.options) == dict(share='1/2', top=2)
   assert dict(large.options) == dict(share='1', top=5)
+  assert large.model.head_names == small.model.head_names == ('side', 'head')
   # Options of `model` are those of every model that has them.
   assert small.partner.shapes[0] == (8,) and large.partner.shapes[0] == (3,)
   assert federation.server_model.name == 'mlp4'
@@ -92,6 +101,7 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   assert algorithm.init(jax.random.key(0)) is not None
   assert federation.groups[0].options == dict(share='1', top=2)
   assert federation.groups[0].partner and federation.server_model
+  assert federation.groups[0].model.head_names == ('side', 'head')
 
 
 def test_a_constructor_checks_the_federation_that_it_is_given(toy):
@@ -113,6 +123,12 @@ def test_a_constructor_checks_the_federation_that_it_is_given(toy):
       "groups.tiny2: constructor needs one model for all groups, but those of "
       "'tiny1' (tiny1) and 'tiny2' (tiny2) differ; give both one model and the "
       'same options.'
+  )
+  with pytest.raises(ValueError) as error:
+    toy(heads=side_exit)(federation, level=2)
+  assert str(error.value) == (
+      "groups.tiny1: constructor needs the heads side, which 'tiny1' lacks; "
+      'attach them by engine.needs.with_heads(constructor, federation).'
   )
   assert not seen
   toy(task='classification')(federation, level=2)

@@ -151,5 +151,5 @@ def test_arguments_are_given_on_the_command_line():
       transition_steps=3, staircase=True
   )
   wrong = [*argv, '--config.local.optimizer_args.b12=1']
-  with pytest.raises(ValueError, match=r"optimizer_args\.b12; did you mean 'b"):
+  with pytest.raises(ValueError, match="optimizer_args 'b12'; did you mean 'b"):
     config_flag.check(wrong)

@@ -44,6 +44,7 @@ from fedjax_het.aggregation.personal_entries import (
   fraction,
   predict_shared,
 )
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.algorithms.feddpa.fisher import (
   fisher,
   own_statistics,
@@ -110,6 +111,7 @@ def released(update, clip: float, sigma: float, num_clients: int, key):
 
 
 @requires()
+@takes_server_options()
 def feddpa(
     federation: Federation,
     *,
@@ -121,6 +123,7 @@ def feddpa(
     sigma: float = 0.0,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedDPA over clients of one or several architectures.
 
@@ -135,6 +138,7 @@ def feddpa(
     sigma: Noise of the updates; above 0 it needs `clip`.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; the authors' code has 'data'.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm; its client state is the client's whole model.
@@ -149,7 +153,7 @@ def feddpa(
     positive(clip=clip)
   elif sigma:
     raise ValueError(f'sigma must be 0 without a clip, got {sigma}.')
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   local, task = federation.local, federation.task
 
   def train(group, w_k, x, data, visit):
@@ -193,8 +197,8 @@ def feddpa(
       update, _ = exchange.sharing.split(group, update)
       key = jax.random.fold_in(visit.key, 2)
       update = released(update, clip, sigma, federation.num_clients, key)
-      params = jax.tree.map(lambda u: delta.weight * u, update)
-      delta = delta._replace(change=delta.change._replace(params=params))
+      change = jax.tree.map(lambda u: delta.weight * u, update)
+      delta = delta._replace(change=change)
     return w, Uplink(delta), metrics
 
   return FederatedAlgorithm(

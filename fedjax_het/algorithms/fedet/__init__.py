@@ -43,6 +43,7 @@ References:
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.averaging import (
   model_training,
@@ -50,6 +51,12 @@ from fedjax_het.aggregation.averaging import (
   trained_clients,
 )
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import (
+  server_variables,
+  state_of,
+  takes_server_options,
+  with_state,
+)
 from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
 from fedjax_het.algorithms.fedet.ensemble import clients_consensus
 from fedjax_het.algorithms.fedet.server import (
@@ -72,15 +79,17 @@ from fedjax_het.options import at_least, not_negative, one_of
     keep_optimizer=False,
     task='classification',
 )
+@takes_server_options()
 def fedet(
     federation: Federation,
     *,
-    lam: float = 0.05,
+    distill_weight: float = 0.05,
     server_epochs: int = 1,
     server_batch_size: int = 128,
     distill_lr: float | None = None,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """Fed-ET.
 
@@ -90,13 +99,15 @@ def fedet(
   Args:
     federation: Groups, local training, a public set, and the `server_model`,
       whose classifier has the shape of the groups'.
-    lam: lambda, the weight of the diversity.
+    distill_weight: lam above, the factor on the KL from the clients that
+      disagree.
     server_epochs: Passes over the public set in a round.
     server_batch_size: Examples a step of these.
     distill_lr: Learning rate of these; None for the clients' of the round.
     aggregation: 'layerwise' or 'architecture', as for `fedavg`; the classifier
       is averaged over all architectures.
     weights: As for `fedavg`.
+    tx: The server's step with the small models, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`; what is evaluated is the pair
@@ -108,7 +119,7 @@ def fedet(
     ValueError: If an option is unknown or out of range, there is no public set
       or classifiers differ in shape.
   """
-  not_negative(lam=lam)
+  not_negative(distill_weight=distill_weight)
   at_least(0, server_epochs=server_epochs)
   at_least(1, server_batch_size=server_batch_size)
   if distill_lr is not None:
@@ -116,7 +127,7 @@ def fedet(
   one_of('aggregation', aggregation, ('layerwise', 'architecture'))
   check_federation(federation)
   exchange = with_common_classifier(
-      make_exchange(federation, aggregation, weights)
+      make_exchange(federation, aggregation, weights, tx=tx)
   )
   large = federation.server_model
   training = server_training(
@@ -129,7 +140,7 @@ def fedet(
   def init(key):
     small = exchange.init(key)
     # A round donates its state, so no array may be in it twice.
-    copy = jax.tree.map(jnp.copy, small)
+    copy = jax.tree.map(jnp.copy, server_variables(small))
     return Server(small, copy_classifier(large.init(key), copy, large))
 
   def send(group, start, end, size, num_steps):
@@ -144,10 +155,10 @@ def fedet(
     public = turn.public.unaugmented()
     start = large.trim(model) if training.drop_unused_weights else model
     consensus, some = clients_consensus(
-        exchange, server.weights, received, public
+        exchange, server.small, received, public
     )
     end, _, metrics, _ = fit(
-        server_loss(large, federation.task, consensus, lam),
+        server_loss(large, federation.task, consensus, distill_weight),
         training,
         start,
         public.replace(size=jnp.where(some, public.size, 0)),
@@ -166,16 +177,19 @@ def fedet(
         for name, r in received.items()
     }
     small = exchange.average(
-        server.weights,
+        server.small,
         {name: sum_uploads(r.kept) for name, r in received.items()},
     )
-    model, metrics = copy_classifier(server.model, small, large), {}
+    averaged = server_variables(small)
+    model, metrics = copy_classifier(server.model, averaged, large), {}
     if server_epochs:
       model, metrics = teach(server, model, received, turn)
-    return Server(copy_classifier(small, model, large), model), metrics
+    opt_state = state_of(tx, small, averaged.params)
+    back = copy_classifier(averaged, model, large)
+    return Server(with_state(back, opt_state), model), metrics
 
   def client_model(server, client, group):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.small, group)
     small = exchange.assemble(group, own_blocks(client), sent)
     return small, server.model
 
@@ -183,7 +197,7 @@ def fedet(
       init=init,
       init_client=init_client,
       downlink=lambda server, group, visit: (
-          exchange.download(server.weights, group)
+          exchange.download(server.small, group)
       ),
       client_update=client_update,
       server_update=server_update,

@@ -29,8 +29,10 @@ References:
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.algorithms.fedin.capture import pair_sizes
 from fedjax_het.algorithms.fedin.client import pairs_to_upload, train
 from fedjax_het.algorithms.fedin.pairs import (
@@ -64,20 +66,21 @@ from fedjax_het.options import (
 
 
 class Server(NamedTuple):
-  """FedIN's server: the shared weights and the latest pairs per client."""
+  """FedIN's server: the shared blocks and the latest pairs per client."""
 
-  weights: Variables
+  model: Variables
   store: PairStore
 
 
 class Downlink(NamedTuple):
   """The downlink of a client; `pairs` is a `Maybe` of `Pairs`."""
 
-  weights: Variables
+  model: Variables
   pairs: Maybe
 
 
 @requires()
+@takes_server_options()
 def fedin(
     federation: Federation,
     *,
@@ -95,6 +98,7 @@ def fedin(
     noise_at: str = 'forward',
     clip: float | None = None,
     sigma: float = 0.0,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedIN in both published versions, with their ablations.
 
@@ -130,6 +134,7 @@ def fedin(
     sigma: Standard deviation of absolute noise on the features, such as
       `privacy.gaussian_sigma` gives for a `clip`; read there what that does
       and does not promise.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -151,7 +156,7 @@ def fedin(
     num_pairs = local.batch_size
   sizes = pair_sizes(num_pairs, local.batch_size)
   pair_shapes = check_pair_shapes(federation)
-  exchange = make_exchange(federation, aggregation, weights)
+  exchange = make_exchange(federation, aggregation, weights, tx=tx)
   protect = Features(clip, noise, sigma)
   one_pass = takes_one_pass(rule, lam, num_pairs, local.batch_size)
   setting = Setting(
@@ -181,7 +186,7 @@ def fedin(
     return exchange.init_client(group, key)
 
   def downlink(server, group, visit):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.model, group)
     if not in_training:
       return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
     pairs = draw_pairs(
@@ -192,7 +197,7 @@ def fedin(
 
   def client_update(group, client, sent, data, visit):
     model = group.model
-    whole = exchange.assemble(group, client, sent.weights)
+    whole = exchange.assemble(group, client, sent.model)
     start = model.trim(whole) if local.drop_unused_weights else whole
     # 2. Local steps with G_loc, and with Z on `in`.
     trained, metrics, num_steps = train(
@@ -211,10 +216,10 @@ def fedin(
     store = server.store
     if in_training:
       store = after_update(store, received.values())
-    return Server(exchange.collect(server.weights, received), store), {}
+    return Server(exchange.collect(server.model, received), store), {}
 
   def client_model(server, client, group):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.model, group)
     return exchange.assemble(group, client, sent)
 
   return FederatedAlgorithm(

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.aggregation.personal_entries import (
@@ -49,7 +50,14 @@ from fedjax_het.aggregation.personal_entries import (
   fraction,
   predict_shared,
 )
-from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.aggregation.server import (
+  server_step,
+  server_variables,
+  state_of,
+  takes_server_options,
+  weighted_mean,
+  with_state,
+)
 from fedjax_het.algorithms.fedselect.growth import grow, packed
 from fedjax_het.engine.local import init_optimizer
 from fedjax_het.engine.needs import requires
@@ -138,6 +146,7 @@ def alternate(model, local, start: Variables, data, visit, mask):
 
 
 @requires()
+@takes_server_options()
 def fedselect(
     federation: Federation,
     *,
@@ -145,6 +154,7 @@ def fedselect(
     limit: float = 0.8,
     period: int = 3,
     aggregation: str = 'layerwise',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FedSelect over clients of one or several architectures.
 
@@ -155,6 +165,7 @@ def fedselect(
     limit: Tensors with a larger personal share do not grow.
     period: R, visits from one growth to the next.
     aggregation: As for `fedavg`. Clients have one weight each.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -165,7 +176,7 @@ def fedselect(
   """
   between(0, 1, growth=growth, limit=limit)
   at_least(1, period=period)
-  exchange = make_exchange(federation, aggregation)
+  exchange = make_exchange(federation, aggregation, tx=tx)
   local = federation.local
 
   def init_client(group, client_id, key):
@@ -176,15 +187,15 @@ def fedselect(
   def upload(group, x, w, mask, size, num):
     """Step 3: what is sent of w."""
     _, delta = exchange.upload(group, x, w, size, num)
-    p, stats = delta.weight, delta.change._replace(params={})
+    p = delta.weight
     mask, _ = exchange.sharing.split(group, mask)
     # (1 - M) (w - x), and 1 - M; nothing without a step.
     entries = jax.tree.map(
         lambda m, change: Maybe(jnp.where(m, 0.0, change), p * ~m),
-        mask, delta.change.params,
+        mask, delta.change,
     )  # fmt: skip
     # The server reads M from `present`; its bits are sent to be counted.
-    return Uplink(Sent(entries, Delta(stats, p)), packed(mask))
+    return Uplink(Sent(entries, delta._replace(change={})), packed(mask))
 
   def client_update(group, client, sent, data, visit):
     w_k, reference, mask, trained, visits = client
@@ -214,15 +225,15 @@ def fedselect(
 
     sent = [received[g.name].summed.entries for g in federation.groups]
     # sum_k (1 - M_k) (w_k - x) / sum_k (1 - M_k), 0 where no client shares.
-    mean, _ = weighted_mean(
+    mean, some = weighted_mean(
         (part('value', one), part('present', one)) for one in sent
     )
     server = exchange.collect(server, received, lambda summed: summed.stats)
-    params = {
-        key: jax.tree.map(jnp.add, server.params[key], mean[key])
-        for key in mean
-    }
-    return server._replace(params={**server.params, **params}), {}
+    params, stats = server_variables(server)
+    params, opt_state = server_step(
+        tx, params, state_of(tx, server, params), mean, some
+    )
+    return with_state(Variables(params, stats), opt_state), {}
 
   return FederatedAlgorithm(
       init=exchange.init,

@@ -40,10 +40,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import Delta, WeightExchange
-from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.aggregation.server import (
+  Optimized,
+  takes_server_options,
+  weighted_mean,
+)
 from fedjax_het.algorithms.inclusivefl.depths import (
   PRIVATE,
   depth_sharing,
@@ -59,12 +64,13 @@ class Server(NamedTuple):
   """The server's state.
 
   Attributes:
-    model: Shared blocks, and the private ones of all depths, by shared key.
+    model: Shared blocks, and the private ones of all depths, by shared key;
+      maybe with the state of the server's optimiser.
     momentum: {depth: {top block: tree}}, m_i.
     known: {depth: [] bool}, whether m_i was ever set.
   """
 
-  model: Variables
+  model: Variables | Optimized
   momentum: dict[str, Any]
   known: dict[str, jax.Array]
 
@@ -82,7 +88,7 @@ def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
   Returns:
     A u and A.
   """
-  params = dict(delta.change.params)
+  change = dict(delta.change)
 
   def mix(m, total):
     # A u[top] = A beta m + (1 - beta) A D[top].
@@ -90,8 +96,8 @@ def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
     return jnp.where(known, mixed, total)
 
   for top, m in momentum.items():
-    params[keys[top]] = jax.tree.map(mix, m, params[keys[top]])
-  return delta._replace(change=delta.change._replace(params=params))
+    change[keys[top]] = jax.tree.map(mix, m, change[keys[top]])
+  return delta._replace(change=change)
 
 
 def block_mean(trees):
@@ -131,7 +137,7 @@ def distil(small, large, sharing, deltas, momentum, known):
 
   def of_blocks(group):
     keys = sharing.keys(group)
-    params = deltas[group.name].change.params
+    params = deltas[group.name].change
     return {name: params[keys[name]] for name in blocks}
 
   weights = [deltas[group.name].weight for group in large.groups]
@@ -148,6 +154,7 @@ def distil(small, large, sharing, deltas, momentum, known):
 
 
 @requires(keep_optimizer=False)
+@takes_server_options()
 def inclusivefl(
     federation: Federation,
     *,
@@ -156,6 +163,7 @@ def inclusivefl(
     private_heads: bool = True,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """InclusiveFL over models of which each extends the next smaller one.
 
@@ -169,6 +177,7 @@ def inclusivefl(
       'architecture' averages all blocks inside a depth.
     weights: The averaging coefficients a_k: 'uniform', or 'data' for the number
       of examples (the paper).
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -184,7 +193,7 @@ def inclusivefl(
   one_of('weights', weights, ('uniform', 'data'))
   depths = find_depths(federation, private, private_heads)
   sharing = depth_sharing(federation, depths, aggregation)
-  exchange = WeightExchange(federation, sharing, weights)
+  exchange = WeightExchange(federation, sharing, weights, tx)
   averaged = average_weights(exchange, *model_training(federation.local))
 
   def init(key):

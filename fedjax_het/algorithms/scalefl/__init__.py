@@ -36,13 +36,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_step,
+  server_variables,
+  state_of,
+  takes_server_options,
+  with_state,
+)
 from fedjax_het.aggregation.slicing import (
   Level,
   extract,
-  mean_change,
+  mean_over_holders,
   scatter_add,
 )
+from fedjax_het.algorithms.scalefl.exits import exits
 from fedjax_het.algorithms.scalefl.levels import make_levels, scaler
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine.distill import distillation
@@ -136,39 +146,46 @@ def add(tree, index, part):
 @requires(
     one_model=True,
     group_options=dict(rate='1', exit='1'),
+    heads=exits,
     task='classification',
 )
+@takes_server_options()
 def scalefl(
     federation: Federation,
     *,
-    gamma: float = 0.05,
+    distill_weight: float = 0.05,
     temperature: float = 3.0,
     distil_after: float = 0.25,
     detach: bool = True,
     weights: str = 'uniform',
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """ScaleFL with one level for each group.
 
   Args:
-    federation: Groups, all of one model, and local training. A group's options
-      are `rate`, its share of the channels, such as '0.7', and `exit`, the
-      share of the trunk's numbered blocks in front of its last exit, such as
-      '1/3'. Both are '1' by default; `exit='1'` ends in the trunk's own head.
-    gamma: Strength of self-distillation; 0 for none.
+    federation: Groups, all of one model with the early exits of all levels
+      (`engine.needs.with_heads`), and local training. A group's options are
+      `rate`, its share of the channels, such as '0.7', and `exit`, the share
+      of the trunk's numbered blocks in front of its last exit, such as '1/3'.
+      Both are '1' by default; `exit='1'` ends in the trunk's own head.
+    distill_weight: gamma above, the factor on self-distillation; 0 for none.
     temperature: T.
     distil_after: The share of all rounds in which nothing is distilled. Where
       `federation.num_rounds` is unknown distillation begins at once.
     detach: Whether self-distillation leaves the last exit alone.
     weights: 'uniform' for the paper's mean over holders, 'data' for one
       weighted by the number of examples.
+    tx: The server's step along the mean over holders; its options are those of
+      `fedavg`.
 
   Returns:
-    The algorithm. Server: the parameters of the full net.
+    The algorithm. Server: the parameters of the full net, maybe with the state
+    of the server's optimiser.
 
   Raises:
     ValueError: If an option is out of range, or groups hold different models.
   """
-  not_negative(gamma=gamma)
+  not_negative(distill_weight=distill_weight)
   positive(temperature=temperature)
   between(0, 1, distil_after=distil_after)
   one_of('weights', weights, ('uniform', 'data'))
@@ -176,13 +193,17 @@ def scalefl(
   num_rounds = federation.num_rounds
   last_without = -1.0 if num_rounds is None else distil_after * num_rounds
 
+  def init(key):
+    params = full.init(key).params
+    return with_state(params, init_server_step(tx, params))
+
   def receive(server, group):
     # theta_k.
-    return take(server, levels[group.name].index)
+    return take(server_variables(server), levels[group.name].index)
 
   def client_update(group, client, sent, data, visit):
     # g_t = 0 for t <= 0.25 R, then gamma.
-    gain = jnp.where(visit.round_num > last_without, gamma, 0.0)
+    gain = jnp.where(visit.round_num > last_without, distill_weight, 0.0)
 
     def loss_fn(logits, batch):
       return exits_loss(logits, batch, local.task, gain, temperature, detach)
@@ -198,7 +219,8 @@ def scalefl(
 
   def server_update(server, received, turn):
     del turn
-    total = count = jax.tree.map(jnp.zeros_like, server)
+    params = server_variables(server)
+    total = count = jax.tree.map(jnp.zeros_like, params)
     for group in federation.groups:
       index = levels[group.name].index
       change, weight = received[group.name].summed
@@ -206,8 +228,11 @@ def scalefl(
       total = add(total, index, change)
       held = jax.tree.map(lambda x, w=weight: jnp.full_like(x, w), change)
       count = add(count, index, held)
-    # theta_i <- theta_i + total_i / count_i.
-    return mean_change(server, total, count), {}
+    # D_i = total_i / count_i.
+    mean, some = mean_over_holders(total, count)
+    # theta_i <- theta_i + D_i, or another step of the server.
+    opt_state = state_of(tx, server, params)
+    return with_state(*server_step(tx, params, opt_state, mean, some)), {}
 
   def predict(group, variables, x):
     level = levels[group.name]
@@ -215,7 +240,7 @@ def scalefl(
       return level.model.apply(variables, x)[0]
 
   return FederatedAlgorithm(
-      init=lambda key: full.init(key).params,
+      init=init,
       init_client=lambda group, client_id, key: (),
       downlink=lambda server, group, visit: receive(server, group),
       client_update=client_update,

@@ -9,18 +9,12 @@ from fedjax_het.aggregation.slicing import (
   width_index,
   without_running_stats,
 )
-from fedjax_het.engine.types import Federation, Group
+from fedjax_het.algorithms.scalefl.exits import cut_of, early_cuts, exit_names
+from fedjax_het.engine.types import Federation
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.depth import numbered_blocks
-from fedjax_het.models.exits import with_exits
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.options import share
-
-
-def _share(group: Group, option: str):
-  """A group's `rate` or `exit`, exact; 1 by default."""
-  where = f'groups.{group.name}.{option}'
-  return share(where, group.options.get(option, '1'))
 
 
 def make_levels(
@@ -29,7 +23,8 @@ def make_levels(
   """The full net with its exits, and the sub-model of each group.
 
   Args:
-    federation: Groups of one model, with the options `rate` and `exit`.
+    federation: Groups of one model, which has the exits of `exits.exits`,
+      with the options `rate` and `exit`.
 
   Returns:
     The full net, whose norms keep no running statistics, and {group name:
@@ -40,19 +35,19 @@ def make_levels(
     ValueError: If an option is no share, groups hold different models, or a
       layer is left without a channel.
   """
-  trunk = federation.groups[0].model
-  depth = len(numbered_blocks(trunk))
-  # The last exit is behind floor(exit * depth) blocks, at least one.
-  cuts = {
-      group.name: max(1, math.floor(_share(group, 'exit') * depth))
-      for group in federation.groups
-  }
-  early = sorted({cut for cut in cuts.values() if cut < depth})
-  full = without_running_stats(with_exits(trunk, early))
-  heads = dict(zip((*early, depth), full.head_names, strict=True))
+  first = federation.groups[0]
+  model, early = first.model, early_cuts(first, federation)
+  depth, last = len(numbered_blocks(model)), model.block_names[-1]
+  names = exit_names(early)
+  # Other heads of the model are left out.
+  full = without_running_stats(model.chain(last, keep=names))
+  heads = dict(zip((*early, depth), (*names, last), strict=True))
   levels = {}
   for group in federation.groups:
-    rate, cut = _share(group, 'rate'), cuts[group.name]
+    where = f'groups.{group.name}.rate'
+    rate = share(where, group.options.get('rate', '1'))
+    # The last exit is behind floor(exit * depth) blocks, at least one.
+    cut = cut_of(group, depth)
     before = [heads[c] for c in early if c < cut]
     wide = full.chain(heads[cut], keep=before)
     # floor(s_l K) of the K channels of every layer.

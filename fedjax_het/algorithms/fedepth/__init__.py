@@ -51,8 +51,16 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
-from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.exchange import Delta, make_exchange
+from fedjax_het.aggregation.server import (
+  server_variables,
+  state_of,
+  takes_server_options,
+  with_state,
+)
+from fedjax_het.algorithms.fedepth.mutual import train_together
 from fedjax_het.depthwise.schedules import (
   Schedule,
   make_schedules,
@@ -65,7 +73,6 @@ from fedjax_het.depthwise.stages import (
   own_heads,
 )
 from fedjax_het.depthwise.training import share_out, take, train_stages
-from fedjax_het.engine.mutual import train_together
 from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import (
@@ -231,10 +238,11 @@ def calibrated(
 
 
 @requires(group_options=dict(budget=None))
+@takes_server_options()
 def fedepth(
     federation: Federation,
     *,
-    plan: str = 'paper',
+    plan: str = 'measured',
     slack: float = 0.05,
     heads: str = 'shared',
     partial: str = 'frozen',
@@ -245,6 +253,7 @@ def fedepth(
     mkd_models: int | None = None,
     weights: str = 'data',
     calibrate: bool = False,
+    tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """FeDepth, m-FeDepth, partial training and MKD.
 
@@ -255,11 +264,10 @@ def fedepth(
       takes, such as '1/6' or 0.5, or an amount at the batch size of local
       training, such as '38.68MB' (of 2^20 bytes); '' or nothing trains the
       whole model.
-    plan: 'paper' packs by the paper's estimate of a block, 'measured' by what
-      the compiler plans for a stage's whole step (which is compiled here, and
-      kept). The paper's estimate does not keep a device's budget, see
-      `launch.plan_memory`; a share of the whole model is one of the figure
-      that is counted with.
+    plan: 'measured' packs by what the compiler plans for a stage's whole step
+      (which is compiled here, and kept), 'paper' by the paper's estimate of a
+      block, which does not keep a device's budget, see `launch.plan_memory`. A
+      share of the whole model is one of the figure that is counted with.
     slack: How far a stage may exceed the budget by the paper's estimate; the
       paper's schedules need 5 %. By the measured figure none may.
     heads: 'shared', or 'own' for m-FeDepth.
@@ -282,6 +290,7 @@ def fedepth(
     calibrate: Whether running statistics of norms are estimated on all
       clients' examples before each evaluation, see `static_statistics`,
       instead of averaged over those who trained the block.
+    tx: The server's step, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is that of FedAvg, with m-FeDepth's heads
@@ -318,7 +327,7 @@ def fedepth(
   if heads == 'own':
     groups = tuple(map(with_own_heads, federation.groups))
     holders = dataclasses.replace(federation, groups=groups)
-  exchange = make_exchange(holders, 'layerwise', weights)
+  exchange = make_exchange(holders, 'layerwise', weights, tx=tx)
 
   def init_client(group, client_id, key):
     mine = jax.random.fold_in(key, client_id)
@@ -341,7 +350,8 @@ def fedepth(
     )
     own, delta = exchange.upload(mine.group, start, end, data.size, num_steps)
     if not dilute:
-      delta = delta._replace(change=take(delta.change, mine.names))
+      change, stats = take(Variables(*delta[:2]), mine.names)
+      delta = Delta(change, stats, delta.weight)
     return Client(own, partners), Uplink(delta), metrics
 
   def server_update(server, received, turn):
@@ -353,8 +363,10 @@ def fedepth(
     return exchange.assemble(group, client.own, sent)
 
   def calibrate_fn(server, data):
-    model = federation.groups[0].model
-    return calibrated(server, data, model, federation.local.batch_size)
+    model, weights = federation.groups[0].model, server_variables(server)
+    opt_state = state_of(tx, server, weights.params)
+    ready = calibrated(weights, data, model, federation.local.batch_size)
+    return with_state(ready, opt_state)
 
   return FederatedAlgorithm(
       init=exchange.init,

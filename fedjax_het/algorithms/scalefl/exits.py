@@ -5,16 +5,19 @@ References:
   Heterogeneous Clients, CVPR 2023, pp. 24532-24541.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+import math
 
 import flax.linen as nn
 import jax
 
+from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel, Head
 from fedjax_het.models.depth import head_blocks, numbered_blocks
 from fedjax_het.models.norm import norm_layer
 from fedjax_het.models.slices import Slices
+from fedjax_het.options import share
 
 
 class ExitConv(nn.Module):
@@ -73,18 +76,49 @@ def exit_head(model: BlockModel, after: str, name: str) -> Head:
   return Head(after, (*blocks, Block(name, modules[last])))
 
 
-def with_exits(model: BlockModel, cuts: Iterable[int]) -> BlockModel:
-  """The model with an early exit 'exit1', 'exit2', ... behind each cut.
+def early_cuts(group: Group, federation: Federation) -> list[int]:
+  """The numbers of numbered blocks in front of early exits, ascending.
 
   Args:
-    model: The model.
-    cuts: Numbers of numbered blocks in front of the exits.
+    group: The group; its model counts.
+    federation: All groups, with the option `exit`: their cuts that are not
+      the whole depth.
 
   Returns:
-    A model whose other variables are drawn as before.
+    One number for each early exit.
+
+  Raises:
+    ValueError: If an option is no share, or the model has no numbered block.
   """
-  blocks = numbered_blocks(model)
-  return model.with_heads(*(
-      exit_head(model, blocks[cut - 1], f'exit{j}')
-      for j, cut in enumerate(sorted(cuts), 1)
-  ))  # fmt: skip
+  depth = len(_blocks(group))
+  cuts = {cut_of(other, depth) for other in federation.groups}
+  return sorted(cuts - {depth})
+
+
+def cut_of(group: Group, depth: int) -> int:
+  """The number of blocks in front of a group's last exit, at least one."""
+  where = f'groups.{group.name}.exit'
+  exact = share(where, group.options.get('exit', '1'))
+  return max(1, math.floor(exact * depth))
+
+
+def exit_names(cuts: Sequence[int]) -> tuple[str, ...]:
+  """Names of the exits behind `early_cuts`: 'exit1', 'exit2', ..."""
+  return tuple(f'exit{j}' for j, _ in enumerate(cuts, 1))
+
+
+def exits(group: Group, federation: Federation) -> tuple[Head, ...]:
+  """The early exits that a group's model must have, see `Needs.heads`."""
+  blocks, cuts = _blocks(group), early_cuts(group, federation)
+  return tuple(
+      exit_head(group.model, blocks[cut - 1], name)
+      for cut, name in zip(cuts, exit_names(cuts), strict=True)
+  )
+
+
+def _blocks(group: Group) -> tuple[str, ...]:
+  """The numbered blocks of a group's model; an error names the group."""
+  try:
+    return numbered_blocks(group.model)
+  except ValueError as e:
+    raise ValueError(f'groups.{group.name}: {e}') from e
