@@ -75,11 +75,13 @@ setuptools.setup(
     extras_require={
         'bench': ['torch==2.13.0'],
         'docs': ['mkdocs-material', 'mkdocstrings[python]'],
+        'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,
         'tfds': ['tensorflow'],
+        'wandb': ['wandb'],
         'dev': ['mypy', 'ruff', *TEST],
     },
     classifiers=[

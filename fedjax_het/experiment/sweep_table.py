@@ -17,7 +17,7 @@ SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 # Entries of a config that change only the rounding of a cell's numbers.
 _IRRELEVANT = (
     'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
-    'conv_backend',
+    'conv_backend', 'callbacks',
 )  # fmt: skip
 
 
