@@ -131,7 +131,7 @@ def test_partitions_of_ones_own(monkeypatch):
 
 
 def test_an_optimizer_of_ones_own():
-  local = execute(examples(DOCS_ROOT / 'howto' / 'optimizer.md')['clients'])[
+  local = execute(examples(DOCS_ROOT / 'optimizers.md')['clients'])[
       'local'
   ]
   tx = local.optimizer(local.learning_rate(0))
