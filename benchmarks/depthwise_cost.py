@@ -125,7 +125,7 @@ def main() -> None:
   makers = {'FedAvg': fedavg}
   for label, (budget, options) in FORMS.items():
     makers[label] = lambda federation, budget=budget, options=options: fedepth(
-        common.with_options(federation, budget=budget), **options
+        common.with_options(federation, budget=budget), plan='paper', **options
     )
   forms = {
       label: Form(make, federation, data) for label, make in makers.items()

@@ -48,7 +48,7 @@ from benchmarks import common, engine_table, memory, programs
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import BACKENDS, Case, torch
 from fedjax_het.engine.mapping import resolve_backend
-from fedjax_het.kernels import onednn
+from fedjax_het.kernels.libraries import why_not
 
 LETTERS = dict(zip('abcde', WORKLOADS, strict=True))
 NUM_DEVICES = 2
@@ -100,7 +100,7 @@ def onednn_forms(case: Case, auto: str) -> list[str]:
     The backends other than `vmap`, with ', oneDNN'; none if oneDNN is
     unavailable or the case does not use it.
   """
-  if onednn.why_not() or not case.onednn:
+  if why_not('onednn') or not case.onednn:
     return []
   backends = dict.fromkeys((auto, *case.backends))
   return [f'{b}, oneDNN' for b in backends if b != 'vmap']

@@ -34,7 +34,7 @@ from fedjax_het.configs import fedavg
 from fedjax_het.data.catalog import DATASETS
 from fedjax_het.experiment.config import group_spec
 from fedjax_het.kernels import taps as taps_lib
-from fedjax_het.kernels.lowering import LIBRARIES
+from fedjax_het.kernels.libraries import LIBRARIES
 from fedjax_het.models import create
 
 BATCH_SIZES = (10, 16, 64)

@@ -30,11 +30,10 @@ from jax import lax
 import jax.numpy as jnp
 
 from benchmarks import common, flops, nets, programs
-from fedjax_het.kernels import onednn
 from fedjax_het.kernels import taps as taps_lib
 from fedjax_het.kernels.conv import conv
+from fedjax_het.kernels.libraries import CONV_BACKENDS, why_not
 from fedjax_het.kernels.lowering import (
-  CONV_BACKENDS,
   Lowering,
   choose_lowering,
 )
@@ -171,7 +170,7 @@ def measure(
   for kind, ways in WAYS.items():
     calls, times, first, jaxprs, same_as = {}, {}, {}, {}, {}
     for way in ways:
-      if way == 'onednn' and onednn.why_not():
+      if why_not(way):
         continue
       fn = pass_of(layer, kind, way)
       same_as[way] = jaxprs.setdefault(
@@ -196,7 +195,7 @@ def measure(
 
 def libraries() -> tuple[str, ...]:
   """The `CONV_BACKENDS` that are available here."""
-  return CONV_BACKENDS[:1] if onednn.why_not() else CONV_BACKENDS
+  return tuple(name for name in CONV_BACKENDS if not why_not(name))
 
 
 def local_steps(name: str, repetitions: int) -> tuple[dict[str, float], float]:

@@ -26,7 +26,7 @@ def dynamic(config, mode: str):
   mode = parse_mode(mode)
   one_model(config, lambda total: dict(all=total), **narrower(config, mode))
   config.algorithm.levels = tuple(map(str, mode.rates.values()))
-  config.algorithm.odds = tuple(mode.weights.values())
+  config.algorithm.odds = tuple(mode.odds.values())
 
 
 def _budgets(budgets):

@@ -23,7 +23,7 @@ def _paper(config):
   config.local.weight_decay = 1e-5
   config.local.drop_last = True
   config.local.augment = 'crop_flip'  # The paper's pads by reflection.
-  config.algorithm.mu = 5.0
+  config.algorithm.contrast_weight = 5.0
   config.algorithm.weights = 'data'
 
 

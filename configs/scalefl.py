@@ -27,7 +27,7 @@ def _levels(levels):
 
 def _without_distillation(config):
   """Exits learn from labels alone, the default of the authors' code."""
-  config.algorithm.gamma = 0.0
+  config.algorithm.distill_weight = 0.0
 
 
 def _code(config):

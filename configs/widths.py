@@ -25,12 +25,12 @@ class Mode(NamedTuple):
     width: The global model's width r_g, the first letter's: a=1, b=1/2,
       c=1/4, d=1/8, e=1/16.
     rates: {letter: width of that level as a share of the global model's}.
-    weights: {letter: p}, its weight among the levels.
+    odds: {letter: p}, its weight among the levels.
   """
 
   width: Fraction
   rates: dict[str, Fraction]
-  weights: dict[str, int]
+  odds: dict[str, int]
 
   def fix(self, num_clients: int) -> dict[str, int]:
     """Assigns clients to the levels for good, in blocks of ids.
@@ -42,16 +42,16 @@ class Mode(NamedTuple):
       {letter: clients}, floor(N / sum p) * p; the last level takes the rest.
 
     Raises:
-      ValueError: If there are fewer clients than weights.
+      ValueError: If there are fewer clients than the sum of the odds.
     """
-    total = sum(self.weights.values())
+    total = sum(self.odds.values())
     if num_clients < total:
-      text = '-'.join(f'{letter}{p}' for letter, p in self.weights.items())
+      text = '-'.join(f'{letter}{p}' for letter, p in self.odds.items())
       raise ValueError(
           f'The mode {text!r} needs at least {total} clients, got '
           f'{num_clients}.'
       )
-    sizes = {k: num_clients // total * p for k, p in self.weights.items()}
+    sizes = {k: num_clients // total * p for k, p in self.odds.items()}
     sizes[[*sizes][-1]] += num_clients - sum(sizes.values())
     return sizes
 

@@ -1,7 +1,8 @@
 """Config entries that once had another name or place.
 
-Stored configs of old runs are read with the new names (`with_moved_entries`).
-In a new config an old name is refused, with the new one in the message.
+Stored configs and checkpoints of old runs are read with the new names
+(`with_moved_entries`, `current_paths`). In a new config, and in a call of a
+method's constructor, an old name is refused, with the new one in the message.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -21,6 +22,19 @@ RENAMED = {
         'groups.NAME.rate, or algorithm.levels where clients draw their rates'
     ),
 }
+# {method: {its old option: the new one}}; other methods may have the old name.
+_OPTIONS = {
+    'fd': {'gamma': 'distill_weight'},
+    'fedasync': {'rho': 'mu'},
+    'fedet': {'lam': 'distill_weight'},
+    'fedgen': {'generative_beta': 'distill_weight'},
+    'fedgkt': {'alpha': 'distill_weight'},
+    'fedhe': {'alpha': 'distill_weight'},
+    'moon': {'mu': 'contrast_weight'},
+    'scalefl': {'gamma': 'distill_weight'},
+}
+# What fields of states that were once called `weights` are called now.
+_FIELDS = ('model', 'small')
 # What replaced the strings of shares, such as 'a:1 b:1/2', in each method.
 _SHARES = {
     'fedepth': ('budgets', 'budget'),
@@ -29,15 +43,31 @@ _SHARES = {
 }
 
 
-def new_name(key: str) -> str:
-  """The sentence that refuses an old key; '' for any other key."""
-  if key not in RENAMED:
+def new_name(key: str, method: str = '') -> str:
+  """The sentence that refuses an old key.
+
+  Args:
+    key: The key, such as 'algorithm.alpha'; or a method's option alone.
+    method: The method of the config, or whose option it is; '' for none.
+
+  Returns:
+    The sentence; '' for a key that is not an old one.
+  """
+  if key in RENAMED:
+    return f'{key}: this entry is now called {RENAMED[key]}.'
+  option = key.removeprefix('algorithm.')
+  new = _OPTIONS.get(method, {}).get(option)
+  if new is None:
     return ''
-  return f'{key}: this entry is now called {RENAMED[key]}.'
+  new = key.removesuffix(option) + new
+  return f'{key}: this option of {method} is now called {new}.'
 
 
 def check_renamed(
-    names: Iterable[str], known: Container[str], prefix: str = ''
+    names: Iterable[str],
+    known: Container[str],
+    prefix: str = '',
+    method: str = '',
 ) -> None:
   """Refuses entries that have another name now.
 
@@ -45,12 +75,13 @@ def check_renamed(
     names: Names of the entries that are given.
     known: Names that there are: one of them is never refused.
     prefix: What stands before each name, such as 'algorithm.'.
+    method: The method whose options they are; '' for other entries.
 
   Raises:
     ValueError: Naming the new entry.
   """
   for name in names:
-    sentence = new_name(f'{prefix}{name}')
+    sentence = new_name(f'{prefix}{name}', method)
     if sentence and name not in known:
       raise ValueError(sentence)
 
@@ -60,15 +91,17 @@ def new_name_in(text: str) -> str:
 
   Args:
     text: The text of ml_collections' error, which quotes the last part of the
-      key first.
+      key first, and then the section, which begins with a method's name.
   """
   quoted = re.search(r'Key "(\w+)" does not exist', text)
-  found = [
-      new_name(key)
-      for key in RENAMED
-      if quoted and key.rpartition('.')[2] == quoted[1]
-  ]
-  return found[0] if found else ''
+  if quoted is None:
+    return ''
+  option = quoted[1]
+  found = [new_name(k) for k in RENAMED if k.rpartition('.')[2] == option]
+  method = re.search(r'present: "{\W*name\W+(\w+)', text)
+  if method:
+    found.insert(0, new_name(f'algorithm.{option}', method[1]))
+  return next(filter(None, found), '')
 
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +117,9 @@ def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   if 'keep_optimizer' in algorithm:  # Once an option of two methods.
     keep = algorithm.pop('keep_optimizer')
     result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
+  for old, new in _OPTIONS.get(algorithm.get('name'), {}).items():
+    if old in algorithm:
+      algorithm[new] = algorithm.pop(old)
   if 'planner' in algorithm:
     planner = algorithm.pop('planner')
     algorithm['plan'] = 'measured' if planner == 'xla' else planner
@@ -93,6 +129,30 @@ def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   if isinstance(algorithm.get(old), str):
     _move_shares(result, algorithm.pop(old), new)
   return result
+
+
+def current_paths(
+    stored: Iterable[str], wanted: Container[str]
+) -> dict[str, str]:
+  """The paths that a checkpoint's leaves have in this version.
+
+  Args:
+    stored: Paths of all leaves, such as 'server/weights/params/head/kernel'.
+    wanted: Paths of the leaves of the run's state.
+
+  Returns:
+    {path in this version: path in the checkpoint}, for the names of fields with
+    which all leaves are wanted ones; each path to itself where there are none.
+  """
+  same = {path: path for path in stored}
+  for field in _FIELDS:
+    new = {
+        re.sub('(^|/)weights/', rf'\g<1>{field}/', path, count=1): path
+        for path in same
+    }
+    if all(path in wanted for path in new) and len(new) == len(same):
+      return new
+  return same
 
 
 def _move_shares(config: dict[str, Any], text: str, option: str) -> None:

@@ -175,7 +175,9 @@ def _load(spec: str, overrides: Sequence[_Override]) -> tuple[Any, list[str]]:
           f'{name}: get_config returns {type(config).__name__}, not a '
           'ConfigDict.'
       )
-    return config, [*_switched(config, overrides)]
+    notes = [*_switched(config, overrides)]
+    _open(config, overrides)
+    return config, notes
   except ValueError as e:
     raise CommandError(str(e)) from e
 
@@ -195,6 +197,15 @@ def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
         yield f'{section} {name} does not take {", ".join(dropped)}: left out.'
 
 
+def _open(config, overrides: Sequence[_Override]) -> None:
+  """Adds the entries of models and groups that only the overrides have."""
+  from fedjax_het.experiment.open_entries import open_entry
+
+  given = {override.key: override.text() for override in overrides}
+  for key in given:
+    open_entry(config, key, given)
+
+
 def _check_override(config, override: _Override) -> None:
   """Raises CommandError for a key that is unknown, or a value of no sense."""
   from fedjax_het.names import suggest
@@ -205,8 +216,10 @@ def _check_override(config, override: _Override) -> None:
     known = list(section) if hasattr(section, 'keys') else []
     if name not in known:
       where = '.'.join(path[: depth + 1])
-      if new_name(where):
-        raise CommandError(f'--config.{new_name(where)}')
+      method = section.get('name') if path[0] == 'algorithm' and known else ''
+      sentence = new_name(where, method)
+      if sentence:
+        raise CommandError(f'--config.{sentence}')
       hint = suggest(name, known) if known else '.'
       raise CommandError(f'Unknown config key {where}{hint}')
     kind = section.get_type(name)

@@ -86,15 +86,18 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
 def _type(config, key: str) -> Any:
   """The type of an entry; CommandError if there is none."""
   from fedjax_het.names import suggest
+  from fedjax_het.renamed import new_name
 
   section, where = config, key.split('.')
   for depth, name in enumerate(where):
     known = list(section) if hasattr(section, 'get_type') else []
     if name not in known:
-      raise CommandError(
-          f'Unknown config key {".".join(where[: depth + 1])}'
-          f'{suggest(name, known)}'
-      )
+      place = '.'.join(where[: depth + 1])
+      method = config.algorithm.name if where[0] == 'algorithm' else ''
+      sentence = new_name(place, method)
+      if sentence:
+        raise CommandError(f'--grid: {sentence}')
+      raise CommandError(f'Unknown config key {place}{suggest(name, known)}')
     kind, section = section.get_type(name), section[name]
   if hasattr(section, 'get_type'):
     raise CommandError(f'--grid: {key} is a section; name one of its entries.')

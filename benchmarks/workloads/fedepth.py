@@ -125,7 +125,7 @@ def case(name: str, scale: str) -> Case:
     )
     share = '' if budget == '1' else budget
     federation = common.with_options(federation, budget=share)
-    algorithm = fedepth(federation)
+    algorithm = fedepth(federation, plan='paper')
     return programs.Round(algorithm, federation, data, NUM_CLIENTS)
 
   def form(make):

@@ -37,11 +37,14 @@ class Delta(NamedTuple):
   """The summable uplink of one client, or a sum of them.
 
   Attributes:
-    change: `Variables` keyed by shared key, coefficient * (after - before).
-    weight: [] float32, the client's coefficient in the mean.
+    change: {shared key: tree} of trainable leaves, p (after - before).
+    stats: {shared key: tree} of running statistics, p times what they are
+      after the visit. Changes would not do: of stale uploads they add up.
+    weight: [] float32, p, the client's coefficient in the mean.
   """
 
-  change: Variables
+  change: dict[str, Any]
+  stats: dict[str, Any]
   weight: jax.Array
 
 
@@ -49,17 +52,24 @@ def end_of(before: Variables, delta: Delta) -> Variables:
   """One client's variables at the end of its visit, from its upload.
 
   Args:
-    before: x, what the server sent it, {shared key: tree} of the keys of the
-      delta. The server no longer has the x of a stale upload: with its
-      present tree x' the result is x' + y - x.
-    delta: p (y - x) and p.
+    before: x, what the server sent it, of the shared keys of the delta. The
+      server no longer has the x of a stale upload: with its present tree x'
+      the result is x' + y - x.
+    delta: p (y - x), p s and p.
 
   Returns:
     y, up to rounding; x where p is 0.
   """
   safe = jnp.where(delta.weight > 0, delta.weight, 1.0)
-  # y = x + p (y - x) / p.
-  return jax.tree.map(lambda x, d: x + d / safe, before, delta.change)
+  # y = x + p (y - x) / p, and s = p s / p.
+  return Variables(
+      jax.tree.map(lambda x, d: x + d / safe, before.params, delta.change),
+      jax.tree.map(
+          lambda x, s: jnp.where(delta.weight > 0, s / safe, x),
+          before.stats,
+          delta.stats,
+      ),
+  )
 
 
 class WeightExchange(NamedTuple):
@@ -74,7 +84,7 @@ class WeightExchange(NamedTuple):
     weighting: 'uniform' for plain means over the holders of a block, 'data'
       for coefficients proportional to the number of examples.
     tx: The server's optimiser of the trainable leaves; running statistics
-      always move by their mean change.
+      become the mean of those that were sent.
   """
 
   federation: Federation
@@ -152,8 +162,10 @@ class WeightExchange(NamedTuple):
     before, _ = self.sharing.split(group, before)
     after, own = self.sharing.split(group, after)
     # p_k (y_k - x).
-    change = jax.tree.map(lambda x, y: p * (y - x), before, after)
-    return own, Delta(change, p)
+    change = jax.tree.map(lambda x, y: p * (y - x), before.params, after.params)
+    # p_k s_k.
+    stats = jax.tree.map(lambda s: p * s, after.stats)
+    return own, Delta(change, stats, p)
 
   def coefficient(self, size: jax.Array, num_steps: jax.Array) -> jax.Array:
     """A client's coefficient p_k in the mean, not normalised.
@@ -174,33 +186,37 @@ class WeightExchange(NamedTuple):
       deltas: Mapping[str, Delta],
       revise: Callable[..., dict[str, Any]] = lambda mean, sent: mean,
   ) -> Variables | Optimized:
-    """Moves every shared block along the weighted mean change of its senders.
+    """Moves every shared block to, or along, the weighted mean of its senders.
 
     Args:
       server: The server.
       deltas: {group name: sum of its clients' uplinks}.
       revise: `(mean, sent) -> mean`, what a method makes of the mean change of
         the trainable leaves, {key: tree}, before the server's step; `sent` is
-        {key: [] bool}. Running statistics move by their mean change.
+        {key: [] bool}. Running statistics become their mean.
 
     Returns:
       The new server; a block that no client sent keeps its values and
-      its optimiser's state, and variances stay non-negative.
+      its optimiser's state.
     """
     sums = [deltas[group.name] for group in self.federation.groups]
     params, stats = server_variables(server)
     opt_state = state_of(self.tx, server, params)
     # D <- sum_k p_k (y_k - x) / sum_k p_k, x <- x + tx(-D).
-    mean, sent = weighted_mean((d.change.params, d.weight) for d in sums)
+    mean, sent = weighted_mean((d.change, d.weight) for d in sums)
     mean = revise(mean, sent)
     params, opt_state = server_step(self.tx, params, opt_state, mean, sent)
-    # Running statistics s <- s + D.
-    mean, sent = weighted_mean((d.change.stats, d.weight) for d in sums)
-    plain = optax.sgd(1.0)
-    stats, _ = server_step(
-        plain, stats, init_server_step(plain, stats), mean, sent
-    )
-    return with_state(Variables(params, _clip_variances(stats)), opt_state)
+    # s <- sum_k p_k s_k / sum_k p_k.
+    mean, sent = weighted_mean((d.stats, d.weight) for d in sums)
+    new = {
+        key: jax.tree.map(
+            lambda s, old, some=sent[key]: jnp.where(some, s, old),
+            mean[key],
+            stats[key],
+        )
+        for key in mean
+    }
+    return with_state(Variables(params, {**stats, **new}), opt_state)
 
   def collect(
       self,
@@ -254,11 +270,3 @@ def make_exchange(
   sharing = Sharing(SHARINGS[aggregation], federation.local_stats)
   return WeightExchange(federation, sharing, weights, tx)
 
-
-def _clip_variances(stats):
-  """Keeps leaves named 'var' at or above 0."""
-
-  def clip(path, leaf):
-    return jnp.maximum(leaf, 0.0) if path[-1].key == 'var' else leaf
-
-  return jax.tree_util.tree_map_with_path(clip, stats)

@@ -42,6 +42,7 @@ from fedjax_het.aggregation.class_means import (
   init_class_client,
 )
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.engine.distill import soft_cross_entropy
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -86,8 +87,8 @@ def divergence(logits, target, regulariser: str):
   Returns:
     [B] float32 in nats.
   """
-  # -sum_c q_c log p_c, and for 'kl' sum_c q_c log q_c on top.
-  loss = -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)
+  # H(q, p), and for 'kl' minus H(q).
+  loss = soft_cross_entropy(logits, target)
   if regulariser == 'kl':
     loss -= jnp.sum(jax.scipy.special.entr(target), axis=1)
   return loss
@@ -97,7 +98,7 @@ def divergence(logits, target, regulariser: str):
 def fd(
     federation: Federation,
     *,
-    gamma: float = 1.0,
+    distill_weight: float = 1.0,
     space: str = 'prob',
     regulariser: str = 'cross_entropy',
     mean: str = 'leave_one_out',
@@ -107,7 +108,8 @@ def fd(
   Args:
     federation: Groups and local training; the models must have one number of
       outputs.
-    gamma: Weight of the distillation; 0 is local training bit for bit.
+    distill_weight: gamma of the loss above, the factor on psi; 0 is local
+      training bit for bit.
     space: What is averaged: 'prob' for softmax outputs (papers), or 'logit'.
     regulariser: 'cross_entropy' (papers) or 'kl'.
     mean: 'leave_one_out' leaves the receiver's own vector out (papers), 'all'
@@ -115,13 +117,13 @@ def fd(
 
   Returns:
     The algorithm. Metrics: 'cross_entropy' and 'distillation_loss', the terms
-    before `gamma`, and their sum 'train_loss'.
+    before `distill_weight`, and their sum 'train_loss'.
 
   Raises:
     ValueError: If an option is out of range, or models differ in their number
       of outputs.
   """
-  not_negative(gamma=gamma)
+  not_negative(distill_weight=distill_weight)
   one_of('space', space, ('logit', 'prob'))
   one_of('regulariser', regulariser, ('cross_entropy', 'kl'))
   one_of('mean', mean, ('leave_one_out', 'all'))
@@ -148,7 +150,7 @@ def fd(
         data,
         visit,
         penalty=psi,
-        weight=gamma,
+        weight=distill_weight,
         name='distillation_loss',
         output=jax.nn.softmax if space == 'prob' else lambda logits: logits,
     )

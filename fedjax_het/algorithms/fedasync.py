@@ -1,6 +1,6 @@
 """FedAsync: the server mixes every upload into its model on arrival.
 
-A client that downloaded x_tau minimises L_k(w) + (rho/2) ||w - x_tau||^2 and
+A client that downloaded x_tau minimises L_k(w) + (mu/2) ||w - x_tau||^2 and
 returns w. With k the number of server updates since its download, of which an
 upload that is dropped is none, the server moves every leaf that it owns,
 
@@ -25,6 +25,8 @@ References:
   <https://arxiv.org/abs/1903.03934>`_, 2019, Algorithm 1 and Section 6.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -33,7 +35,7 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
-from fedjax_het.aggregation.exchange import Delta, make_exchange
+from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
@@ -43,6 +45,19 @@ from fedjax_het.options import (
   not_negative,
   one_of,
 )
+
+
+class Sent(NamedTuple):
+  """What a client sends.
+
+  Attributes:
+    w: Its model, keyed by shared key; itself, not its change.
+    weight: [] float32, 0 after a visit without a step.
+  """
+
+  w: Variables
+  weight: jax.Array
+
 
 STALENESS = ('constant', 'polynomial', 'hinge')
 
@@ -96,7 +111,7 @@ def fedasync(
     a: float | None = None,
     b: float = 4.0,
     max_staleness: int | None = None,
-    rho: float = 0.005,
+    mu: float = 0.005,
     aggregation: str = 'layerwise',
 ) -> FederatedAlgorithm:
   """FedAsync over clients of one or several architectures.
@@ -109,7 +124,8 @@ def fedasync(
     b: Staleness up to which 'hinge' keeps the full coefficient.
     max_staleness: Uploads staler than that are dropped: they neither move the
       model nor make others staler; None for never.
-    rho: Strength of the proximal term around what was downloaded.
+    mu: rho of the paper, strength of the proximal term around what was
+      downloaded, the factor in the gradient.
     aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
@@ -123,18 +139,17 @@ def fedasync(
   between(0, 1, above=True, alpha=alpha)
   if a is None:
     a = 10.0 if staleness == 'hinge' else 0.5
-  not_negative(a=a, b=b, rho=rho)
+  not_negative(a=a, b=b, mu=mu)
   if max_staleness is not None:
     at_least(0, max_staleness=max_staleness)
   exchange = make_exchange(federation, aggregation)
 
   def send(group, start, end, size, num_steps):
     del start
-    # w itself, not its change.
     w, own = exchange.sharing.split(group, end)
-    return own, Uplink((), Delta(w, exchange.coefficient(size, num_steps)))
+    return own, Uplink((), Sent(w, exchange.coefficient(size, num_steps)))
 
-  train, keep = model_training(federation.local, rho)
+  train, keep = model_training(federation.local, mu)
   init_client, client_update = trained_clients(exchange, train, keep, send)
 
   def server_update(server, received, turn):
@@ -157,7 +172,7 @@ def fedasync(
     order = jnp.argsort(ids)  # Padding slots are last.
 
     def taker(number):
-      whole = groups[number].kept.change
+      whole = groups[number].kept.w
       begin = ends[number] - len(groups[number].client_id)
 
       def take(server, slot):

@@ -128,7 +128,7 @@ def class_upload(total: ClassVectors, plus_one: bool, strict: bool) -> Maybe:
 def fedhe(
     federation: Federation,
     *,
-    alpha: float = 1.0,
+    distill_weight: float = 1.0,
     plus_one: bool = True,
     strict: bool = False,
     store: str = 'all',
@@ -139,7 +139,8 @@ def fedhe(
   Args:
     federation: Groups and local training; the models must have one number of
       outputs. The paper trains three minibatches a visit (`local.steps`).
-    alpha: Weight of the logit loss; 0 is local training bit for bit.
+    distill_weight: alpha of Eq. 13, the factor on the logit loss; 0 is local
+      training bit for bit.
     plus_one: Divide by V + 1 (Eq. 8), which shrinks the mean by V / (V + 1);
       False divides by V, as the authors' code does.
     strict: Send and store zeros for classes that a client has not seen, as
@@ -152,13 +153,13 @@ def fedhe(
 
   Returns:
     The algorithm. Metrics: 'cross_entropy' and 'logit_loss', the terms of
-    Eq. 13 before `alpha`, and their sum 'train_loss'.
+    Eq. 13 before `distill_weight`, and their sum 'train_loss'.
 
   Raises:
     ValueError: If an option is out of range, or models differ in their number
       of outputs.
   """
-  not_negative(alpha=alpha)
+  not_negative(distill_weight=distill_weight)
   one_of('store', store, ('all', 'fold', 'latest'))
   at_least(1, fold_every=fold_every)
   num_classes, num = federation.num_classes, federation.num_clients
@@ -194,7 +195,7 @@ def fedhe(
         data,
         visit,
         penalty=logit_loss,
-        weight=alpha,
+        weight=distill_weight,
         name='logit_loss',
     )
     upload = class_upload(total, plus_one, strict)

@@ -140,8 +140,8 @@ def fednova(
     own, delta = exchange.upload(group, start, end, data.size, num_steps)
     a = relative_steps(num_steps, visit.round_num)
     # p_k Delta_k / A_k, and p_k A_k.
-    params = jax.tree.map(lambda change: change / a, delta.change.params)
-    delta = delta._replace(change=delta.change._replace(params=params))
+    change = jax.tree.map(lambda change: change / a, delta.change)
+    delta = delta._replace(change=change)
     return own, Uplink(Sent(delta, delta.weight * a)), metrics
 
   def server_update(server, received, turn):
@@ -150,7 +150,7 @@ def fednova(
     def times_tau(mean, _):
       # tau_l = sum_k p_k A_k over the owners of l.
       tau, _ = weighted_mean(
-          ({key: s.steps for key in s.delta.change.params}, s.delta.weight)
+          ({key: s.steps for key in s.delta.change}, s.delta.weight)
           for s in sent
       )
       # tau_l sum_k p_k Delta_kl / A_k.

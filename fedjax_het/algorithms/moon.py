@@ -87,7 +87,7 @@ def moon_loss(
     received: Variables,
     previous: Variables,
     visited,
-    mu: float,
+    contrast_weight: float,
     temperature: float,
 ) -> Callable[..., Any]:
   """The loss of a local step, as `fit` takes it.
@@ -98,7 +98,7 @@ def moon_loss(
     received: x.
     previous: prev_k.
     visited: [] bool, whether there is a prev_k.
-    mu: Strength of the contrastive loss.
+    contrast_weight: mu above, the factor on the contrastive loss.
     temperature: T.
 
   Returns:
@@ -123,7 +123,7 @@ def moon_loss(
     # 0 on the first visit, whatever there is in place of prev_k.
     away = jnp.where(visited, masked_mean(away, batch.mask), 0.0)
     # CE + mu mean l
-    return loss + mu * away, (stats, dict(contrastive_loss=away))
+    return loss + contrast_weight * away, (stats, dict(contrastive_loss=away))
 
   return loss_fn
 
@@ -133,7 +133,7 @@ def moon_loss(
 def moon(
     federation: Federation,
     *,
-    mu: float = 1.0,
+    contrast_weight: float = 1.0,
     temperature: float = 0.5,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
@@ -143,9 +143,9 @@ def moon(
 
   Args:
     federation: Groups and local training.
-    mu: Strength of the contrastive loss. The paper tunes it in 0.1, 1, 5, 10
-      and takes 5 on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet. 0 gives
-      FedAvg.
+    contrast_weight: mu above, the factor on the contrastive loss. The
+      paper tunes it in 0.1, 1, 5, 10 and takes 5 on CIFAR-10, 1 on CIFAR-100
+      and Tiny-ImageNet. 0 gives FedAvg.
     temperature: T, 0.5 in the paper.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; 'data' in the paper.
@@ -158,7 +158,7 @@ def moon(
     ValueError: If an option is unknown or out of range, or shared blocks differ
       in shape.
   """
-  not_negative(mu=mu)
+  not_negative(contrast_weight=contrast_weight)
   positive(temperature=temperature)
   exchange = make_exchange(federation, aggregation, weights, tx=tx)
   local = federation.local
@@ -176,9 +176,10 @@ def moon(
     start = exchange.assemble(group, client.own, sent)
     trim = model.trim if local.drop_unused_weights else lambda whole: whole
     x, loss_fn = trim(start), model_loss(model, local.task)
-    if mu > 0:
+    if contrast_weight > 0:
       loss_fn = moon_loss(
-          model, local.task, x, trim(previous), client.visited, mu, temperature
+          model, local.task, x, trim(previous), client.visited,
+          contrast_weight, temperature,
       )
     y, _, metrics, num_steps = fit(loss_fn, local, x, data, visit)
     y = model.fill(y, start)

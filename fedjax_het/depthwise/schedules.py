@@ -31,7 +31,7 @@ class Schedule(NamedTuple):
 def make_schedules(
     federation: Federation,
     *,
-    plan: str = 'paper',
+    plan: str = 'measured',
     slack: float = 0.05,
     heads: str = 'shared',
     partial: str = 'frozen',

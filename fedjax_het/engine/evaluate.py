@@ -1,4 +1,4 @@
-"""Accuracy and loss of group or client models on the global test set.
+"""Metrics and loss of group or client models on the global test set.
 
 `own_test` evaluates clients on test examples of their own besides.
 """
@@ -13,17 +13,14 @@ import numpy as np
 
 from fedjax_het.data import arrays
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine import placement
+from fedjax_het.engine import confusion, placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
-from fedjax_het.engine.streaming import take
-from fedjax_het.engine.task import CLASSIFICATION, Task
+from fedjax_het.engine.streaming import run_rows
+from fedjax_het.engine.task import ACCURACY, CLASSIFICATION, Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 from fedjax_het.engine.visits import check_inputs
-
-# Clients with states in host memory whose models are evaluated at once.
-_CHUNK = 64
 
 
 class Scores(NamedTuple):
@@ -34,10 +31,12 @@ class Scores(NamedTuple):
       model serves the whole group.
     metrics: {name: [E] float32}, means of the task's metrics.
     loss: [E] float32, mean loss.
-    views: {name: [E] float32}, the task's first metric of the algorithm's
+    views: {name: [E] float32}, the task's main metric of the algorithm's
       further views.
     own: Results of the group's clients on their own test examples; None where
       there are none.
+    confusion: [E, C, C] float32 whole numbers, test examples by true class
+      (rows) and predicted class; None for a task without classes.
   """
 
   client_id: np.ndarray
@@ -45,11 +44,12 @@ class Scores(NamedTuple):
   loss: jax.Array
   views: dict[str, jax.Array] = {}
   own: OwnScores | None = None
+  confusion: jax.Array | None = None
 
   @property
   def accuracy(self) -> jax.Array:
     """[E] float32 in [0, 1]; of a classification task."""
-    return self.metrics['accuracy']
+    return self.metrics[ACCURACY.name]
 
 
 def pad_batches(
@@ -137,29 +137,16 @@ def make_evaluate(
   backend = Backend.of(backend)
   mesh, personal = backend.state_mesh, algorithm.personal
   by_batch = mesh is not None and not personal
-  num_classes = None
-  if federation.task == CLASSIFICATION:
-    num_classes = min(group.model.num_classes for group in federation.groups)
-  batches = pad_batches(
-      images,
-      labels,
-      batch_size,
-      mesh.devices.size if by_batch else 1,
-      num_classes,
+  batches = _test_batches(
+      federation, images, labels, preprocess, batch_size, mesh, by_batch
   )
-  one = jax.ShapeDtypeStruct(batches[0].shape[1:], batches[0].dtype)
-  for group in federation.groups:
-    check_inputs(group, preprocess, one)
-  if mesh is not None:
-    spec = jax.P('client') if by_batch else jax.P()
-    batches = placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
   num = len(labels)
   # Results are replicated on a mesh, so every process has them.
   everywhere = None if mesh is None else placement.everywhere(mesh)
   program = functools.partial(jax.jit, out_shardings=everywhere)
 
   def score_rows(group: Group):
-    """`(server, clients, rows, batches) -> (metrics, loss, views)`."""
+    """`(server, clients, rows, batches) -> results`, as of `_make_count`."""
     count = _make_count(algorithm, federation.task, group, preprocess)
     counter = _count_rows(count, backend.at_once if personal else None)
     if mesh is not None:
@@ -167,8 +154,8 @@ def make_evaluate(
 
     @program
     def run(server, clients, rows, batches):
-      totals = counter(server, clients, rows, batches)
-      return jax.tree.map(lambda total: total / num, totals)
+      *totals, counts = counter(server, clients, rows, batches)
+      return *jax.tree.map(lambda total: total / num, totals), counts
 
     return run
 
@@ -198,23 +185,52 @@ def make_evaluate(
     if calibrate is not None:
       server = calibrate(server, data)
     for group in evaluated:
-      run, rows = programs[group.name], rows_of[group.name]
-      table = state.clients[group.name]
-      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
-        results[group.name] = _streamed(run, server, table, rows, batches)
-      else:
-        results[group.name] = run(server, table, jnp.asarray(rows), batches)
+
+      def score(clients, rows, run=programs[group.name]):
+        return run(server, clients, rows, batches)
+
+      results[group.name] = run_rows(
+          score, state.clients[group.name], rows_of[group.name]
+      )
     own = {} if own_test is None else own_test(server, state.clients)
-    return {
-        group.name: Scores(
-            group.client_ids[rows_of[group.name]],
-            *results.get(group.name, results[first.name]),
-            own.get(group.name),
-        )
-        for group in federation.groups
-    }
+
+    def scores(group: Group) -> Scores:
+      *means, counts = results.get(group.name, results[first.name])
+      ids = group.client_ids[rows_of[group.name]]
+      return Scores(ids, *means, own.get(group.name), counts)
+
+    return {group.name: scores(group) for group in federation.groups}
 
   return evaluate
+
+
+def _test_batches(
+    federation: Federation,
+    images,
+    labels,
+    preprocess,
+    batch_size: int,
+    mesh,
+    by_batch: bool,
+):
+  """The test set in checked batches, over a mesh if there is one."""
+  num_classes = None
+  if federation.task == CLASSIFICATION:
+    num_classes = min(group.model.num_classes for group in federation.groups)
+  batches = pad_batches(
+      images,
+      labels,
+      batch_size,
+      mesh.devices.size if by_batch else 1,
+      num_classes,
+  )
+  one = jax.ShapeDtypeStruct(batches[0].shape[1:], batches[0].dtype)
+  for group in federation.groups:
+    check_inputs(group, preprocess, one)
+  if mesh is None:
+    return batches
+  spec = jax.P('client') if by_batch else jax.P()
+  return placement.put(batches, jax.sharding.NamedSharding(mesh, spec))
 
 
 def _evaluated_rows(
@@ -230,8 +246,12 @@ def _evaluated_rows(
 def _make_count(
     algorithm: FederatedAlgorithm, task: Task, group: Group, preprocess
 ):
-  """Builds `(server, client, batches) -> sums of metrics, losses, views`."""
-  first_metric = next(iter(task.metrics.values()))
+  """Builds `(server, client, batches) -> results of a model`.
+
+  They are sums of metrics, losses and views, and the confusion matrix or None.
+  """
+  main_metric = task.metrics[task.main.name]
+  num_classes = group.model.num_classes
 
   def count(server, client, batches):
     variables = algorithm.client_model(server, client, group)
@@ -248,9 +268,12 @@ def _make_count(
           {name: total(fn, outputs) for name, fn in task.metrics.items()},
           total(task.losses, outputs),
           {
-              name: total(first_metric, predict(group, variables, x))
+              name: total(main_metric, predict(group, variables, x))
               for name, predict in algorithm.views.items()
           },
+          None
+          if task.predicted is None
+          else confusion.count(task.predicted(outputs), y, mask, num_classes),
       )
       return jax.tree.map(jnp.add, totals, found), None
 
@@ -259,6 +282,9 @@ def _make_count(
         dict.fromkeys(task.metrics, zero),
         zero,
         dict.fromkeys(algorithm.views, zero),
+        None
+        if task.predicted is None
+        else jnp.zeros((num_classes, num_classes)),
     )
     return jax.lax.scan(step, start, batches)[0]
 
@@ -279,18 +305,6 @@ def _count_rows(count, at_once: int | None):
       return jax.lax.map(one, rows, batch_size=at_once)
 
   return count_rows
-
-
-def _streamed(run, server, table, rows, batches):
-  """Results of clients whose states are stored in host memory."""
-  size = min(_CHUNK, len(rows))
-  parts = []
-  for begin in range(0, len(rows), size):
-    # The last chunk is padded to avoid another compilation.
-    mine = np.resize(rows[begin : begin + size], size)
-    part = run(server, take(table, mine), jnp.arange(size), batches)
-    parts.append(jax.tree.map(lambda a: np.asarray(a), part))
-  return jax.tree.map(lambda *a: np.concatenate(a)[: len(rows)], *parts)
 
 
 def _by_batch(count_rows, mesh):

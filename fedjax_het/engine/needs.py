@@ -17,7 +17,8 @@ from typing import Any
 
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import Head
-from fedjax_het.options import check_call
+from fedjax_het.options import check_call, keyword_options
+from fedjax_het.renamed import check_renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +78,10 @@ def requires(**needs) -> Callable[[Callable], Callable]:
   def declare(constructor):
     @functools.wraps(constructor)
     def checked(federation, **options):
+      name = constructor.__name__
+      check_renamed(options, keyword_options(constructor), method=name)
       check_needs(checked, federation)
-      check_call(f'Algorithm {constructor.__name__!r}', constructor, options)
+      check_call(f'Algorithm {name!r}', constructor, options)
       return constructor(federation, **options)
 
     checked.needs = declared

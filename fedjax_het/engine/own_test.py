@@ -10,11 +10,9 @@ import numpy as np
 from fedjax_het.data.federated import ClientData, FederatedData
 from fedjax_het.engine import placement
 from fedjax_het.engine.mapping import Backend, batched_lowering
-from fedjax_het.engine.streaming import take
+from fedjax_het.engine.streaming import run_rows
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
-
-# Clients with states in host memory that are evaluated at once.
-_CHUNK = 64
 
 
 class OwnScores(NamedTuple):
@@ -36,7 +34,7 @@ class OwnScores(NamedTuple):
   @property
   def accuracy(self) -> jax.Array:
     """[E] float32 in [0, 1]; of a classification task."""
-    return self.metrics['accuracy']
+    return self.metrics[ACCURACY.name]
 
 
 def make_own_test(
@@ -88,10 +86,11 @@ def make_own_test(
       mine = np.arange(group.num_clients) if rows is None else rows[group.name]
       ids = group.client_ids[mine]
       run, table = programs[group.name], clients[group.name]
-      if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(table)):
-        results = _streamed(run, server, table, mine, ids, tests)
-      else:
-        results = run(server, table, jnp.asarray(mine), jnp.asarray(ids), tests)
+
+      def score(clients, rows, ids, run=run):
+        return run(server, clients, rows, ids, tests)
+
+      results = run_rows(score, table, mine, ids)
       found[group.name] = OwnScores(ids, sizes[ids], *results)
     return found
 
@@ -176,17 +175,3 @@ def _over_mesh(run, mesh):
     return jax.tree.map(lambda a: a[:wanted], results)
 
   return spread
-
-
-def _streamed(run, server, table, rows, ids, tests):
-  """Results of clients whose states are stored in host memory."""
-  size = min(_CHUNK, len(rows))
-  parts = []
-  for begin in range(0, len(rows), size):
-    # The last chunk is padded to avoid another compilation.
-    mine, who = (np.resize(a[begin : begin + size], size) for a in (rows, ids))
-    part = run(
-        server, take(table, mine), jnp.arange(size), jnp.asarray(who), tests
-    )
-    parts.append(jax.tree.map(np.asarray, part))
-  return jax.tree.map(lambda *a: np.concatenate(a)[: len(rows)], *parts)

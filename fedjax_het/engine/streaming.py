@@ -21,6 +21,8 @@ from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
 # Clients whose first states are computed at once.
 _CHUNK = 256
+# Rows of tables in host memory for which `run_rows` calls its function.
+_CALL = 64
 
 
 def init_streamed_state(
@@ -62,6 +64,33 @@ def _write(table: np.ndarray, rows, new) -> None:
 def take(clients, rows: np.ndarray):
   """Copies rows of a group's numpy tables to the device."""
   return jax.device_put(jax.tree.map(lambda table: table[rows], clients))
+
+
+def run_rows(run, clients, rows: np.ndarray, *others: np.ndarray):
+  """Calls a function of clients' rows, wherever their states are stored.
+
+  Args:
+    run: `(clients, rows [n], *others [n]) -> tree` of [n, ...].
+    clients: A group's table of states: jax arrays, or numpy arrays in host
+      memory, of which some rows at once are copied to the device.
+    rows: [E] int, rows of the table.
+    *others: [E], what else the function takes of each of them.
+
+  Returns:
+    The tree of [E, ...].
+  """
+  if not any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(clients)):
+    return run(clients, *map(jnp.asarray, (rows, *others)))
+  size = min(_CALL, len(rows))
+  parts = []
+  for begin in range(0, len(rows), size):
+    # The last chunk is padded to avoid another compilation.
+    mine, *more = (
+        np.resize(a[begin : begin + size], size) for a in (rows, *others)
+    )
+    part = run(take(clients, mine), jnp.arange(size), *map(jnp.asarray, more))
+    parts.append(jax.tree.map(np.asarray, part))
+  return jax.tree.map(lambda *a: np.concatenate(a)[: len(rows)], *parts)
 
 
 def _overlap(before, after) -> np.ndarray:

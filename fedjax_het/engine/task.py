@@ -10,7 +10,38 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+
+
+class Metric(NamedTuple):
+  """How the numbers of a metric are read.
+
+  Attributes:
+    name: Its name.
+    larger_is_better: Whether larger numbers are better.
+    percent: Whether it is a share, shown in percent.
+  """
+
+  name: str
+  larger_is_better: bool = True
+  percent: bool = False
+
+  def merit(self, value: float) -> float:
+    """The value with the sign by which a larger one is better."""
+    return value if self.larger_is_better else -value
+
+  def worst(self, values):
+    """The worst of several values; NaN if one is NaN."""
+    return np.min(values) if self.larger_is_better else np.max(values)
+
+  @property
+  def tail(self) -> int:
+    """The percentile by which the worse values are described, 10 or 90."""
+    return 10 if self.larger_is_better else 90
+
+
+ACCURACY = Metric('accuracy', percent=True)
 
 
 class Task(NamedTuple):
@@ -22,11 +53,25 @@ class Task(NamedTuple):
       each example.
     metrics: {name: `(outputs, labels) -> [B]` float32}, reported as means over
       the test set. The first one is used to compare rounds and methods.
+    predicted: `outputs -> [B]` integers, the class that a model chooses, from
+      which confusion matrices are counted; None for a task without classes.
+    larger_is_better: Whether that one is better when it is larger.
+    percent: Whether that one is a share, shown in percent.
   """
 
   name: str
   losses: Callable[..., jax.Array]
   metrics: dict[str, Callable[..., jax.Array]]
+  predicted: Callable[..., jax.Array] | None = None
+  larger_is_better: bool = True
+  percent: bool = False
+
+  @property
+  def main(self) -> Metric:
+    """The metric by which rounds and methods are compared."""
+    return Metric(
+        next(iter(self.metrics)), self.larger_is_better, self.percent
+    )
 
   def loss(self, outputs, labels, mask=None) -> jax.Array:
     """Mean loss of a batch.
@@ -57,11 +102,21 @@ def _cross_entropy(logits, labels):
   )
 
 
+def _largest(logits):
+  """The class of the largest of the [B, C] logits."""
+  return jnp.argmax(logits, axis=-1)
+
+
 def _hits(logits, labels):
   """1 where the largest of the [B, C] logits is the label's, else 0."""
-  return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+  return (_largest(logits) == labels).astype(jnp.float32)
 
 
 CLASSIFICATION = Task(
-    'classification', _cross_entropy, {'accuracy': _hits}
+    'classification',
+    _cross_entropy,
+    {ACCURACY.name: _hits},
+    _largest,
+    ACCURACY.larger_is_better,
+    ACCURACY.percent,
 )

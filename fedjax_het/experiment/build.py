@@ -15,6 +15,7 @@ from fedjax_het.data.sources import ENTRIES, Dataset, load_entries
 from fedjax_het.data.splits import assign_groups
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
 from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.types import (
@@ -181,9 +182,9 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
         config.clock.device_seed,
     )
     return tuple(kinds[name][0] for name in kind_of)
-  if config.clock.mode == 'synchronous':
-    return None
-  return (Device(),) * num_clients
+  if driver_kind(config.clock.mode).needs_devices:
+    return (Device(),) * num_clients
+  return None
 
 
 def _make_model(

@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_het.files import set_aside
+from fedjax_het.renamed import current_paths
 
 _log = logging.getLogger(__name__)
 
@@ -258,18 +259,20 @@ class Checkpoints:
       self, step: int, like: Any, on_host: str | None
   ) -> tuple[Any, dict[str, Any]]:
     wanted = leaves(like)
-    # Zeros that take no memory say what to read, and that numpy is wanted.
-    target = {
-        name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        for name, leaf in wanted.items()
-    }
     only = ocp.args.Composite(notes=ocp.args.JsonRestore())
     notes = self._manager.restore(step, args=only).notes
     check_notes(notes, step)
     sums = notes.pop('checksums')
-    check_names(sums, wanted)
+    paths = current_paths(sums, wanted)
+    check_names(paths, wanted)
+    # Zeros that take no memory say what to read, and that numpy is wanted.
+    target = {
+        paths[name]: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        for name, leaf in wanted.items()
+    }
     only = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    arrays = self._manager.restore(step, args=only).state
+    stored = self._manager.restore(step, args=only).state
+    arrays = {name: stored[path] for name, path in paths.items()}
     for name, leaf in wanted.items():
       array = arrays[name]
       if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
@@ -277,7 +280,7 @@ class Checkpoints:
             f'{name} is {array.dtype}{array.shape}, expected '
             f'{leaf.dtype}{leaf.shape}'
         )
-      if _checksum(array) != sums.get(name):
+      if _checksum(array) != sums[paths[name]]:
         raise ValueError(f'the checksum of {name} does not match')
     return _fill(like, arrays, on_host), notes
 

@@ -30,12 +30,12 @@ from fedjax_het.experiment.fields import (
   Field,
   check_field,
 )
+from fedjax_het.kernels import libraries
 from fedjax_het.models import (
   MODELS,
   by_path,
   constructor,
   model_options,
-  onednn,
 )
 from fedjax_het.names import check_name, shown, suggest
 from fedjax_het.options import INT32_MAX, check_options, keyword_options
@@ -75,8 +75,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   check_field('partition.seed', config.partition.get('seed'), SEED)
   _check_groups(config)
   _check_needs(config)
-  if config.conv_backend == 'onednn':
-    onednn.check()
+  libraries.check(config.conv_backend)
   total = sum(group_spec(config, name).clients for name in config.groups)
   if config.cohort_size is not None and config.cohort_size > total:
     raise ValueError(
@@ -174,7 +173,7 @@ def _check_section(section, where: str, table) -> None:
   check_name(where, name, table)
   known = keyword_options(table[name])
   given = {k: v for k, v in section.items() if k != 'name'}
-  check_renamed(given, known, f'{where}.')
+  check_renamed(given, known, f'{where}.', name)
   if 'seed' in known:  # It has a range of its own.
     given.pop('seed', None)
   for option in _missing(given, known):

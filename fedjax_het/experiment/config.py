@@ -38,7 +38,7 @@ def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
   """
   check_name('algorithm', name, ALGORITHMS)
   known = keyword_options(ALGORITHMS[name])
-  check_renamed(options, known, 'algorithm.')
+  check_renamed(options, known, 'algorithm.', name)
   check_options('algorithm', options, known, f'algorithm {name!r}')
   values = {k: plain(Field(d, kind)) for k, (kind, d) in known.items()}
   section = ml_collections.ConfigDict(dict(name=name, **values))

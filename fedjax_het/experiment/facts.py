@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
 
 
@@ -82,6 +83,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       group_of[client_id] = group.name
   labels = experiment.dataset.train_labels
   num_classes = experiment.dataset.num_classes
+  main = federation.task.main
   return dict(
       groups=groups,
       group_of=group_of,
@@ -93,4 +95,6 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       versions=versions(),
+      # None is accuracy, as in the facts of older runs.
+      **({} if main == ACCURACY else dict(metric=main._asdict())),
   )

@@ -7,10 +7,10 @@ from ml_collections import config_dict
 
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
-from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels.libraries import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
-from fedjax_het.options import check_range, check_type
+from fedjax_het.options import check_range, check_type, shown
 
 
 class Field(NamedTuple):
@@ -24,6 +24,7 @@ class Field(NamedTuple):
     choices: All values allowed.
     high: Largest value allowed; None for what int32 or float32 hold.
     below: A value that it must stay below.
+    share: Whether it is a share, at most 1, that might be given in percent.
   """
 
   default: Any
@@ -33,6 +34,7 @@ class Field(NamedTuple):
   choices: tuple[str, ...] = ()
   high: float | None = None
   below: float | None = None
+  share: bool = False
 
 
 # JAX's keys hold 32 bits of a seed: 2^32 would silently be seed 0.
@@ -136,7 +138,7 @@ FIELDS = dict(
     # How many personal models of a group are evaluated; None for all.
     eval_clients_per_group=Field(None, int | None, low=1),
     # Mean accuracy, a share, whose first round is reported; None for none.
-    target_accuracy=Field(None, float | None, above=0, high=1),
+    target_accuracy=Field(None, float | None, above=0, share=True),
     checkpoint_every=Field(5, int, low=1),
     keep_checkpoints=Field(3, int, low=2),
     # Type of the operands of the models' products; their sums, the weights and
@@ -194,6 +196,11 @@ def check_field(name: str, value: Any, field: Field) -> None:
   check_type(name, value, field.kind, field.high)
   if value is None:
     return
+  if field.share and value > 1:
+    raise ValueError(
+        f'{name} must be a share of at most 1, got {shown(value)}; for percent '
+        'divide by 100.'
+    )
   if field.choices:
     check_name(name, value, field.choices)
   check_range(name, value, field.low, field.above, field.below)

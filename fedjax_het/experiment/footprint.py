@@ -15,6 +15,7 @@ import resource
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.models.blocks import BlockModel
 
 # Copies of the images: in batches and whole while resizing, then on the device.
@@ -131,7 +132,8 @@ def lower_bound(experiment) -> dict[str, int]:
   # One client's training is as large as that of the largest model.
   weights = max(_weights(group.model, config.local) for group in groups)
   needs = dict(image_size=images, groups=weights)
-  if config.client_store == 'device' or jax.default_backend() == 'cpu':
+  kind = driver_kind(config.clock.mode, config.client_store)
+  if kind.states_on_device or jax.default_backend() == 'cpu':
     needs['groups'] += sum(
         group.num_clients
         * _bytes(

@@ -11,7 +11,9 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
+from fedjax_het.engine.confusion import class_accuracy
 from fedjax_het.engine.types import Group
 from fedjax_het.engine.visits import check_inputs
 from fedjax_het.experiment import facts as facts_lib
@@ -23,8 +25,9 @@ from fedjax_het.files import write_atomically
 from fedjax_het.names import check_name
 from fedjax_het.options import at_least
 from fedjax_het.reporting import shown
+from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries that say how a run computes, not what: any machine can read it.
 _ANY_MACHINE = dict(
@@ -97,7 +100,9 @@ class Run:
   @property
   def summary(self) -> Summary:
     """A summary of the rows."""
-    return summarise(self.rows, self.config.target_accuracy)
+    return summarise(
+        self.rows, self.config.target_accuracy, main_metric(self.facts)
+    )
 
   @property
   def _title(self) -> str:
@@ -127,6 +132,34 @@ class Run:
     """
     check_name('split', split, dict.fromkeys(row['split'] for row in self.rows))
     return shown.columns(self.rows, split)
+
+  @functools.cached_property
+  def confusion(self) -> dict[str, np.ndarray]:
+    """Confusion matrices of the last evaluation on the whole test set.
+
+    {group: [E, C, C] int32}, one matrix for each of the E evaluated models of
+    the group (see `models/<group>` in docs/metrics.md): counts of examples by
+    true class (rows) and predicted class (columns).
+
+    Raises:
+      FileNotFoundError: If the run has none.
+      ValueError: If the file is damaged.
+    """
+    found = read_confusion(self.workdir)
+    if found is None:
+      raise FileNotFoundError(
+          f'{self.workdir} holds no confusion matrices: its task has no '
+          'classes, or it was run by an older version.'
+      )
+    return found.counts
+
+  @property
+  def class_accuracy(self) -> dict[str, np.ndarray]:
+    """{group: [E, C] float64}, accuracy of each evaluated model by class.
+
+    NaN for a class without test examples; errors are those of `confusion`.
+    """
+    return {g: class_accuracy(counts) for g, counts in self.confusion.items()}
 
   @functools.cached_property
   def _trained(self) -> _Trained:

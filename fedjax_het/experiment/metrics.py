@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.reports import RoundReport
 from fedjax_het.engine.rounds import round_bytes
+from fedjax_het.engine.task import Metric
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment import personal
 from fedjax_het.experiment.metrics_file import (
@@ -117,48 +118,60 @@ def test_row(
     split: 'test', or 'validation' for examples that clients have held out.
 
   Returns:
-    `accuracy` in [0, 1] and `loss` in nats: the mean over groups of
-    `accuracy/<group>`, itself the mean over the group's evaluated models, of
-    which there are `models/<group>`; `accuracy/<group>/models` are all of
-    them, `accuracy/worst` and `accuracy/<group>/worst` the lowest;
-    `accuracy/clients` is the mean over clients, each group counting with the
-    number of its clients. A method's further views are
-    `views/<view>/<group>` and, as mean over clients, `views/<view>`. Results of
-    clients on their own test examples are those of `personal.entries`.
+    `loss` (in nats, of classification) and each of the task's metrics by name:
+    the mean over groups of `<name>/<group>`, itself the mean over the group's
+    evaluated models, of which there are `models/<group>`. Of the task's main
+    metric, `accuracy` in [0, 1] of classification, there are more:
+    `accuracy/<group>/models` are all models, `accuracy/worst` and
+    `accuracy/<group>/worst` the worst of them; `accuracy/clients` is the mean
+    over clients, each group counting with the number of its clients. A
+    method's further views are `views/<view>/<group>` and, as mean over
+    clients, `views/<view>`. Results of clients on their own test examples are
+    those of `personal.entries`.
   """
-  means, groups = {}, {}
-  for name in ('accuracy', 'loss'):
+  main, means, groups = federation.task.main, {}, {}
+  for name in dict.fromkeys((*federation.task.metrics, 'loss')):
     for group, score in scores.items():
-      values = np.asarray(getattr(score, name), np.float64)
+      found = score.loss if name == 'loss' else score.metrics[name]
+      values = np.asarray(found, np.float64)
       groups[f'{name}/{group}'] = _number(values.mean())
     means[name] = _mean([groups[f'{name}/{group}'] for group in scores])
   for group, score in scores.items():
-    groups[f'accuracy/{group}/worst'] = _number(np.min(score.accuracy))
-    models = np.asarray(score.accuracy, np.float64).tolist()
-    groups[f'accuracy/{group}/models'] = models
+    models = np.asarray(score.metrics[main.name], np.float64).tolist()
+    groups[f'{main.name}/{group}/worst'] = _worst(main, models)
+    groups[f'{main.name}/{group}/models'] = [*map(_number, models)]
     groups[f'models/{group}'] = len(score.client_id)
-  means['accuracy/worst'] = min(
-      groups[f'accuracy/{group}/worst'] for group in scores
+  means[f'{main.name}/worst'] = _worst(
+      main, [groups[f'{main.name}/{group}/worst'] for group in scores]
   )
-  means['accuracy/clients'] = (
-      sum(
-          group.num_clients * groups[f'accuracy/{group.name}']
-          for group in federation.groups
-      )
-      / federation.num_clients
-  )
+  means[f'{main.name}/clients'] = _over_clients(groups, main.name, federation)
   for view in next(iter(scores.values())).views:
     for group in federation.groups:
       values = np.asarray(scores[group.name].views[view], np.float64)
       groups[f'views/{view}/{group.name}'] = _number(values.mean())
-    means[f'views/{view}'] = (
-        sum(
-            group.num_clients * groups[f'views/{view}/{group.name}']
-            for group in federation.groups
-        )
-        / federation.num_clients
-    )
+    means[f'views/{view}'] = _over_clients(groups, f'views/{view}', federation)
   row = {'round': round_num, 'split': split, 'seconds': seconds}
   if virtual_time is not None:
     row['virtual_time'] = virtual_time
-  return {**row, **means, **groups, **personal.entries(scores)}
+  return {**row, **means, **groups, **personal.entries(scores, main)}
+
+
+def _worst(metric: Metric, values: Sequence[float | None]) -> float | None:
+  """The worst value; None if one is None, or it is not finite."""
+  return None if None in values else _number(metric.worst(values))
+
+
+def _over_clients(
+    groups: Row, name: str, federation: Federation
+) -> float | None:
+  """The mean over clients of `<name>/<group>`; None if one is None."""
+  values = [groups[f'{name}/{group.name}'] for group in federation.groups]
+  if None in values:
+    return None
+  return (
+      sum(
+          group.num_clients * value
+          for group, value in zip(federation.groups, values, strict=True)
+      )
+      / federation.num_clients
+  )

@@ -7,75 +7,88 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.engine.evaluate import Scores
+from fedjax_het.engine.own_test import OwnScores
+from fedjax_het.engine.task import ACCURACY, Metric
 
 
-def entries(scores: Mapping[str, Scores]) -> dict[str, Any]:
-  """Statistics over clients of their accuracy on their own test examples.
+def entries(
+    scores: Mapping[str, Scores], metric: Metric = ACCURACY
+) -> dict[str, Any]:
+  """Statistics over clients of a metric on their own test examples.
 
   Args:
     scores: {group: scores}.
+    metric: The task's main metric.
 
   Returns:
-    {} without own test examples. Else `personal/accuracy`, the unweighted mean
+    {} without own test examples. Else `personal/<metric>`, the unweighted mean
     over clients; `personal/std`, their (population) standard deviation;
-    `personal/worst`; `personal/p10`, their 10th percentile; `personal/pooled`,
-    the mean in which each test example has the same weight; and
-    `personal/loss`, the mean over clients of their mean loss. The same of one
-    group as `personal/accuracy/<group>` and so on, and the accuracy of each
-    of its evaluated clients as `personal/clients/<group>`, None for a client
-    without a test example, which counts nowhere else.
+    `personal/worst`; `personal/p10`, their 10th percentile, or `personal/p90`
+    if smaller is better; `personal/pooled`, the mean in which each test example
+    has the same weight; and `personal/loss`, the mean over clients of their
+    mean loss. The same of one group as `personal/<metric>/<group>` and so on,
+    and the value of each of its evaluated clients as
+    `personal/clients/<group>`, None for a client without a test example, which
+    counts nowhere else.
   """
   owned = {k: s.own for k, s in scores.items() if s.own is not None}
   if not owned:
     return {}
-  by_group = {f'/{name}': _values(own) for name, own in owned.items()}
+  by_group = {f'/{name}': _values(own, metric) for name, own in owned.items()}
   whole = [np.concatenate(a) for a in zip(*by_group.values(), strict=True)]
   row = {
       f'personal/{name}{suffix}': value
       for suffix, values in {'': whole, **by_group}.items()
-      for name, value in statistics(*values).items()
+      for name, value in statistics(*values, metric).items()
   }
   for name, own in owned.items():
     row[f'personal/clients/{name}'] = [
-        float(accuracy) if size else None
-        for accuracy, size in zip(own.accuracy, own.size, strict=True)
+        _number(value) if size else None
+        for value, size in zip(own.metrics[metric.name], own.size, strict=True)
     ]
   return row
 
 
-def _values(own) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Accuracy, loss and size of the clients with a test example, float64."""
+def _number(value) -> float | None:
+  """A float for JSON; None where it is not finite."""
+  return float(value) if math.isfinite(value) else None
+
+
+def _values(
+    own: OwnScores, metric: Metric
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Metric, loss and size of the clients with a test example, float64."""
   there = np.asarray(own.size) > 0
   return tuple(
       np.asarray(a, np.float64)[there]
-      for a in (own.accuracy, own.loss, own.size)
+      for a in (own.metrics[metric.name], own.loss, own.size)
   )
 
 
-def statistics(accuracy, loss, size) -> dict[str, float | None]:
+def statistics(
+    values, loss, size, metric: Metric = ACCURACY
+) -> dict[str, float | None]:
   """Statistics over several clients.
 
   Args:
-    accuracy: [E] accuracy of each client on its own test examples.
+    values: [E] metric of each client on its own test examples.
     loss: [E] mean losses.
     size: [E] numbers of test examples, at least 1.
+    metric: The metric.
 
   Returns:
     {name: number}, see `entries`; None for what is not finite, or where there
     is no client.
   """
-  if not len(accuracy):
-    names = ('accuracy', 'std', 'worst', 'p10', 'pooled', 'loss')
+  if not len(values):
+    names = metric.name, 'std', 'worst', f'p{metric.tail}', 'pooled', 'loss'
     return dict.fromkeys(names)
-  found = dict(
-      accuracy=np.mean(accuracy),
-      std=np.std(accuracy),
-      worst=np.min(accuracy),
-      p10=np.percentile(accuracy, 10),
-      pooled=np.average(accuracy, weights=size),
-      loss=np.mean(loss),
-  )
-  return {
-      name: float(value) if math.isfinite(value) else None
-      for name, value in found.items()
+  found = {
+      metric.name: np.mean(values),
+      'std': np.std(values),
+      'worst': metric.worst(values),
+      f'p{metric.tail}': np.percentile(values, metric.tail),
+      'pooled': np.average(values, weights=size),
+      'loss': np.mean(loss),
   }
+  return {name: _number(value) for name, value in found.items()}

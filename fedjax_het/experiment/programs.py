@@ -10,14 +10,8 @@ import jax.numpy as jnp
 
 from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.engine import placement
-from fedjax_het.engine.drivers import (
-  Collect,
-  Driver,
-  Job,
-  clock_driver,
-  round_driver,
-  streamed_driver,
-)
+from fedjax_het.engine.driver_kinds import driver_kind
+from fedjax_het.engine.drivers import Collect, Driver, Job
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import RoundReport
@@ -71,7 +65,7 @@ def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def make_driver(experiment: Experiment) -> Driver:
-  """Chooses the driver of a run; nothing is computed or compiled yet.
+  """Makes the driver of a run; nothing is computed or compiled yet.
 
   Args:
     experiment: The experiment.
@@ -97,17 +91,15 @@ def make_driver(experiment: Experiment) -> Driver:
       experiment.devices,
       config.clock.seed,
   )
-  if config.client_store == 'host':
-    if several():
-      raise ValueError(
-          "client_store='host' is for one process; several of them share the "
-          "clients' states among their devices (client_store='device')."
-      )
-    return streamed_driver(job)
-  _warn_of_copies(experiment)
-  if config.clock.mode == 'synchronous':
-    return round_driver(job)
-  return clock_driver(job, config.clock.mode)
+  kind = driver_kind(config.clock.mode, config.client_store)
+  if kind.states_on_device:
+    _warn_of_copies(experiment)
+  elif several():
+    raise ValueError(
+        "client_store='host' is for one process; several of them share the "
+        "clients' states among their devices (client_store='device')."
+    )
+  return kind.make(job)
 
 
 def _backend(experiment: Experiment) -> Backend:

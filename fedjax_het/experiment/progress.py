@@ -6,20 +6,33 @@ from typing import Any, TextIO
 
 import tqdm
 
+from fedjax_het.engine.task import ACCURACY, Metric
+
 
 class Progress:
   """Shows the rows of a run as they come: pass it as `run(observe=...)`.
 
-  On a terminal it is a bar with round, mean accuracy on the test set and time
+  On a terminal it is a bar with round, the mean metric on the test set and time
   left; elsewhere one line after every tenth of the rounds.
   """
 
-  def __init__(self, num_rounds: int, stream: TextIO | None = None):
-    """Prepares to show `num_rounds` rounds on `stream`, by default stderr."""
+  def __init__(
+      self,
+      num_rounds: int,
+      stream: TextIO | None = None,
+      metric: Metric = ACCURACY,
+  ):
+    """Prepares to show rounds.
+
+    Args:
+      num_rounds: Rounds of the run.
+      stream: Where to; None for stderr.
+      metric: The main metric of the run's task.
+    """
     self._num_rounds = num_rounds
     self._stream = sys.stderr if stream is None else stream
     self._bar: tqdm.tqdm | None = None
-    self._accuracy = ''
+    self._metric, self._score = metric, ''
     self._first: int | None = None
     self._begin = 0.0
     self._tenths = -1
@@ -35,10 +48,12 @@ class Progress:
     if train:
       self._step(done)
       return
-    if row['accuracy'] is not None:
-      self._accuracy = f'accuracy {row["accuracy"]:.3f}'
+    score = row[self._metric.name]
+    if score is not None:
+      form = '.3f' if self._metric.percent else '.4g'
+      self._score = f'{self._metric.name} {score:{form}}'
     if self._bar is not None:
-      self._bar.set_description_str(self._accuracy)
+      self._bar.set_description_str(self._score)
     elif done * 10 // self._num_rounds > self._tenths:
       self._tenths = done * 10 // self._num_rounds
       self._line(done)
@@ -66,7 +81,7 @@ class Progress:
     if ran and done < self._num_rounds:
       left = f', {seconds / ran * (self._num_rounds - done):.0f} s left'
     print(
-        f'Round {done}/{self._num_rounds}: {self._accuracy}{left}',
+        f'Round {done}/{self._num_rounds}: {self._score}{left}',
         file=self._stream,
         flush=True,
     )

@@ -32,8 +32,9 @@ from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.tensorboard import Board
 from fedjax_het.experiment.workdir import lock, settle_config, store_config
 from fedjax_het.files import check_local, read_json, write_atomically
-from fedjax_het.kernels.onednn import no_compilation_cache
+from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
+from fedjax_het.reporting.confusion_file import write_confusion
 from fedjax_het.reporting.report import write_report
 
 _log = logging.getLogger(__name__)
@@ -109,8 +110,7 @@ def run(
   check_local(workdir, 'workdir')
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
-    if config.get('conv_backend') == 'onednn':
-      stack.enter_context(no_compilation_cache())
+    stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
     _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
@@ -167,14 +167,16 @@ def run(
           lambda: _read_facts(folder / 'facts.json', facts)
       )
     processes.on_first(lambda: write_report(folder) and None)
-  summary = metrics.summarise(rows, config.target_accuracy)
+  summary = metrics.summarise(
+      rows, config.target_accuracy, experiment.federation.task.main
+  )
   return Result(folder, rows, facts, summary, state, finished)
 
 
 def _keep_programs(config) -> None:
   """Turns the compilation cache on if the config asks for it."""
-  if config.conv_backend == 'onednn':
-    _log.info("Programs with oneDNN's convolutions are not kept on disk.")
+  if library := libraries.uncacheable(config.conv_backend):
+    _log.info("Programs with %s's convolutions are not kept on disk.", library)
   elif config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
 
@@ -278,7 +280,7 @@ class _Writer:
 
   def __init__(self, folder, rows, observe, tensorboard):
     self.rows = rows
-    self._observe = observe
+    self._folder, self._observe = folder, observe
     self._file = metrics.MetricsFile(
         folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
     )
@@ -295,6 +297,16 @@ class _Writer:
       self._board.write(row)
     self._observe(row)
 
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes the confusion matrices of an evaluation, if it has any."""
+    if any(score.confusion is not None for score in scores.values()):
+      write_confusion(
+          self._folder,
+          round_num,
+          {name: score.client_id for name, score in scores.items()},
+          {name: score.confusion for name, score in scores.items()},
+      )
+
   def _close(self) -> None:
     self._file.close()
     if self._board is not None:
@@ -309,6 +321,9 @@ class _Reader:
 
   def __call__(self, row: metrics.Row) -> None:
     self.rows.append(row)
+
+  def keep_confusion(self, round_num, scores) -> None:
+    """Writes nothing."""
 
   def mark(self):
     """No lines; there is no file."""
@@ -374,6 +389,8 @@ def _train(
               when, split,
           )
       )  # fmt: skip
+      if split == 'test':
+        write.keep_confusion(round_num, score)
 
   done = int(state.round_num)
   if not write.rows:

@@ -16,9 +16,11 @@ import orbax.checkpoint as ocp
 from fedjax_het.experiment import processes
 from fedjax_het.experiment.checkpoints import (
   Checkpoints,
+  check_names,
   check_notes,
   leaves,
 )
+from fedjax_het.renamed import current_paths
 
 
 def combine(first: int, second: int, length: int) -> int:
@@ -124,15 +126,17 @@ class SharedCheckpoints(Checkpoints):
         multiprocessing_options=alone,
     )
     with ocp.CheckpointManager(self.folder, options=options) as reader:
-      restored = reader.restore(
-          step,
-          args=ocp.args.Composite(
-              state=ocp.args.StandardRestore(leaves(like)),
-              notes=ocp.args.JsonRestore(),
-          ),
-      )
-    check_notes(restored.notes, step)
-    return restored.state, restored.notes
+      only = ocp.args.Composite(notes=ocp.args.JsonRestore())
+      notes = reader.restore(step, args=only).notes
+      check_notes(notes, step)
+      wanted, sums = leaves(like), notes['checksums']
+      paths = current_paths(sums, wanted)
+      check_names(paths, wanted)
+      target = {paths[name]: leaf for name, leaf in wanted.items()}
+      only = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+      stored = reader.restore(step, args=only).state
+    notes['checksums'] = {name: sums[path] for name, path in paths.items()}
+    return {name: stored[path] for name, path in paths.items()}, notes
 
   def _attempt(self, step: int, like: Any, on_host: str | None):
     found = super()._attempt(step, like, on_host)

@@ -37,7 +37,7 @@ def partition(config: ml_collections.ConfigDict, name: str) -> list[str]:
   old = config.partition.to_dict()
   del old['name']
   kept, dropped = _divide(old, known)
-  entries = {option: _entry(*known[option]) for option in known} | kept
+  entries = {option: entry_of(*known[option]) for option in known} | kept
   section = ml_collections.ConfigDict(dict(name=name, **entries))
   config.partition = section.lock()
   return [f'partition.{option}' for option in dropped]
@@ -81,8 +81,16 @@ def algorithm(config: ml_collections.ConfigDict, name: str) -> list[str]:
   return dropped
 
 
-def _entry(kind: Any, default: Any) -> Any:
-  """The config's entry for an option that is not given."""
+def entry_of(kind: Any, default: Any) -> Any:
+  """The config's entry for an option that is not given.
+
+  Args:
+    kind: The option's type, or Any.
+    default: Its default.
+
+  Returns:
+    The default, or what holds a place for a value of the type.
+  """
   default = None if default is inspect.Parameter.empty else default
   return plain(Field(default, object if kind is Any else kind))
 

@@ -61,7 +61,8 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
 # What a run writes, as files and as folders.
 _FILES = (
     'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
-    'times.png',
+    'times.png', 'confusion.npz', 'confusion.png',
+    'classes.png', 'clients.png',
 )  # fmt: skip
 _FOLDERS = ('checkpoints', 'tensorboard')
 

@@ -39,8 +39,8 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels import native, products, strips
 from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.libraries import LIBRARIES
 from fedjax_het.kernels.lowering import (
-  LIBRARIES,
   as_lowering,
   choose_lowering,
   forced_lowering,

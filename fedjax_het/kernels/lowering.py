@@ -7,15 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.kernels import onednn
 from fedjax_het.kernels.auto import auto_choice
+from fedjax_het.kernels.libraries import LIBRARIES
 from fedjax_het.kernels.products import LARGE_BYTES
 from fedjax_het.names import check_name
 
-# Modules of other libraries' convolutions for CPUs, with `choose`, `forward`,
-# `d_input` and `d_weight`.
-LIBRARIES = {'onednn': onednn}
-CONV_BACKENDS = ('xla', *LIBRARIES)
 _D_INPUT_WAYS = ('native', 'gemm', 'cropped', *LIBRARIES)
 _FORWARD_WAYS = (*_D_INPUT_WAYS, 'strips')
 _D_WEIGHT_WAYS = (*_FORWARD_WAYS, 'rows')
@@ -104,8 +100,9 @@ def using_conv_backend(library: str) -> contextlib.AbstractContextManager:
   It is local to the thread and part of the cache key of `jax.jit`.
 
   Args:
-    library: One of `CONV_BACKENDS`. 'onednn' uses oneDNN for the passes for
-      which it is faster; 'xla' has no effect, so an outer context still holds.
+    library: One of `libraries.CONV_BACKENDS`. 'onednn' uses oneDNN for the
+      passes for which it is faster; 'xla' has no effect, so an outer context
+      still holds.
 
   Returns:
     A context manager.
@@ -146,7 +143,7 @@ def choose_lowering(
     platform: 'cpu', or another kind of device; None for the default device.
     channels: Input and output channels; None for many.
     padding_share: Fraction of all slices that is padding, 0 to 1.
-    conv_backend: One of `CONV_BACKENDS`; None means the one of
+    conv_backend: One of `libraries.CONV_BACKENDS`; None means the one of
       `using_conv_backend`.
 
   Returns:

@@ -11,8 +11,7 @@ process, and JAX's persistent compilation cache does not support the call. So it
 is used only on request (`kernels.lowering.using_conv_backend`), with tested
 versions of jaxlib, and not while that cache is in use (`no_compilation_cache`).
 
-`kernels.lowering.LIBRARIES` is the only place that registers this module. It
-uses `choose`, `forward`, `d_input` and `d_weight`.
+`kernels.libraries` is the only place that registers this module.
 """
 
 from collections.abc import Iterator

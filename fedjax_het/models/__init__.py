@@ -15,8 +15,7 @@ import typing
 
 import flax.linen as nn
 
-from fedjax_het.kernels import onednn
-from fedjax_het.kernels.lowering import CONV_BACKENDS
+from fedjax_het.kernels import libraries
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.models import by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
@@ -135,8 +134,9 @@ def create(
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown name, option or option value, or an impossible
-      input shape or number of classes, or where there is no oneDNN.
+    ValueError: For an unknown name, option or option value, an impossible input
+      shape or number of classes, or a library of convolutions that is not
+      available here.
   """
   build = constructor(name)
   check_call(f'Model {name!r}', build, options)
@@ -144,9 +144,8 @@ def create(
   _check_shape(name, shape)
   at_least(1, num_classes=num_classes)
   one_of('matmul_dtype', matmul_dtype, MATMUL_DTYPES)
-  one_of('conv_backend', conv_backend, CONV_BACKENDS)
-  if conv_backend == 'onednn':
-    onednn.check()
+  one_of('conv_backend', conv_backend, libraries.CONV_BACKENDS)
+  libraries.check(conv_backend)
   model = build(shape, num_classes, **options)
   if isinstance(model, nn.Module):
     # Of other options the shapes are others, and so must the names be.

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.analysis import pictures
+from fedjax_het.engine.task import Metric
 from fedjax_het.files import write_atomically
 from fedjax_het.reporting import report, tables
+from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries in which repetitions of a run differ, and those that say nothing of
 # what it computes.
@@ -32,9 +34,9 @@ class _Run(NamedTuple):
 
 
 def _read(folder: pathlib.Path) -> _Run:
-  config, _, rows = read_run(folder)
+  config, facts, rows = read_run(folder)
   with report.fitting(folder):
-    summary = summarise(rows, config['target_accuracy'])
+    summary = summarise(rows, config['target_accuracy'], main_metric(facts))
     return _Run(folder, config, rows, summary)
 
 
@@ -101,6 +103,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
 def _line(run: _Run) -> list[str]:
   """The cells of one workdir."""
   config, summary, best = run.config, run.summary, run.summary.best
+  metric = summary.metric
   return [
       str(run.folder),
       str(config['algorithm']['name']),
@@ -108,9 +111,9 @@ def _line(run: _Run) -> list[str]:
       report.named(config['partition']),
       str(config['seed']),
       str(summary.rounds),
-      report.percent_of(summary.last),
-      tables.percent(summary.last['accuracy/worst']),
-      report.percent_of(best) + (f' ({best["round"]})' if best else ''),
+      report.mean_of(summary, summary.last),
+      tables.amount(summary.last[f'{metric.name}/worst'], metric),
+      report.mean_of(summary, best) + (f' ({best["round"]})' if best else ''),
       '-' if summary.reached is None else str(summary.reached),
       tables.megabytes(summary.bytes_up),
       tables.megabytes(summary.bytes_down),
@@ -118,19 +121,21 @@ def _line(run: _Run) -> list[str]:
       '-'
       if summary.virtual_time is None
       else f'{summary.virtual_time:,.1f} s',
-      tables.personal_line(summary.last),
+      tables.personal_line(summary.last, metric),
   ]
 
 
 def _mean_line(runs: Sequence[_Run]) -> list[str]:
-  """The cells of repetitions: mean and deviation of their accuracies."""
+  """The cells of repetitions: mean and deviation of their results."""
   config = _without_seeds(runs[0].config)
   summaries = [run.summary for run in runs]
   reached = ['-' if s.reached is None else str(s.reached) for s in summaries]
   best = [s.best for s in summaries if s.best]
 
+  metric = summaries[0].metric
+
   def spread(values):
-    return f'{tables.spread(values)} %'
+    return tables.spread(values, metric) + metric.percent * ' %'
 
   def mean(name):
     return float(np.mean([getattr(s, name) for s in summaries]))
@@ -142,9 +147,9 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
       report.named(config['partition']),
       ', '.join(str(run.config['seed']) for run in runs),
       ', '.join(dict.fromkeys(str(s.rounds) for s in summaries)),
-      spread([s.last['accuracy'] for s in summaries]),
-      spread([s.last['accuracy/worst'] for s in summaries]),
-      spread([row['accuracy'] for row in best]) if best else '-',
+      spread([s.last[metric.name] for s in summaries]),
+      spread([s.last[f'{metric.name}/worst'] for s in summaries]),
+      spread([row[metric.name] for row in best]) if best else '-',
       ', '.join(reached),
       tables.megabytes(mean('bytes_up')),
       tables.megabytes(mean('bytes_down')),
@@ -154,29 +159,48 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
   ]
 
 
+def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
+  """Curves in a panel for each data set and split."""
+  split_of = {}
+  for run in runs:
+    config = _without_seeds(run.config)
+    split = report.named(config['partition']).strip()
+    split_of[run.folder] = f'{config["dataset"]}, {split}'
+  panels: dict[str, dict[str, Any]] = {}
+  for (folder, label), curve in curves.items():
+    panels.setdefault(split_of[folder], {})[label] = curve
+  return panels
+
+
 def _tests(run: _Run) -> tuple[list[int], list[float]]:
-  """Rounds and mean accuracies of a run's evaluations."""
+  """Rounds and mean metrics of a run's evaluations."""
   with report.fitting(run.folder):
     tests = [row for row in run.rows if row['split'] == 'test']
-    accuracies = [report.or_nan(row['accuracy']) for row in tests]
-    return [row['round'] for row in tests], accuracies
+    main = run.summary.metric.name
+    values = [report.or_nan(row[main]) for row in tests]
+    return [row['round'] for row in tests], values
 
 
-def _by_round(runs: Sequence[_Run]) -> dict[str, tuple[list[int], Any]]:
-  """A curve for each run, or one with a band for repetitions."""
-  curves = {str(run.folder): _tests(run) for run in runs}
+def _by_round(
+    runs: Sequence[_Run],
+) -> dict[tuple[pathlib.Path, str], tuple[list[int], Any]]:
+  """{(folder, label): curve} of each run, or one curve of repetitions."""
+  curves = {(run.folder, str(run.folder)): _tests(run) for run in runs}
   for same in _repetitions(runs):
     found = [_tests(run) for run in same]
     rounds = found[0][0]
     if all(other == rounds for other, _ in found):
       for run in same:
-        curves.pop(str(run.folder), None)
+        curves.pop((run.folder, str(run.folder)), None)
       label = f'{same[0].folder} and {len(same) - 1} more seeds'
-      curves[label] = rounds, np.array([values for _, values in found])
+      values = np.array([values for _, values in found])
+      curves[same[0].folder, label] = rounds, values
   return curves
 
 
-def _by_time(runs: Sequence[_Run]) -> dict[str, tuple[list[float], Any]]:
+def _by_time(
+    runs: Sequence[_Run],
+) -> dict[tuple[pathlib.Path, str], tuple[list[float], Any]]:
   """The curves over virtual time, of the runs that have it."""
   curves = {}
   for run in runs:
@@ -184,8 +208,32 @@ def _by_time(runs: Sequence[_Run]) -> dict[str, tuple[list[float], Any]]:
       tests = [row for row in run.rows if row['split'] == 'test']
       if all('virtual_time' in row for row in tests):
         times = [float(row['virtual_time']) for row in tests]
-        curves[str(run.folder)] = times, _tests(run)[1]
+        curves[run.folder, str(run.folder)] = times, _tests(run)[1]
   return curves
+
+
+def _by_bytes(runs: Sequence[_Run], curves) -> dict[Any, Any]:
+  """Bytes sent and last accuracy, for each curve the same runs."""
+  sent = {
+      run.folder: run.summary.bytes_up + run.summary.bytes_down for run in runs
+  }
+  return {
+      (folder, label): ([sent[folder]], np.atleast_2d(values)[:, -1])
+      for (folder, label), (_, values) in curves.items()
+  }
+
+
+def _one_metric(runs: Sequence[_Run]) -> Metric:
+  """The metric of all runs; raises ValueError if they differ."""
+  first = runs[0]
+  for run in runs:
+    if run.summary.metric != first.summary.metric:
+      raise ValueError(
+          f'{first.folder} is measured by {first.summary.metric.name}, but '
+          f'{run.folder} by {run.summary.metric.name}: their curves share no '
+          'axis.'
+      )
+  return first.summary.metric
 
 
 def write_comparison(
@@ -196,7 +244,9 @@ def write_comparison(
   """Writes comparison.md and, with matplotlib, its pictures.
 
   comparison.png is over rounds, and times.png over virtual time, of the runs
-  that have it. Runs that differ in their seeds alone are one curve with a band.
+  that have it; bytes.png is accuracy against bytes sent. Each data set and
+  split has a panel. Runs that differ in their seeds alone are one curve with a
+  band.
 
   Args:
     folders: The workdirs.
@@ -209,28 +259,43 @@ def write_comparison(
 
   Raises:
     FileNotFoundError: If a folder is no workdir with an evaluated run.
-    ValueError: If a file is damaged.
+    ValueError: If a file is damaged, or the runs have different metrics.
     OSError: If nothing can be written there.
   """
   runs = [_read(folder) for folder in folders]
+  metric = _one_metric(runs)
   table = _table(runs)
   by_round, by_time = _by_round(runs), _by_time(runs)
+  by_bytes = _by_bytes(runs, by_round)
+  method_of = {run.folder: run.config['algorithm']['name'] for run in runs}
+  looks = method_looks({label: method_of[f] for f, label in by_round})
+  for folder, label in by_time:
+    looks.setdefault(label, method_looks({label: method_of[folder]})[label])
   out.mkdir(parents=True, exist_ok=True)
-  label = 'Mean test accuracy'
-  picture = '![Mean test accuracy by round](comparison.png)'
+  label = f'Mean test {metric.name}'
+  picture = f'![{label} by round](comparison.png)'
   if by_time:
-    picture += '\n\n![Mean test accuracy by virtual time](times.png)'
+    picture += f'\n\n![{label} by virtual time](times.png)'
+  picture += f'\n\n![{label} against bytes sent](bytes.png)'
   try:
     for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
       path = out / f'comparison.{ending}'
-      pictures.draw_curves(by_round, path, label, percent=True)
+      shared = dict(looks=looks, percent=metric.percent)
+      pictures.draw_curves(_panels(by_round, runs), path, label, **shared)
+      pictures.draw_trade_off(
+          _panels(by_bytes, runs),
+          out / f'bytes.{ending}',
+          'Sent by and to all clients in all rounds',
+          f'{label}, last round',
+          **shared,
+      )
       if by_time:
         pictures.draw_curves(
-            by_time,
+            _panels(by_time, runs),
             out / f'times.{ending}',
             label,
             xlabel=report.VIRTUAL_TIME,
-            percent=True,
+            **shared,
         )
   except ImportError:
     picture = report.NO_PICTURES

@@ -11,12 +11,15 @@ import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.analysis import pictures
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.files import write_atomically
 from fedjax_het.options import keyword_options
-from fedjax_het.reporting import paper_targets, tables
+from fedjax_het.reporting import class_report, paper_targets, tables
+from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, summarise
+from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 _log = logging.getLogger(__name__)
 
@@ -91,13 +94,14 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
       f'{name} {_options(options)}'.strip(),
       f'seed {config["seed"]}, sampling seed {config["sampling_seed"]}',
   ]
-  mode = config.get('clock', {}).get('mode', 'synchronous')
+  # Configs of older runs have no clock.
+  driver = driver_kind(config.get('clock', {}).get('mode', 'synchronous'))
   fleet = ', '.join(
       f'{kind["clients"]} {name}'
       for name, kind in config.get('devices', {}).items()
   )
-  if mode != 'synchronous':
-    parts.append(f'{mode} clock')
+  if driver.setting:
+    parts.append(driver.setting)
   if fleet:
     parts.append(f'devices {fleet}')
   if config.get('validation') is not None:
@@ -151,18 +155,21 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   config, facts, rows = read_run(folder)
   with fitting(folder):
     # All of the text comes first: nothing is drawn if it cannot be made.
-    _sections(config, facts, rows, {})
-    text = '\n\n'.join(
-        _sections(config, facts, rows, _draw(folder, config, facts, rows))
-    )
+    confusion = read_confusion(folder)
+    _sections(config, facts, rows, confusion, {})
+    drawn = _draw(folder, config, facts, rows, confusion)
+    text = '\n\n'.join(_sections(config, facts, rows, confusion, drawn))
   path = folder / 'report.md'
   write_atomically(path, text + '\n')
   return path
 
 
-def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
+def _sections(
+    config, facts, rows, confusion, drawn: Mapping[str, str]
+) -> list[str]:
   """The paragraphs of a report; `drawn` are the paths of its pictures."""
-  summary = summarise(rows, config['target_accuracy'])
+  summary = summarise(rows, config['target_accuracy'], main_metric(facts))
+  metric = summary.metric.name.capitalize()
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
   if summary.rounds == config['num_rounds']:
     state = f'All {summary.rounds} rounds are done.'
@@ -172,26 +179,30 @@ def _sections(config, facts, rows, drawn: Mapping[str, str]) -> list[str]:
       f'# {title}',
       f'{state} Setting: {setting(config, facts)}. The whole config is in '
       f'`config.json`.\n\n{_versions(facts)}',
-      '## Accuracy',
+      f'## {metric}',
       f'On all {facts["test_examples"]:,} test examples. {_models(summary)} '
-      f'{_BEST[summary.validated]}',
+      f'{_best(summary)}',
       tables.as_markdown(tables.results(summary, facts)),
       '\n'.join(
           f'- {line}'
           for line in tables.totals(summary, config['target_accuracy'])
       ),
-      *([f'![Accuracy by round]({drawn["curves"]})'] if drawn else []),
+      *([f'![{metric} by round]({drawn["curves"]})'] if drawn else []),
       *(
-          [f'![Accuracy by virtual time]({drawn["times"]})']
+          [f'![{metric} by virtual time]({drawn["times"]})']
           if 'times' in drawn
           else []
       ),
       *_personal(summary, facts),
+      *class_report.sections(confusion, drawn),
       *_server(rows),
       *_paper(config, facts, summary),
       '## Who holds what',
       *(
-          [f'![Clients and classes]({drawn["partition"]})']
+          [
+              f'![Clients and classes]({drawn["partition"]})',
+              f'![Clients by classes]({drawn["classes"]})',
+          ]
           if drawn
           else [NO_PICTURES]
       ),
@@ -210,12 +221,6 @@ NO_PICTURES = (
     'No pictures: matplotlib cannot be imported (`pip install matplotlib`); '
     '`fedjax-het report` then adds them.'
 )
-_BEST = {
-    True: 'The best round is the one with the highest mean accuracy on the '
-    'examples that clients have held out.',
-    False: 'The best round is the one with the highest mean test accuracy; '
-    'it is chosen on the test set, so it is optimistic.',
-}
 _COMMUNICATION = (
     'Bytes counted from the arrays that travelled, parts left empty not '
     'included. Per client and round: the mean over all visits.'
@@ -230,6 +235,21 @@ _MEMORY = (
     'A count of state, 4 bytes a number; not the activations and optimiser '
     'state that training needs on top. MB are 10^6 bytes.'
 )
+
+
+def _best(summary: Summary) -> str:
+  """How the best round was chosen."""
+  metric = summary.metric
+  best = 'highest' if metric.larger_is_better else 'lowest'
+  if summary.validated:
+    return (
+        f'The best round is the one with the {best} mean {metric.name} on the '
+        'examples that clients have held out.'
+    )
+  return (
+      f'The best round is the one with the {best} mean test {metric.name}; '
+      'it is chosen on the test set, so it is optimistic.'
+  )
 
 
 def _models(summary: Summary) -> str:
@@ -304,7 +324,7 @@ def _program(facts: Mapping[str, Any]) -> list[str]:
 def _paper(config, facts, summary: Summary) -> list[str]:
   """Printed accuracies with both settings beside them."""
   targets = paper_targets.find(config)
-  if not targets:
+  if not targets or summary.metric != ACCURACY:
     return []
   table = [['source', 'method', 'accuracy', 'first round', 'setting']]
   for target in targets:
@@ -328,7 +348,8 @@ def _paper(config, facts, summary: Summary) -> list[str]:
   table.append([
       '**this run**',
       config['algorithm']['name'],
-      f'last {percent_of(summary.last)}, best {percent_of(summary.best)}',
+      f'last {mean_of(summary, summary.last)}, '
+      f'best {mean_of(summary, summary.best)}',
       reached,
       setting(config, facts),
   ])
@@ -339,18 +360,23 @@ def _paper(config, facts, summary: Summary) -> list[str]:
   ]
 
 
-def percent_of(row: Row | None) -> str:
-  """The mean accuracy of an evaluation, or '-'."""
-  return '-' if row is None else tables.percent(row['accuracy'])
+def mean_of(summary: Summary, row: Row | None) -> str:
+  """The mean metric of one of a run's evaluations, or '-'."""
+  if row is None:
+    return '-'
+  return tables.amount(row[summary.metric.name], summary.metric)
 
 
-def _draw(folder, config, facts, rows) -> dict[str, str]:
+def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
   """Draws the pictures; {} without matplotlib."""
-  summary = summarise(rows)
+  metric = main_metric(facts)
+  summary = summarise(rows, None, metric)
   counts = np.array(facts['partition'], np.int64)
   if counts.ndim != 2 or counts.min() < 0 or counts.sum() > _MOST_EXAMPLES:
     raise ValueError('partition holds no counts of examples')
-  by_round = _curves(rows, facts)
+  title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
+  looks = {**pictures.group_looks(facts['groups']), _MEAN: pictures.MEAN_LOOK}
+  by_round = {title: _curves(rows, facts)}
   # Labels and parts with these counts, whichever examples they were.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
@@ -369,28 +395,32 @@ def _draw(folder, config, facts, rows) -> dict[str, str]:
     pictures.draw_curves(
         by_round,
         folder / 'curves.png',
-        'Test accuracy',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
-        percent=True,
+        f'Test {metric.name}',
+        looks=looks,
+        percent=metric.percent,
+    )
+    drawn = dict(
+        partition='partition.png',
+        curves='curves.png',
+        **class_report.draw(folder, confusion, summary.last, facts),
     )
     if summary.virtual_time is None:
-      return dict(partition='partition.png', curves='curves.png')
+      return drawn
     pictures.draw_curves(
-        _curves(rows, facts, 'virtual_time'),
+        {title: _curves(rows, facts, 'virtual_time')},
         folder / 'times.png',
-        'Test accuracy',
-        f'{config["algorithm"]["name"]} on {config["dataset"]}',
+        f'Test {metric.name}',
+        looks=looks,
         xlabel=VIRTUAL_TIME,
-        percent=True,
+        percent=metric.percent,
     )
   except ImportError:
     _log.info(NO_PICTURES)
     return {}
-  return dict(
-      partition='partition.png', curves='curves.png', times='times.png'
-  )
+  return dict(drawn, times='times.png')
 
 
+_MEAN = 'mean over groups'
 VIRTUAL_TIME = 'Virtual time (s)'
 # More than any data set has; a damaged count must not fill the memory.
 _MOST_EXAMPLES = 10**8
@@ -399,11 +429,13 @@ _MOST_EXAMPLES = 10**8
 def _curves(
     rows, facts, over: str = 'round'
 ) -> dict[str, tuple[list[float], list[float]]]:
-  """Accuracy by round: each group and, last, the mean over groups."""
+  """The metric by round: each group and, last, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row[over] for row in tests]
-  names = {name: f'accuracy/{name}' for name in facts['groups']}
-  names['mean over groups'] = 'accuracy'
+  groups = pictures.group_looks(facts['groups'])  # In natural order.
+  main = main_metric(facts).name
+  names = {name: f'{main}/{name}' for name in groups}
+  names[_MEAN] = main
   return {
       label: (rounds, [or_nan(row[key]) for row in tests])
       for label, key in names.items()

@@ -1,10 +1,12 @@
 """Summary of the lines of metrics.jsonl."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.engine.task import ACCURACY, Metric
 from fedjax_het.reporting.run_files import Row
 
 
@@ -14,10 +16,11 @@ class Summary(NamedTuple):
   Attributes:
     rounds: Rounds done.
     last: Row of the last evaluation; None before the first.
-    best: Row of the evaluation in the round with the highest mean accuracy on
+    best: Row of the evaluation in the round with the best mean metric on
       held-out examples; without any on the test set, which is optimistic.
     validated: Whether the best round was chosen on held-out examples.
-    reached: First evaluated round whose mean accuracy is at least the target.
+    reached: First evaluated round whose mean metric is at least as good as the
+      target.
     bytes_up: Bytes from clients to the server, warm-up and all rounds.
     bytes_down: Bytes from the server to clients, warm-up and all rounds.
     round_seconds: Median wall time of a round, compilation not included.
@@ -25,6 +28,7 @@ class Summary(NamedTuple):
     virtual_time: Seconds of the virtual clock at the end; None without one.
     reached_time: The same for the round `reached`.
     lost: Visits whose upload never arrived.
+    metric: The main metric of the run's task.
   """
 
   rounds: int
@@ -39,14 +43,25 @@ class Summary(NamedTuple):
   virtual_time: float | None = None
   reached_time: float | None = None
   lost: int = 0
+  metric: Metric = ACCURACY
 
 
-def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
+def main_metric(facts: Mapping[str, Any]) -> Metric:
+  """The main metric of a run's task, from its facts."""
+  return Metric(**facts['metric']) if 'metric' in facts else ACCURACY
+
+
+def summarise(
+    rows: Sequence[Row],
+    target: float | None = None,
+    metric: Metric = ACCURACY,
+) -> Summary:
   """Adds up the rows of a run.
 
   Args:
     rows: As in metrics.jsonl.
-    target: Mean accuracy to reach; None for none.
+    target: Mean metric to reach; None for none.
+    metric: The main metric of the run's task.
 
   Returns:
     The summary.
@@ -54,22 +69,23 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
   train = [row for row in rows if row['split'] == 'train']
   sending = [row for row in rows if row['split'] in ('train', 'warm_up')]
   tests = [row for row in rows if row['split'] == 'test']
-  scored = [row for row in tests if row['accuracy'] is not None]
+  scored = [row for row in tests if row[metric.name] is not None]
   validation = {
-      row['round']: row['accuracy']
+      row['round']: row[metric.name]
       for row in rows
       if row['split'] == 'validation'
   }
 
   def merit(row):
-    """Accuracy by which a round is chosen; a round without one comes last."""
-    chosen = validation.get(row['round']) if validation else row['accuracy']
-    return -1.0 if chosen is None else chosen
+    """By what a round is chosen; a round without a number comes last."""
+    chosen = validation.get(row['round']) if validation else row[metric.name]
+    return -math.inf if chosen is None else metric.merit(chosen)
 
   reached = [
       row
       for row in scored
-      if target is not None and row['accuracy'] >= target
+      if target is not None
+      and metric.merit(row[metric.name]) >= metric.merit(target)
   ]
   return Summary(
       rounds=len(train),
@@ -86,4 +102,5 @@ def summarise(rows: Sequence[Row], target: float | None = None) -> Summary:
       virtual_time=train[-1].get('virtual_time') if train else None,
       reached_time=reached[0].get('virtual_time') if reached else None,
       lost=sum(row.get('lost', 0) for row in train),
+      metric=metric,
   )

@@ -1,6 +1,6 @@
 """Renders a results table: ours, the paper's, the difference, and figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import itertools
 import os
 import pathlib
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.analysis import pictures
 from fedjax_het.files import write_atomically
-from fedjax_het.reporting import report, tables
+from fedjax_het.reporting import table_pictures, tables
 from fedjax_het.reporting.paper_targets import Target
-from fedjax_het.reporting.results_table import Table, slug
+from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.table_cells import Cells, cells_of
 
 # Columns on clients' own test examples, where a cell has them.
 _PERSONAL = dict(
@@ -21,7 +21,6 @@ _PERSONAL = dict(
     worst='own test: worst',
     p10='own test: 10th percentile',
 )
-Cells = Sequence[Mapping[str, Any]]
 
 
 def _difference(values: Sequence[float | None], target: Target | None) -> str:
@@ -42,46 +41,6 @@ def _best(cells: Cells) -> str:
 
 def _seeds(cells: Cells) -> str:
   return ', '.join(map(str, sorted({cell['seed'] for cell in cells})))
-
-
-def _of(table: Table, cells: Cells, label: str, column: str) -> list[Any]:
-  """The cells of a row and column; of a further view, made of another row's."""
-  row, view = table.views.get(label, (label, None))
-  mine = [
-      cell
-      for cell in cells
-      if cell['row'] == row and cell.get('column', '') == column
-  ]
-  if view is None:
-    return mine
-  if isinstance(view, tuple):  # Older cells hold no curves of groups.
-    mine = [cell for cell in mine if 'groups' in cell]
-  return [_viewed(cell, view) for cell in mine]
-
-
-def _viewed(
-    cell: Mapping[str, Any], view: str | tuple[str, ...]
-) -> dict[str, Any]:
-  """A cell that shows a further view of its models; its best round stays."""
-  if isinstance(view, tuple):
-    curves = zip(*(cell['groups'][group] for group in view), strict=True)
-    values = [None if None in v else sum(v) / len(v) for v in curves]
-  else:
-    values = cell['views'][view]
-  target = cell['config']['target_accuracy']
-  reached = [
-      round_num
-      for round_num, value in zip(cell['rounds'], values, strict=True)
-      if None not in (value, target) and value >= target
-  ]
-  left_out = ('worst', 'models', 'personal')
-  return {
-      **{k: v for k, v in cell.items() if k not in left_out},
-      'accuracy': values,
-      'last': values[-1],
-      'best': values[cell['rounds'].index(cell['best_round'])],
-      'reached': reached[0] if reached else None,
-  }
 
 
 def render(
@@ -128,7 +87,8 @@ def render(
     else:
       shown.append(markdown)
     parts.append(markdown + '\n\n' + _notes(table, cells, column))
-    parts.append(_figures(table, cells, column, folder, formats))
+    parts.append(_families(table, cells, column))
+  parts.append(table_pictures.draw(table, cells, folder, formats))
   where = sorted({cell['hardware'] for cell in cells})
   write_atomically(
       folder / 'table.md',
@@ -167,7 +127,7 @@ def _overview(table: Table, cells: Cells) -> list[list[str]]:
   for label in table.labels:
     row = [label]
     for column in table.columns:
-      mine = _of(table, cells, label, column)
+      mine = cells_of(table, cells, label, column)
       target = table.target(label, column)
       text = tables.spread([cell['last'] for cell in mine])
       row.append(text if target is None else f'{text} ({target.text})')
@@ -193,12 +153,12 @@ def _column(table: Table, cells: Cells, column: str) -> str:
   tested = any(
       'personal' in cell
       for label in labels
-      for cell in _of(table, cells, label, column)
+      for cell in cells_of(table, cells, label, column)
   )
   header += [*_PERSONAL.values()] * tested
   rows = [header]
   for label, target in targets.items():
-    mine = _of(table, cells, label, column)
+    mine = cells_of(table, cells, label, column)
     last = [cell['last'] for cell in mine]
     reached = [
         '-' if cell['reached'] is None else str(cell['reached'])
@@ -241,7 +201,7 @@ def _notes(table: Table, cells: Cells, column: str) -> str:
   levels = {
       cell['config']['target_accuracy']
       for label in table.rows
-      for cell in _of(table, cells, label, column)
+      for cell in cells_of(table, cells, label, column)
   }
   found = [table.target(label, column) for label in table.labels]
   paper = {f'{t.source}: {t.setting}.': None for t in found if t is not None}
@@ -258,7 +218,7 @@ def _orders(table: Table, cells: Cells, column: str) -> list[str]:
   found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
   for label in table.labels:
     target = table.target(label, column)
-    values = [cell['last'] for cell in _of(table, cells, label, column)]
+    values = [cell['last'] for cell in cells_of(table, cells, label, column)]
     if target is not None and values and None not in values:
       entry = label, float(np.mean(values)), target.accuracy
       found.setdefault((target.source, target.setting), []).append(entry)
@@ -276,73 +236,18 @@ def _orders(table: Table, cells: Cells, column: str) -> list[str]:
   return sentences
 
 
-def _figures(
-    table: Table,
-    cells: Cells,
-    column: str,
-    folder: pathlib.Path,
-    formats: Sequence[str],
-) -> str:
-  """Draws a column's curves, and models as bars; returns the Markdown."""
-  suffix = f'-{slug(column)}' if column else ''
-  endings = ['png', *(f for f in ('pdf', 'svg') if f in formats)]
-  curves = {}
-  for label in table.labels:
-    mine = _of(table, cells, label, column)
-    if mine:
-      values = np.array([cell['accuracy'] for cell in mine], float)
-      curves[label] = (mine[0]['rounds'], values)
-  text, bars = _families(table, cells, column)
-  try:
-    for ending in endings:
-      pictures.draw_curves(
-          curves,
-          folder / f'curves{suffix}.{ending}',
-          'Mean test accuracy',
-          column or None,
-          percent=True,
-      )
-      if bars:
-        pictures.draw_bars(
-            bars,
-            folder / f'models{suffix}.{ending}',
-            'Test accuracy, last round',
-            percent=True,
-        )
-    text = f'![Accuracy by round](curves{suffix}.png)\n\n{text}'
-    if bars:
-      text += f'![Accuracy of every model](models{suffix}.png)\n\n'
-  except ImportError:  # No matplotlib.
-    text = f'{report.NO_PICTURES}\n\n{text}'
-  return text
-
-
-def _families(
-    table: Table, cells: Cells, column: str
-) -> tuple[str, dict[str, dict[str, Any]]]:
-  """A table of the families of models, and the bars to draw."""
+def _families(table: Table, cells: Cells, column: str) -> str:
+  """A table of the families of models; '' without any."""
   rows = [['method', *table.families]]
-  bars = {}
-  for label in table.rows:
-    mine = [
-        cell['models']
-        for cell in _of(table, cells, label, column)
-        if 'models' in cell
-    ]
-    if not table.families or not mine:
-      continue
-    bars[label] = {
-        group: [np.mean(models[group]) for models in mine] for group in mine[0]
-    }
+  found = table_pictures.models_of(table, cells, column)
+  for label, dots in found.items():
     row = [label]
     for groups in table.families.values():
-      values = [bars[label][group] for group in groups if group in mine[0]]
+      values = [dots[group] for group in groups if group in dots]
       mean = list(np.mean(values, axis=0)) if values else []
       row.append(tables.spread(mean))
     rows.append(row)
-  if not bars:
-    return '', {}
+  if len(rows) == 1:
+    return ''
   level = '###' if column else '##'
-  text = f'{level} By family of models\n\n{tables.as_markdown(rows)}\n\n'
-  names = [name for name in table.bars or bars if name in bars]
-  return text, {name: bars[name] for name in names}
+  return f'{level} By family of models\n\n{tables.as_markdown(rows)}\n\n'

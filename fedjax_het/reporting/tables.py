@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_het.engine.task import ACCURACY, Metric
 from fedjax_het.names import check_name
 from fedjax_het.reporting.summary import Summary
 
@@ -94,16 +95,22 @@ def percent(value: float | None) -> str:
   return 'not finite' if value is None else f'{100 * value:.2f} %'
 
 
-def spread(values: Sequence[float | None]) -> str:
-  """Mean and sample deviation of fractions, in percent; '-' for none."""
+def amount(value: float | None, metric: Metric) -> str:
+  """A metric's value: a share in percent, another number by four digits."""
+  return percent(value) if metric.percent else _number(value)
+
+
+def spread(values: Sequence[float | None], metric: Metric = ACCURACY) -> str:
+  """Mean and sample deviation, of shares in percent; '-' for none."""
   if not len(values):
     return '-'
   if None in values:
     return 'not finite'
-  percent = 100 * np.asarray(values)
-  if len(percent) == 1:
-    return f'{percent[0]:.1f}'
-  return f'{percent.mean():.1f} ± {percent.std(ddof=1):.1f}'
+  scale, form = (100, '.1f') if metric.percent else (1, '.4g')
+  numbers = scale * np.asarray(values)
+  if len(numbers) == 1:
+    return f'{numbers[0]:{form}}'
+  return f'{numbers.mean():{form}} ± {numbers.std(ddof=1):{form}}'
 
 
 def megabytes(num_bytes: float) -> str:
@@ -123,7 +130,7 @@ def virtual(value: float | None) -> str:
 
 
 def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
-  """Accuracy by group, last and best round, and means over groups, clients.
+  """The metric by group, last and best round; means over groups and clients.
 
   Args:
     summary: A run's summary, with at least one evaluation.
@@ -133,6 +140,11 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
     The table.
   """
   last, best = summary.last, summary.best or summary.last
+  main = summary.metric.name
+
+  def shown(row, name):
+    return amount(row[name], summary.metric)
+
   table = [[
       'group',
       'clients',
@@ -146,9 +158,9 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
         name,
         str(group['clients']),
         f'{group["parameters"]:,}',
-        percent(last[f'accuracy/{name}']),
-        percent(last[f'accuracy/{name}/worst']),
-        percent(best[f'accuracy/{name}']),
+        shown(last, f'{main}/{name}'),
+        shown(last, f'{main}/{name}/worst'),
+        shown(best, f'{main}/{name}'),
     ])
   clients = [group['clients'] for group in facts['groups'].values()]
   parameters = [group['parameters'] for group in facts['groups'].values()]
@@ -156,13 +168,13 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
       'mean over groups',
       str(sum(clients)),
       f'{sum(parameters) // len(parameters):,}',
-      percent(last['accuracy']),
-      percent(last['accuracy/worst']),
-      percent(best['accuracy']),
+      shown(last, main),
+      shown(last, f'{main}/worst'),
+      shown(best, main),
   ])
   table.append([
-      'mean over clients', '', '', percent(last['accuracy/clients']), '',
-      percent(best['accuracy/clients']),
+      'mean over clients', '', '', shown(last, f'{main}/clients'), '',
+      shown(best, f'{main}/clients'),
   ])  # fmt: skip
   return table
 
@@ -177,12 +189,12 @@ def personal(summary: Summary, facts: Mapping[str, Any]) -> Table:
   Returns:
     The table, with all clients last; [] for a run without such tests.
   """
-  last = summary.last
-  if 'personal/accuracy' not in last:
+  last, metric = summary.last, summary.metric
+  if f'personal/{metric.name}' not in last:
     return []
   table = [[
       'group', 'clients tested', 'mean', 'standard deviation', 'worst',
-      '10th percentile', 'mean over examples',
+      f'{metric.tail}th percentile', 'mean over examples',
   ]]  # fmt: skip
   counts = {
       name: sum(v is not None for v in last[f'personal/clients/{name}'])
@@ -192,40 +204,45 @@ def personal(summary: Summary, facts: Mapping[str, Any]) -> Table:
   rows['all clients'] = '', sum(counts.values())
   for label, (suffix, count) in rows.items():
     numbers = [
-        '-' if not count else percent(last[f'personal/{name}{suffix}'])
-        for name in ('accuracy', 'std', 'worst', 'p10', 'pooled')
+        '-' if not count else amount(last[f'personal/{name}{suffix}'], metric)
+        for name in (
+            metric.name, 'std', 'worst', f'p{metric.tail}', 'pooled'
+        )
     ]
     table.append([label, str(count), *numbers])
   return table
 
 
-def personal_line(row: Mapping[str, Any] | None) -> str:
+def personal_line(
+    row: Mapping[str, Any] | None, metric: Metric = ACCURACY
+) -> str:
   """A row's statistics over clients on their own test examples, or '-'."""
-  if not row or row.get('personal/accuracy') is None:
+  if not row or row.get(f'personal/{metric.name}') is None:
     return '-'
-  mean, std, worst, tenth = (
-      percent(row[f'personal/{name}'])
-      for name in ('accuracy', 'std', 'worst', 'p10')
+  mean, std, worst, tail = (
+      amount(row[f'personal/{name}'], metric)
+      for name in (metric.name, 'std', 'worst', f'p{metric.tail}')
   )
   return (
-      f'mean {mean}, standard deviation {std}, worst {worst}, 10th percentile '
-      f'{tenth}'
+      f'mean {mean}, standard deviation {std}, worst {worst}, '
+      f'{metric.tail}th percentile {tail}'
   )
 
 
 def totals(summary: Summary, target: float | None) -> list[str]:
   """Lines on what all rounds took."""
+  metric = summary.metric
   lines = [
       f'sent in {summary.rounds} rounds: {megabytes(summary.bytes_up)} up, '
       f'{megabytes(summary.bytes_down)} down',
       f'seconds per round: {seconds(summary.round_seconds)} (median, without '
       'compilation)',
   ]
-  if summary.last and 'personal/accuracy' in summary.last:
+  if summary.last and f'personal/{metric.name}' in summary.last:
     lines.insert(
         0,
         'clients on their own test examples, last round: '
-        + personal_line(summary.last),
+        + personal_line(summary.last, metric),
     )
   if summary.virtual_time is not None:
     lines.append(f'the whole run took {virtual(summary.virtual_time)}')
@@ -239,7 +256,7 @@ def totals(summary: Summary, target: float | None) -> list[str]:
     )
     if summary.reached_time is not None:
       reached += f', after {virtual(summary.reached_time)}'
-    lines.append(f'mean accuracy of {percent(target)}: {reached}')
+    lines.append(f'mean {metric.name} of {amount(target, metric)}: {reached}')
   if summary.dropped:
     lines.append(
         f'client updates left out because they were not finite: '

@@ -220,7 +220,7 @@ def one_visit(algorithm, federation, data):
       data.client(0),
       visit,
   )
-  return uplink.summed.change
+  return uplink.summed
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_the_proximal_term_acts_from_the_second_step(tx):
           fedprox(federation, mu=mu), federation, tiny_data([size])
       )
   jax.tree.map(np.testing.assert_array_equal, changes[4, 0.0], changes[4, 0.5])
-  first, second = changes[8, 0.0].params, changes[8, 0.5].params
+  first, second = changes[8, 0.0].change, changes[8, 0.5].change
   assert any(
       np.any(a != b)
       for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second))

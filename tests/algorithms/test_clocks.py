@@ -40,8 +40,9 @@ OPTIONS = {
         transfer_patience=0,
     ),
     'fedgkt': dict(server_epochs=1),
+    'fedepth': dict(plan='paper'),
     # What the generator draws differs from visit to visit.
-    'fedgen': dict(generative_alpha=0.0, generative_beta=0.0, server_steps=1),
+    'fedgen': dict(generative_alpha=0.0, distill_weight=0.0, server_steps=1),
     'fedin': dict(num_pairs=2, rule='exact', lam=2.0),
 }
 # The metrics that are distances between what clients know and are sent.

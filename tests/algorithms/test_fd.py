@@ -189,13 +189,13 @@ def test_the_client_measures_its_outputs_against_the_target(space, regulariser):
   assert np.abs(pairs - np.asarray(got)).min() < 1e-5
 
 
-def test_gamma_0_is_private_bit_for_bit():
+def test_distill_weight_0_is_private_bit_for_bit():
   local = tiny_local(keep_optimizer=True)
   federation, data = tiny_federation((1,), local=local), tiny_data((5, 8))
   got, want = (
       jax.tree.leaves(run(algorithm, federation, 3, data)[0].clients['tiny1'])
       for algorithm in (
-          fd(federation, gamma=0.0),
+          fd(federation, distill_weight=0.0),
           private(federation),
       )
   )
@@ -223,7 +223,7 @@ def test_ten_classes_take_400_bytes_and_what_is_not_there_none():
         (dict(space='logits'), "^Unknown space 'logits'"),
         (dict(regulariser='mse'), "^Unknown regulariser 'mse'"),
         (dict(mean='some'), "^Unknown mean 'some'"),
-        (dict(gamma=-1.0), 'gamma must be at least 0, got -1'),
+        (dict(distill_weight=-1.0), 'distill_weight must be at least 0'),
     ],
 )
 def test_options_are_checked(options, message):

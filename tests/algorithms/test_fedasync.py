@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedasync, fedprox
-from fedjax_het.algorithms.fedasync import mix, staleness_factor
+from fedjax_het.algorithms.fedasync import Sent, mix, staleness_factor
 from fedjax_het.engine import rounds, visits
 from fedjax_het.engine.local import train_model
 from fedjax_het.engine.types import Received, Visit
@@ -64,7 +63,7 @@ def upload(algorithm, federation, senders):
     stacked = [constant_tree(change, v) for v in values]
     received[group.name] = Received(
         (),
-        Delta(
+        Sent(
             jax.tree.map(lambda *rows: jnp.stack(rows), *stacked),
             jnp.ones(len(values)),
         ),
@@ -83,7 +82,7 @@ def test_uploads_of_a_round_are_mixed_by_client_id():
   # Clients 0, 2 of tiny1 and 1, 3 of tiny2.
   for depths in ((1, 2), (2, 1)):
     federation = tiny_federation(depths, norm=False)
-    algorithm = fedasync(federation, alpha=0.5, rho=0.0)
+    algorithm = fedasync(federation, alpha=0.5, mu=0.0)
     update = jax.jit(functools.partial(server_step, algorithm))
     for values, want in (
         ({0: 4.0, 2: 8.0}, 5.0),  # 0, 2, 5
@@ -120,7 +119,7 @@ def test_blocks_are_shared_as_the_option_says():
   for aggregation, moved in (('layerwise', 3), ('ends', 2), ('none', 0)):
     algorithm = fedasync(federation, aggregation=aggregation)
     _, received = upload(algorithm, federation, {0: 1.0})
-    assert len(received['tiny1'].kept.change.params) == moved
+    assert len(received['tiny1'].kept.w.params) == moved
     assert algorithm.personal == (aggregation != 'layerwise')
 
 
@@ -144,9 +143,9 @@ def test_too_stale_and_untrained_uploads_are_dropped():
 
 
 @pytest.mark.parametrize(
-    'options,rho', [(dict(rho=1.0), 1.0), ({}, 0.005), (dict(rho=0.0), 0.0)]
+    'options,mu', [(dict(mu=1.0), 1.0), ({}, 0.005), (dict(mu=0.0), 0.0)]
 )
-def test_a_client_sends_two_proximal_steps_by_hand(options, rho):
+def test_a_client_sends_two_proximal_steps_by_hand(options, mu):
   """f = (w - 5)^2 / 2, rate 0.1, from x_tau = 0: w = 0.5, then one more."""
   federation, data = quadratics([5])
   (group,), algorithm = federation.groups, fedasync(federation, **options)
@@ -157,8 +156,8 @@ def test_a_client_sends_two_proximal_steps_by_hand(options, rho):
       group, client, algorithm.downlink(server, group, visit), data.client(0),
       visit,
   )  # fmt: skip
-  got = uplink.kept.change.params['l1']['w']
-  np.testing.assert_allclose(got, 0.5 + 0.1 * (4.5 - rho * 0.5), rtol=1e-6)
+  got = uplink.kept.w.params['l1']['w']
+  np.testing.assert_allclose(got, 0.5 + 0.1 * (4.5 - mu * 0.5), rtol=1e-6)
 
 
 def test_the_defaults_are_the_papers():
@@ -190,7 +189,7 @@ def test_a_client_trains_as_in_fedprox_from_what_it_was_sent():
   federation = tiny_federation((1,), norm=False)
   (group,), data = federation.groups, tiny_data()
   visit = Visit(jnp.int32(2), jnp.int32(0), jax.random.key(3))
-  mine, theirs = fedasync(federation, rho=0.7), fedprox(federation, mu=0.7)
+  mine, theirs = fedasync(federation, mu=0.7), fedprox(federation, mu=0.7)
   server = mine.init(jax.random.key(0))
   client = mine.init_client(group, 2, jax.random.key(0))
 
@@ -204,8 +203,8 @@ def test_a_client_trains_as_in_fedprox_from_what_it_was_sent():
   whole, change = both(server)
   assert whole.summed == () and whole.kept.weight == 1
   for w, x, d in zip(
-      jax.tree.leaves(whole.kept.change),
-      jax.tree.leaves(server),
+      jax.tree.leaves(whole.kept.w.params),
+      jax.tree.leaves(server.params),
       jax.tree.leaves(change.summed.change),
       strict=True,
   ):
@@ -215,7 +214,7 @@ def test_a_client_trains_as_in_fedprox_from_what_it_was_sent():
 def test_alpha_one_is_training_of_one_model_in_turn():
   federation = tiny_federation((1,), 1, norm=False, local=tiny_local(epochs=1))
   (group,), data = federation.groups, tiny_data((6,))
-  algorithm = fedasync(federation, alpha=1.0, staleness='constant', rho=0.0)
+  algorithm = fedasync(federation, alpha=1.0, staleness='constant', mu=0.0)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=1, backend='map'
   )
@@ -243,7 +242,7 @@ def test_alpha_one_is_training_of_one_model_in_turn():
         (dict(alpha=0.0), 'alpha must be above 0 and at most 1, got 0.0.'),
         (dict(alpha=1.5), 'alpha must be above 0 and at most 1, got 1.5.'),
         (dict(staleness='poly'), "Unknown staleness 'poly'"),
-        (dict(rho=-1.0), 'rho must be at least 0, got -1.0.'),
+        (dict(mu=-1.0), 'mu must be at least 0, got -1.0.'),
         (dict(max_staleness=-1), 'max_staleness must be at least 0, got'),
     ],
 )

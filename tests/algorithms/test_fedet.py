@@ -226,7 +226,7 @@ def test_both_terms_are_means_over_the_whole_batch():
   padded = jax.tree.map(lambda a: a[jnp.array([0, 1, 0])], consensus)
   loss, _ = loss_of(logits[[0, 1, 1]], padded, 0.05, [1, 1, 0])
   np.testing.assert_allclose(loss, 2.005, rtol=1e-5)
-  # lam = 0 is distillation of hard labels.
+  # distill_weight = 0 is distillation of hard labels.
   loss, _ = loss_of(logits, consensus, 0.0)
   np.testing.assert_allclose(loss, 2.0, rtol=1e-6)
 
@@ -238,7 +238,7 @@ def test_both_terms_are_means_over_the_whole_batch():
 def still():
   """Two rounds in which the server's learning rate is 0, with norms."""
   federation = federate(norm=True)
-  algorithm = make(federation, distill_lr=0.0, lam=3.0)
+  algorithm = make(federation, distill_lr=0.0, distill_weight=3.0)
   return federation, *play(algorithm, federation, 2)
 
 
@@ -247,7 +247,7 @@ def test_a_server_that_does_not_learn_is_fedavg(still):
   federation, states, _ = still
   want, _ = play(fedavg(federation), federation, 2)
   for got, wanted in zip(states[1:], want[1:], strict=True):
-    assert_trees(got.server.weights, wanted.server, rtol=0, atol=0)
+    assert_trees(got.server.small, wanted.server, rtol=0, atol=0)
     large, head = got.server.model.params, wanted.server.params['head']
     assert same(large['head'], head)
     for name in ('stem', 'mid0', 'mid1'):
@@ -282,8 +282,8 @@ def test_after_a_round_all_have_one_classifier(played, aggregation):
   """Of the rest of the small models the server's training moves nothing."""
   federation, found = played
   (before, after), _ = found[aggregation]
-  small, large = after.server.weights.params, after.server.model.params
-  assert same(before.server.weights.params['head'],
+  small, large = after.server.small.params, after.server.model.params
+  assert same(before.server.small.params['head'],
               before.server.model.params['head'])  # fmt: skip
   assert same(small['head'], large['head'])
   assert not same(large['head'], before.server.model.params['head'])
@@ -343,13 +343,13 @@ def test_teachers_are_the_clients_own_models(uploads):
   x = public.batch(jnp.arange(NUM_PUBLIC)).x
   for group in federation.groups:
     r = received[group.name]
-    before = exchange.download(state.weights, group)
+    before = exchange.download(state.small, group)
     # Slots in another order, with padding in front.
     slots = jnp.array([0, 1, 0])
     ids = jnp.array([4, r.client_id[1], r.client_id[0]])
     kept = jax.tree.map(lambda a, slots=slots: a[slots], r.kept)
     moved = Received((), kept, ids)
-    got = teacher_logits(exchange, group, state.weights, moved, public)
+    got = teacher_logits(exchange, group, state.small, moved, public)
     assert not np.any(got[0])
     for slot in (1, 2):
       change, weight = jax.tree.map(lambda a, s=slot: a[s], kept)
@@ -380,9 +380,9 @@ def test_no_epochs_of_the_server(uploads):
       state, received, Turn(jnp.int32(0), KEY)
   )
   assert metrics == {}
-  large, head = after.model, after.weights.params['head']
+  large, head = after.model, after.small.params['head']
   assert same(large.params['head'], head)
-  assert not same(head, state.weights.params['head'])
+  assert not same(head, state.small.params['head'])
   for name in ('stem', 'mid0', 'mid1'):
     assert same(large.params[name], state.model.params[name])
 
@@ -390,8 +390,8 @@ def test_no_epochs_of_the_server(uploads):
 def test_blocks_without_a_sender_stay(uploads):
   _, state, received, _, step = uploads
   after, metrics = step(state, absent(received, 'tiny2'))
-  assert same(after.weights.params['mid1'], state.weights.params['mid1'])
-  assert not same(after.weights.params['mid0'], state.weights.params['mid0'])
+  assert same(after.small.params['mid1'], state.small.params['mid1'])
+  assert not same(after.small.params['mid0'], state.small.params['mid0'])
   assert all(np.isfinite(value) for value in metrics.values())
   assert not same(after.model, state.model)
 
@@ -443,7 +443,7 @@ def test_both_models_are_evaluated(played):
   x = preprocess(images)
   large, _ = federation.server_model.apply(after.server.model, x)
   for group in federation.groups:
-    small, _ = group.model.apply(after.server.weights, x)
+    small, _ = group.model.apply(after.server.small, x)
     for got, logits in (
         (scores[group.name].accuracy, small),
         (scores[group.name].views['server'], large),
@@ -563,7 +563,9 @@ def sharpened(tree):
 def test_one_round_in_numpy():
   """Two architectures, four clients, a larger model; SGD, whole batches."""
   federation, data = federate(large=3), data_of(3)
-  options = dict(lam=0.4, server_epochs=2, server_batch_size=4, distill_lr=0.2)
+  options = dict(
+      distill_weight=0.4, server_epochs=2, server_batch_size=4, distill_lr=0.2
+  )
   algorithm = make(federation, **options)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   state = state._replace(server=sharpened(state.server))
@@ -574,7 +576,7 @@ def test_one_round_in_numpy():
   after, report = run_round(state, data, KEY, jax.random.key(2))
   images = np.asarray(preprocess(data.images), np.float64)
   images = images.reshape(len(images), -1)
-  weights, ends = doubles(before.weights.params), {}
+  weights, ends = doubles(before.small.params), {}
   for k in range(4):
     names = NAMES[f'tiny{k % 2 + 1}']
     index = np.asarray(data.index[k, : SIZES[k]])
@@ -616,7 +618,7 @@ def test_one_round_in_numpy():
   want['head'] = large['head']
   got = after.server
   assert_trees(doubles(got.model.params), large, rtol=1e-5, atol=1e-5)
-  assert_trees(doubles(got.weights.params), want, rtol=1e-5, atol=1e-5)
+  assert_trees(doubles(got.small.params), want, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(report.server['disputed'], np.mean(disputed))
 
 
@@ -626,8 +628,8 @@ def test_one_round_in_numpy():
 @pytest.mark.parametrize(
     'options,message',
     [
-        (dict(lam=-0.1), 'lam must be at least 0'),
-        (dict(lam=np.nan), 'lam must be a finite number'),
+        (dict(distill_weight=-0.1), 'distill_weight must be at least 0'),
+        (dict(distill_weight=np.nan), 'distill_weight must be a finite number'),
         (dict(server_epochs=-1), 'server_epochs must be at least 0'),
         (dict(server_batch_size=0), 'server_batch_size must be at least 1'),
         (dict(distill_lr=np.inf), 'distill_lr must be a finite number'),

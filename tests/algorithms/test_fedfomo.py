@@ -565,7 +565,7 @@ def test_with_equal_coefficients_a_first_mix_is_fedavgs_mean():
         clients[group.name].trained.params,
         x[group.name].base.params,
     )
-    deltas[group.name] = Delta(Variables(change, {}), jnp.float32(2))
+    deltas[group.name] = Delta(change, {}, jnp.float32(2))
   mean = exchange.average(Variables(start, {}), deltas).params
   stored = jax.tree.map(jnp.asarray, server.models.params)
   ones = jnp.array([0.0, 1.0, 1.0, 1.0, 1.0])

@@ -344,11 +344,11 @@ def test_features_and_head_are_the_model():
 def test_without_its_terms_it_is_fedavg():
   """Bit for bit, statistics too, while the generator trains."""
   federation = federate(norm=True)
-  off = dict(SMALL, generative_alpha=0.0, generative_beta=0.0)
+  off = dict(SMALL, generative_alpha=0.0, distill_weight=0.0)
   got = play(make(federation, weights='data', **off), federation, 2)
   want = play(fedavg(federation, weights='data'), federation, 2)
   for a, b in zip(got[1:], want[1:], strict=True):
-    assert_trees(a.server.weights, b.server, rtol=0, atol=0)
+    assert_trees(a.server.model, b.server, rtol=0, atol=0)
   generators = [state.server.generator for state in got]
   assert not same(generators[0], generators[1])
   assert not same(generators[1], generators[2])
@@ -366,11 +366,11 @@ def test_the_first_round_is_that_of_fedavg(played):
   want = play(fedavg(federation), federation, 2)
   # Terms of weight 0 change how XLA fuses, and so the last bits.
   assert_trees(
-      played[1].server.weights, want[1].server, rtol=1e-5, atol=1e-6
+      played[1].server.model, want[1].server, rtol=1e-5, atol=1e-6
   )
   assert not same(played[0].server.generator, played[1].server.generator)
   apart = np.abs(
-      played[2].server.weights.params['head']['Dense_0']['kernel']
+      played[2].server.model.params['head']['Dense_0']['kernel']
       - want[2].server.params['head']['Dense_0']['kernel']
   )
   assert apart.max() > 1e-3
@@ -442,16 +442,16 @@ def test_blocks_without_a_sender_stay(uploads):
   """mid1 is of the deeper group alone; the head is the mean of the others."""
   _, state, received, step = uploads
   after, _ = step(state, without(received, 'tiny2'))
-  assert same(after.weights.params['mid1'], state.weights.params['mid1'])
+  assert same(after.model.params['mid1'], state.model.params['mid1'])
   for name in ('stem', 'mid0', 'head'):
-    assert not same(after.weights.params[name], state.weights.params[name])
-  change, weight = received['tiny1'].kept.classifier
+    assert not same(after.model.params[name], state.model.params[name])
+  change, _, weight = received['tiny1'].kept.classifier
   assert weight.tolist() == [5.0, 3.0]
   want = jax.tree.map(
-      lambda x, d: x + d.sum(0) / 8, state.weights.params['head'],
-      change.params['head'],
+      lambda x, d: x + d.sum(0) / 8, state.model.params['head'],
+      change['head'],
   )  # fmt: skip
-  assert_trees(after.weights.params['head'], want, rtol=1e-6)
+  assert_trees(after.model.params['head'], want, rtol=1e-6)
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(after)
              if leaf.dtype == np.float32)  # fmt: skip
 
@@ -460,12 +460,12 @@ def test_heads_are_those_after_training(uploads):
   """y = x + (y - x), of each client, not their mean."""
   federation, state, received, _ = uploads
   exchange = make_exchange(federation, 'layerwise', 'data')
-  before = state.weights.params['head']['Dense_0']['kernel']
+  before = state.model.params['head']['Dense_0']['kernel']
   for group in federation.groups:
     r = received[group.name]
-    heads = sent_heads(exchange, group, state.weights, r)
-    change, weight = r.kept.classifier
-    change = change.params['head']['Dense_0']['kernel']
+    heads = sent_heads(exchange, group, state.model, r)
+    change, _, weight = r.kept.classifier
+    change = change['head']['Dense_0']['kernel']
     for row in range(2):
       got = heads.params['head']['Dense_0']['kernel'][row]
       want = before + change[row] / weight[row]
@@ -531,7 +531,7 @@ def test_a_client_without_a_step_is_no_teacher(uploads):
 def test_clients_that_do_not_learn_still_teach():
   federation = federate(lr=0.0)
   before, after = play(make(federation, **SMALL), federation)
-  assert same(before.server.weights, after.server.weights)
+  assert same(before.server.model, after.server.model)
   for part in ('params', 'stats'):
     old, new = (getattr(s.server.generator, part) for s in (before, after))
     assert not same(old, new)
@@ -544,7 +544,7 @@ def test_a_generator_that_does_not_learn(uploads):
   after, _ = jax.jit(algorithm.server_update)(state, received, TURN)
   assert same(after.generator.params, state.generator.params)
   assert not same(after.generator.stats, state.generator.stats)
-  assert not same(after.weights, state.weights)
+  assert not same(after.model, state.model)
 
 
 def test_no_steps_of_the_generator(uploads):
@@ -552,7 +552,7 @@ def test_no_steps_of_the_generator(uploads):
   algorithm = make(federation, weights='data', **{**SMALL, 'server_steps': 0})
   after, metrics = jax.jit(algorithm.server_update)(state, received, TURN)
   assert metrics == {} and same(after.generator, state.generator)
-  assert not same(after.weights, state.weights)
+  assert not same(after.model, state.model)
 
 
 @pytest.mark.parametrize('aggregation', ['layerwise', 'classifier'])
@@ -572,7 +572,7 @@ def test_what_travels(aggregation):
   if aggregation == 'classifier':
     model = full_bytes(group.model.abstract_variables.params['head'])
     assert set(own.params) == {'stem', 'mid0', 'mid1'}
-    assert set(state.weights.params) == {'head'}
+    assert set(state.model.params) == {'head'}
   generator = full_bytes(state.generator)
   assert full_bytes(sent) == model + generator + NUM_CLASSES
   assert full_bytes(uplink) == model + 4 + 4 * NUM_CLASSES
@@ -605,7 +605,7 @@ def test_unused_weights_can_be_dropped():
 NAMES = {'tiny1': ['stem', 'mid0', 'head'],
          'tiny2': ['stem', 'mid0', 'mid1', 'head']}  # fmt: skip
 ORACLE = dict(
-    generative_alpha=3.0, generative_beta=2.0, decay=0.9, hidden=4,
+    generative_alpha=3.0, distill_weight=2.0, decay=0.9, hidden=4,
     noise_size=2, server_steps=2, server_batch_size=4, eta=0.5,
     generated_batch_size=4, generator_lr=0.02, generator_l2=0.1,
 )  # fmt: skip
@@ -727,7 +727,7 @@ def test_one_round_in_numpy(monkeypatch):
       round_num=jnp.int32(ROUND), server=jax.tree.map(jnp.asarray, before)
   )
   after, _ = run_round(state, data, KEY, jax.random.key(2))
-  weights, g = doubles(before.weights.params), doubles(before.generator.params)
+  weights, g = doubles(before.model.params), doubles(before.generator.params)
   stats = tuple(np.float64(before.generator.stats['norm'][n])
                 for n in ('mean', 'var'))  # fmt: skip
   images = np.asarray(preprocess(data.images), np.float64)
@@ -764,7 +764,7 @@ def test_one_round_in_numpy(monkeypatch):
       for n in weights
   }
   got = after.server
-  assert_trees(doubles(got.weights.params), want, rtol=1e-5, atol=1e-5)
+  assert_trees(doubles(got.model.params), want, rtol=1e-5, atol=1e-5)
   assert_trees(doubles(got.generator.params), want_g, rtol=1e-5, atol=1e-5)
   got_stats = tuple(got.generator.stats['norm'][n] for n in ('mean', 'var'))
   assert_trees(got_stats, want_stats, rtol=1e-5, atol=1e-5)
@@ -781,7 +781,7 @@ def test_one_round_in_numpy(monkeypatch):
     [
         (dict(aggregation='none'), "^Unknown aggregation 'none'"),
         (dict(generative_alpha=-1.0), 'generative_alpha must be at least 0'),
-        (dict(generative_beta=np.nan), 'generative_beta must be a finite'),
+        (dict(distill_weight=np.nan), 'distill_weight must be a finite'),
         (dict(eta=np.inf), 'eta must be a finite number'),
         (dict(decay=0.0), 'decay must be above 0 and at most 1'),
         (dict(decay=1.5), 'decay must be above 0 and at most 1'),

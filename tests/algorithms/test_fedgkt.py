@@ -171,7 +171,7 @@ def test_clients_distil_each_example_from_its_own_logits():
   local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=2)
   federation = federate_tiny(local=local)
   group = federation.groups[1]
-  algorithm = make(federation, alpha=0.5, temperature=3.0)
+  algorithm = make(federation, distill_weight=0.5, temperature=3.0)
   client = algorithm.init_client(group, 1, jax.random.key(0))
   data = tiny_data(SIZES).client(1)
   place = jnp.arange(LENGTH)
@@ -434,7 +434,7 @@ def test_features_of_different_shapes_are_refused():
     'options,message',
     [
         (dict(temperature=0.0), 'temperature must be at least 0.001'),
-        (dict(alpha=-1.0), 'alpha must be at least 0'),
+        (dict(distill_weight=-1.0), 'distill_weight must be at least 0'),
         (dict(server_logits='both'), "^Unknown server_logits 'both'"),
         (dict(server_group='tiny9'), "^Unknown server_group 'tiny9'"),
         (dict(server_batch_size=0), 'server_batch_size must be at least 1'),

@@ -97,7 +97,8 @@ def linear_client(server_vectors, known, alpha):
       (Group('mlp', model, np.array([0])),),
       tiny_local(optax.sgd, lr=1.0, batch_size=1, epochs=1),
   )
-  algorithm, group = fedhe(federation, alpha=alpha), federation.groups[0]
+  (group,) = federation.groups
+  algorithm = fedhe(federation, distill_weight=alpha)
   zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
   head = jax.tree.map(
       lambda leaf: jnp.array([1.0, 0.0]) if leaf.shape == (2,) else leaf,
@@ -367,13 +368,13 @@ def after_three_rounds(constructor, keep_optimizer=None, **options):
   return tuple(map(jax.tree.leaves, state.clients['tiny1']))
 
 
-def test_alpha_0_is_private_bit_for_bit():
-  got = after_three_rounds(fedhe, alpha=0.0)
+def test_distill_weight_0_is_private_bit_for_bit():
+  got = after_three_rounds(fedhe, distill_weight=0.0)
   want = after_three_rounds(private, keep_optimizer=True)
   for a, b in zip(got, want, strict=True):
     assert len(a) == len(b) > 0
     assert all(np.array_equal(x, y) for x, y in zip(a, b))
-  pulled = after_three_rounds(fedhe, alpha=1.0)
+  pulled = after_three_rounds(fedhe, distill_weight=1.0)
   gaps = [np.abs(x - y).max() for x, y in zip(pulled[0], got[0])]
   assert max(gaps) > 1e-3
 
@@ -391,7 +392,7 @@ def test_private_keeps_its_optimiser_or_begins_anew():
     ('options', 'message'),
     [
         (dict(store='last'), "^Unknown store 'last'"),
-        (dict(alpha=-1.0), 'alpha must be at least 0, got -1'),
+        (dict(distill_weight=-1.0), 'distill_weight must be at least 0'),
         (dict(fold_every=0), 'fold_every must be at least 1, got 0'),
     ],
 )

@@ -49,7 +49,7 @@ def one_step(**options):
   algorithm = fedin(federation, num_pairs=4, **options)
   server = algorithm.init(jax.random.key(0))
   pairs = fixed_pairs()
-  sent = Downlink(server.weights, Maybe(pairs, jnp.ones(4, bool)))
+  sent = Downlink(server.model, Maybe(pairs, jnp.ones(4, bool)))
   client = algorithm.init_client(group, 0, jax.random.key(0))
 
   @jax.jit
@@ -58,7 +58,7 @@ def one_step(**options):
 
   _, uplink, metrics = update(client, sent, data)
   start = algorithm.client_model(server, client, group)
-  change = uplink.summed.change.params
+  change = uplink.summed.change
   # The one batch in table order: order does not change a mean.
   batch = data.batch(jnp.arange(4))
 
@@ -159,7 +159,7 @@ def test_steps_take_the_received_pairs_in_turn():
   _, _, metrics = algorithm.client_update(
       group,
       client,
-      Downlink(server.weights, Maybe(pairs, jnp.ones(8, bool))),
+      Downlink(server.model, Maybe(pairs, jnp.ones(8, bool))),
       tiny_data([8]).client(0),
       visit(),
   )
@@ -204,7 +204,7 @@ def run(make, num_rounds, norm=True, local=None, **options):
         state, tiny_data(), jax.random.key(1), jax.random.key(2)
     )
   server = state.server
-  return getattr(server, 'weights', server), state, reports
+  return getattr(server, 'model', server), state, reports
 
 
 def assert_tree_equal(got, want):
@@ -402,7 +402,7 @@ def exchanged(models, shape, **options):
       lambda s: algorithm.downlink(s, groups[0], visit()), server
   )
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
-  return count(sent.weights.params), count(sent.pairs.value)
+  return count(sent.model.params), count(sent.pairs.value)
 
 
 def test_sizes_of_both_papers():
@@ -453,7 +453,7 @@ def visit_with_pairs(norm, present, drop_last, options):
       jax.random.normal(jax.random.key(i), (8, *model.shapes[i - 1]))
       for i in (first, last)
   ))
-  sent = Downlink(server.weights, Maybe(pairs, present))
+  sent = Downlink(server.model, Maybe(pairs, present))
   client = algorithm.init_client(group, 0, jax.random.key(0))
   own, uplink, metrics = jax.jit(
       lambda sent: algorithm.client_update(group, client, sent, data, visit())

@@ -14,7 +14,6 @@ from fedjax_het.algorithms.fedselect import Sent, alternate
 from fedjax_het.algorithms.fedselect.growth import grow, packed
 from fedjax_het.engine import rounds
 from fedjax_het.engine.types import Maybe, Received, Visit
-from fedjax_het.models.blocks import Variables
 from tests.algorithms.suite import Case
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
 from tests.tiny import (
@@ -435,7 +434,7 @@ def test_entries_that_nobody_shares_keep_their_value():
 
     params = {n: server.params[n] for n in group.model.block_names}
     sent = Sent(
-        jax.tree.map(entry, params), Delta(Variables({}, {}), jnp.float32(1))
+        jax.tree.map(entry, params), Delta({}, {}, jnp.float32(1))
     )
     received[group.name] = Received(sent, None, None)
   after = server_step(algorithm, server, received)

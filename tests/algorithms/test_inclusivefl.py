@@ -12,7 +12,7 @@ from fedjax_het.algorithms.inclusivefl.depths import find_depths
 from fedjax_het.engine import rounds
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Federation, Group, Received
-from fedjax_het.models import Variables, create
+from fedjax_het.models import create
 from fedjax_het.models.vit import vit
 from tests.quadratics import play, quadratics
 from tests.tiny import (
@@ -182,7 +182,7 @@ def update(federation, server, changes, weights=None, **options):
           lambda leaf, c=amount * change: np.full(leaf.shape, c, leaf.dtype),
           tree,
       )
-    delta = Delta(Variables(params, sent.stats), np.float32(amount))
+    delta = Delta(params, sent.stats, np.float32(amount))
     received[group.name] = Received(delta, None, None)
   return server_step(algorithm, server, received)
 

@@ -223,7 +223,7 @@ def uploads(federation, weights):
     change = random_like(group.model.abstract_variables, i)
     change = jax.tree.map(lambda d, p=p: p * d, change)
     received[group.name] = Received(
-        Delta(change, jnp.float32(p)), None, group.client_ids
+        Delta(*change, jnp.float32(p)), None, group.client_ids
     )
   return received
 

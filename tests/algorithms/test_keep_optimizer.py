@@ -117,7 +117,7 @@ def alone(name, keep, **options):
     [
         ('fedavg', {}),
         ('fedprox', dict(mu=0.0)),
-        ('fedasync', dict(alpha=1.0, rho=0.0)),
+        ('fedasync', dict(alpha=1.0, mu=0.0)),
     ],
 )
 def test_a_client_alone_trains_as_if_private(name, options):

@@ -146,7 +146,7 @@ def played():
   data, states = tiny_data((8, 6, 8, 7)), {}
   for name, algorithm in (
       ('fedavg', fedavg(federation)),
-      ('five', moon(federation, mu=5.0)),
+      ('five', moon(federation, contrast_weight=5.0)),
   ):
     run_round = rounds.make_round(
         algorithm, federation, cohort_size=3, backend='map'
@@ -168,7 +168,9 @@ def test_without_the_loss_it_is_fedavg_bit_for_bit():
   federation = tiny_federation((1,), 4, norm=False, local=local)
   got, want = (
       rounds_of(algorithm, federation, tiny_data((8, 6, 8, 7)), 2, 3)
-      for algorithm in (moon(federation, mu=0.0), fedavg(federation))
+      for algorithm in (
+          moon(federation, contrast_weight=0.0), fedavg(federation)
+      )
   )
   for mine, theirs in zip(got, want, strict=True):
     assert_trees(mine.server, theirs.server, rtol=0, atol=0)
@@ -261,7 +263,7 @@ def test_a_visit_without_a_step_or_a_rate():
       model, still, old._replace(visited=jnp.bool_(True)), data
   )
   assert_trees(new.previous.params, perturbed(model, 0).params, rtol=0)
-  assert not any(map(np.any, jax.tree.leaves(uplink.summed.change.params)))
+  assert not any(map(np.any, jax.tree.leaves(uplink.summed.change)))
   assert new.visited and np.any(
       new.previous.stats['stem']['BatchNorm_0']['mean']
       != perturbed(model, 0).stats['stem']['BatchNorm_0']['mean']
@@ -279,7 +281,7 @@ def test_unused_weights_can_be_dropped():
           tiny_local(optax.sgd, 0.1, drop_unused_weights=drop),
           client,
           tiny_data((6,)),
-          mu=5.0,
+          contrast_weight=5.0,
       )
       for drop in (False, True)
   ]
@@ -359,7 +361,9 @@ def test_one_round_in_numpy():
       (1, 2), norm=False, local=tiny_local(optax.sgd, 0.1, 3, 8)
   )
   data, mu, temperature = tiny_data((5, 8, 3, 7)), 0.8, 0.4
-  algorithm = moon(federation, mu=mu, temperature=temperature, weights='data')
+  algorithm = moon(
+      federation, contrast_weight=mu, temperature=temperature, weights='data'
+  )
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   deep = federation.groups[1].model
   server = perturbed(deep, 7)
@@ -425,8 +429,8 @@ def test_one_round_in_numpy():
 
 @pytest.mark.parametrize(
     'options',
-    [dict(mu=np.nan), dict(mu=-1.0), dict(temperature=0.0),
-     dict(temperature=np.inf)],
+    [dict(contrast_weight=np.nan), dict(contrast_weight=-1.0),
+     dict(temperature=0.0), dict(temperature=np.inf)],
 )  # fmt: skip
 def test_wrong_options_are_refused(options):
   with pytest.raises(ValueError, match=f'{next(iter(options))} must be'):

@@ -208,15 +208,16 @@ def test_distillation_begins_after_a_quarter_of_the_rounds():
   federation = federation_of(
       dense_net(), ('1', '1'), ('1', '1/2'), local=still, num_rounds=500
   )
-  plain, last = visit_loss(federation, (0, 499), gamma=0.0)
+  plain, last = visit_loss(federation, (0, 499), distill_weight=0.0)
   assert plain == last
-  first, before, after = visit_loss(federation, (0, 125, 126), gamma=2.0)
+  on = dict(distill_weight=2.0)
+  first, before, after = visit_loss(federation, (0, 125, 126), **on)
   assert first == before == plain and after > plain
-  assert visit_loss(federation, (2,), gamma=2.0, distil_after=0.004) == [plain]
+  assert visit_loss(federation, (2,), **on, distil_after=0.004) == [plain]
   unknown = federation_of(
       dense_net(), ('1', '1'), ('1', '1/2'), local=still
   )
-  assert visit_loss(unknown, (0,), gamma=2.0) == [pytest.approx(after)]
+  assert visit_loss(unknown, (0,), **on) == [pytest.approx(after)]
 
 
 def test_the_coefficient_is_that_of_a_client_with_a_step():
@@ -372,11 +373,11 @@ def run(algorithm, federation, num=2, data=None, backend='map'):
 
 @pytest.mark.parametrize('weights', ['uniform', 'data'])
 def test_one_level_is_fedavg_bit_for_bit(weights):
-  """Whatever gamma; with Adam, and partial batches."""
+  """Whatever the distill_weight; with Adam, and partial batches."""
   federation = federation_of(
       dense_net(depth=2), ('1', '1'), ('1', '1'), 2, local=tiny_local()
   )
-  algorithm = scalefl(federation, gamma=7.0, weights=weights)
+  algorithm = scalefl(federation, distill_weight=7.0, weights=weights)
   got, _ = run(algorithm, federation)
   want, _ = run(fedavg(federation, weights=weights), federation)
   assert_equal(got, want.params)
@@ -420,7 +421,7 @@ def levels_federation(local=SGD, **fields):
 def small_round():
   """A round of two levels: parameters before and after, and the reports."""
   federation = levels_federation()
-  algorithm = scalefl(federation, gamma=2.0, temperature=1.5)
+  algorithm = scalefl(federation, distill_weight=2.0, temperature=1.5)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=4, backend='map'
   )
@@ -510,7 +511,9 @@ def test_unused_weights_can_be_dropped():
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -1.0])
-@pytest.mark.parametrize('option', ['gamma', 'temperature', 'distil_after'])
+@pytest.mark.parametrize(
+    'option', ['distill_weight', 'temperature', 'distil_after']
+)
 def test_wrong_numbers_are_refused(option, value):
   federation = federation_of(dense_net(), ('1',), ('1',))
   with pytest.raises(ValueError, match=f'{option} must be'):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.analysis import pictures
+from fedjax_het.analysis.pictures import style
 
 pytest.importorskip('matplotlib')
 
@@ -17,13 +18,13 @@ PARTS = [np.arange(0, 9), np.arange(9, 13), np.array([13]), np.array([14, 15])]
 @pytest.fixture
 def figures(monkeypatch):
   """The figures that were saved, in order."""
-  saved, save = [], pictures._save
+  saved, save = [], style.save
 
   def keep(figure, path):
     saved.append(figure)
     return save(figure, path)
 
-  monkeypatch.setattr(pictures, '_save', keep)
+  monkeypatch.setattr(style, 'save', keep)
   return saved
 
 
@@ -34,7 +35,7 @@ def test_files_have_the_format_of_their_name(tmp_path, suffix, start):
   path = tmp_path / f'picture.{suffix}'
   assert pictures.draw_partition(LABELS, PARTS, path, title='A') == path
   assert path.read_bytes().startswith(start)
-  pictures.draw_curves({'a': ([1, 2], [0.1, 0.2])}, path, 'Accuracy')
+  pictures.draw_curves({'': {'a': ([1, 2], [0.1, 0.2])}}, path, 'Accuracy')
   assert path.read_bytes().startswith(start)
   assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -97,10 +98,9 @@ def test_a_curve_of_several_runs_is_mean_and_deviation(tmp_path, figures):
   rounds = np.array([1, 5, 9])
   runs = np.array([[0.1, 0.2, 0.3], [0.3, 0.6, 0.3]])
   pictures.draw_curves(
-      {'FedIN': (rounds, runs), 'Private': (rounds, runs[0])},
+      {'Title': {'FedIN': (rounds, runs), 'Private': (rounds, runs[0])}},
       tmp_path / 'a.png',
       'Accuracy',
-      'Title',
   )
   (axes,) = figures[0].axes
   mean, single = (line.get_xydata() for line in axes.lines)
@@ -109,7 +109,10 @@ def test_a_curve_of_several_runs_is_mean_and_deviation(tmp_path, figures):
   (band,) = axes.collections
   edges = band.get_paths()[0].vertices
   at_five = edges[edges[:, 0] == 5, 1]
-  np.testing.assert_allclose([at_five.min(), at_five.max()], [0.2, 0.6])
+  deviation = runs[:, 1].std(ddof=1)  # As in tables.
+  np.testing.assert_allclose(
+      [at_five.min(), at_five.max()], [0.4 - deviation, 0.4 + deviation]
+  )
   labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
   assert labels == ['FedIN', 'Private']
   assert axes.get_ylabel() == 'Accuracy'
@@ -117,7 +120,7 @@ def test_a_curve_of_several_runs_is_mean_and_deviation(tmp_path, figures):
 
 def test_curves_differ_in_more_than_colour(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(10)}
-  pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy')
+  pictures.draw_curves({'': series}, tmp_path / 'a.png', 'Accuracy')
   lines = figures[0].axes[0].lines
   looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
   assert len(looks) == 10
@@ -127,28 +130,130 @@ def test_curves_differ_in_more_than_colour(tmp_path, figures):
   )
 
 
-def test_many_curves_are_split_over_panels(tmp_path, figures):
-  series = {f'method {i}': ([1, 2], [0, i]) for i in range(24)}
-  pictures.draw_curves(series, tmp_path / 'a.png', 'Accuracy', 'Title')
-  panels = figures[0].axes
-  assert [len(axes.lines) for axes in panels] == [8, 8, 8]
-  named = [t.get_text() for a in panels for t in a.get_legend().get_texts()]
-  assert named == list(series) and not figures[0].legends
-  assert [axes.get_xlabel() for axes in panels] == ['', '', 'Round']
+def test_panels_are_columns_and_a_method_looks_alike_in_all(tmp_path, figures):
+  series = {f'method {i}': ([1, 2], [0, i]) for i in range(14)}
+  looks = pictures.looks_by_place(series)
+  last = {'method 13': series['method 13']}
+  pictures.draw_curves(
+      {'IID': series, 'two labels': last}, tmp_path / 'a.png', 'Accuracy',
+      looks=looks,
+  )  # fmt: skip
+  first, second = figures[0].axes
+  assert [len(axes.lines) for axes in (first, second)] == [14, 1]
+  assert [axes.get_title('left') for axes in figures[0].axes] == [
+      'IID', 'two labels',
+  ]  # fmt: skip
+  for line in (first.lines[13], second.lines[0]):
+    assert line.get_color() == looks['method 13'].colour
+    assert line.get_marker() == looks['method 13'].marker
+  named = [text.get_text() for text in figures[0].legends[0].get_texts()]
+  assert named == list(series)
+  assert figures[0].get_figheight() > 0.17 * len(series)  # None is cut off.
 
 
-def test_bars_stand_at_their_names_with_means_over_runs(tmp_path, figures):
-  series = {'A': {'x': [0.2, 0.4], 'y': [0.5, 0.5]}, 'B': {'y': [0.9, 0.7]}}
-  pictures.draw_bars(series, tmp_path / 'a.png', 'Accuracy', percent=True)
-  (axes,) = figures[0].axes
-  first, second = (
-      [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
-      for bars in axes.containers
-      if hasattr(bars, 'patches')
+def test_panels_without_a_common_label_are_listed_by_title(tmp_path, figures):
+  panels = {'IID': {'a': ([1], [0])}, 'two labels': {'b': ([1], [0])}}
+  pictures.draw_curves(panels, tmp_path / 'a.png', 'Accuracy')
+  named = [text.get_text() for text in figures[0].legends[0].get_texts()]
+  assert named == ['IID', 'a', 'two labels', 'b']
+
+
+def test_dots_stand_in_natural_order_with_the_tables_deviation(
+    tmp_path, figures
+):
+  series = {
+      'A': {'x10': [0.2, 0.4], 'x9': [0.5, 0.5]}, 'B': {'x9': [0.9, 0.7]},
+  }  # fmt: skip
+  pictures.draw_dots(
+      {'': series}, tmp_path / 'a.png', 'Accuracy', percent=True
   )
-  np.testing.assert_allclose(first, [(-1 / 6, 0.3), (5 / 6, 0.5)])
-  np.testing.assert_allclose(second, [(7 / 6, 0.8)])
-  assert [label.get_text() for label in axes.get_xticklabels()] == ['x', 'y']
+  (axes,) = figures[0].axes
+  assert [label.get_text() for label in axes.get_xticklabels()] == ['x9', 'x10']
+  first, second = (
+      dots.lines[0].get_xydata() for dots in axes.containers
+  )
+  np.testing.assert_allclose(first, [(-0.2, 0.5), (0.8, 0.3)])
+  np.testing.assert_allclose(second, [(0.2, 0.8)])
+  (bars,) = axes.containers[1].lines[2]
+  low, high = bars.get_segments()[0][:, 1]
+  np.testing.assert_allclose(high - low, 2 * np.std([0.9, 0.7], ddof=1))
+
+
+def test_methods_that_none_beats_are_joined(tmp_path, figures):
+  series = {
+      'free': ([0], [0.5]), 'dear': ([2e6], [0.7]), 'worse': ([3e6], [0.6]),
+      'same': ([1e3], [0.5]),
+  }  # fmt: skip
+  pictures.draw_trade_off(
+      {'': series, 'far': {'x': ([1e9], [0.1])}}, tmp_path / 'a.png', 'Bytes',
+      'Accuracy',
+  )  # fmt: skip
+  axes, far = figures[0].axes
+  assert far.get_xlim()[1] > 1e9  # Panels share an axis that shows all.
+  assert axes.lines[0].get_xydata().tolist() == [[0, 0.5], [2e6, 0.7]]
+  assert axes.get_xscale() == 'symlog'
+  assert len(axes.containers) == 4
+
+
+def test_strips_have_a_dot_a_client_and_groups_in_order(tmp_path, figures):
+  values = {'cnn10': [0.1, np.nan, 0.3], 'cnn2': [0.5, 0.9]}
+  pictures.draw_strips({'All': values}, tmp_path / 'a.png', 'Accuracy')
+  (axes,) = figures[0].axes
+  assert [t.get_text() for t in axes.get_yticklabels()] == ['cnn2', 'cnn10']
+  dots, mean, *_ = axes.lines
+  np.testing.assert_allclose(dots.get_xdata(), [0.5, 0.9])
+  np.testing.assert_allclose(mean.get_xdata(), [0.7, 0.7])
+  np.testing.assert_allclose(axes.lines[2].get_xdata(), [0.1, 0.3])
+
+
+def test_groups_have_one_colour_in_bubbles_curves_and_strips(tmp_path, figures):
+  looks = pictures.group_looks(['cnn10', 'cnn2'])
+  assert [*looks] == ['cnn2', 'cnn10']
+  assert pictures.MEAN_LOOK.colour not in {x.colour for x in looks.values()}
+  many = pictures.group_looks(map(str, range(40))).values()
+  assert len({(x.colour, x.marker) for x in many}) == 40
+  pictures.draw_partition(
+      LABELS, PARTS, tmp_path / 'a.png', ['cnn10', 'cnn2', 'cnn10', 'cnn2']
+  )
+  bars = figures[0].axes[0].patches
+  to_hex = style.import_matplotlib().colors.to_hex
+  colours = {to_hex(bar.get_facecolor()).upper() for bar in bars}
+  assert colours == {look.colour for look in looks.values()}
+
+
+def test_places_and_variants_look_different():
+  places = [pictures.look(i) for i in range(49)]
+  assert len({(x.colour, x.marker) for x in places}) == 49
+  variants = [pictures.look(3, i) for i in range(12)]
+  assert len(set(variants)) == 12
+  assert len({(x.colour, x.marker) for x in variants}) == 1
+
+
+def test_heat_maps_and_confusion_matrices(tmp_path, figures):
+  maps = {'held': np.eye(3)[:, :2], 'known': np.full((3, 2), np.nan)}
+  pictures.draw_heat_maps(maps, tmp_path / 'a.png')
+  shown = figures[0].axes[0].images[0].get_array()
+  np.testing.assert_array_equal(shown, np.eye(3)[:, :2].T)
+  matrix = np.array([[0.25, 0.75], [0.0, 1.0]])
+  pictures.draw_matrices(
+      dict.fromkeys('abcde', matrix), [0, 1], tmp_path / 'b.png',
+      downwards=True,
+  )  # fmt: skip
+  assert len(figures[1].axes) == 6  # With the bar of colours.
+  texts = [text.get_text() for text in figures[1].axes[0].texts]
+  assert texts == ['25', '75', '100']
+  with pytest.raises(ValueError, match='nothing to draw'):
+    pictures.draw_heat_maps({}, tmp_path / 'a.png')
+
+
+def test_a_notebooks_dark_style_changes_nothing(tmp_path):
+  import matplotlib
+
+  first, second = tmp_path / 'a.png', tmp_path / 'b.png'
+  pictures.draw_curves({'': {'a': ([1], [1.0])}}, first, 'Accuracy')
+  with matplotlib.style.context('dark_background'):
+    pictures.draw_curves({'': {'a': ([1], [1.0])}}, second, 'Accuracy')
+  assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_failed_drawing_leaves_the_old_file(tmp_path, monkeypatch):
@@ -177,7 +282,7 @@ def test_drawing_leaves_global_settings_alone(tmp_path):
   import matplotlib
 
   before = dict(matplotlib.rcParams)
-  pictures.draw_curves({'a': ([1], [1.0])}, tmp_path / 'a.png', 'Accuracy')
+  pictures.draw_curves({'': {'a': ([1], [1.0])}}, tmp_path / 'a.png', 'Acc')
   assert dict(matplotlib.rcParams) == before
 
 
@@ -191,10 +296,10 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     pictures.draw_partition(LABELS, PARTS, path, ['a', 'b'])
   with pytest.raises(ValueError, match='parts is empty'):
     pictures.draw_partition(LABELS, [], path)
-  with pytest.raises(ValueError, match='series is empty'):
+  with pytest.raises(ValueError, match='panels are empty'):
     pictures.draw_curves({}, path, 'Accuracy')
-  with pytest.raises(ValueError, match='no bar to draw'):
-    pictures.draw_bars({'a': {}}, path, 'Accuracy')
+  with pytest.raises(ValueError, match='no dot to draw'):
+    pictures.draw_dots({'': {'a': {}}}, path, 'Accuracy')
   with pytest.raises(ValueError, match=r"'a': rounds of shape \(2,\)"):
-    pictures.draw_curves({'a': ([1, 2], [1.0])}, path, 'Accuracy')
+    pictures.draw_curves({'': {'a': ([1, 2], [1.0])}}, path, 'Accuracy')
   assert not list(tmp_path.iterdir())

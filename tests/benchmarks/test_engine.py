@@ -11,7 +11,8 @@ import pytest
 from benchmarks import common, engine, engine_table, flops, programs
 from benchmarks.workloads import WORKLOADS, fedepth
 from fedjax_het.depthwise import head_start, make_stages
-from fedjax_het.models import create, onednn
+from fedjax_het.kernels import onednn
+from fedjax_het.models import create
 
 RGB = (32, 32, 3)
 

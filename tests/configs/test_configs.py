@@ -223,7 +223,12 @@ def test_fedavg_beside_fedepths_fine_tuning():
 
 
 def test_schedules_of_the_papers_setting_are_the_papers():
-  for variants, plan in (('', 'measured'), ('fedepth', 'paper')):
+  for variants, plan in (
+      ('', 'measured'),
+      ('quick', 'measured'),
+      ('vit_mini', 'measured'),
+      ('fedepth', 'paper'),
+  ):
     config = load('fedepth').get_config(variants)
     assert config.algorithm.plan == plan
 

@@ -166,7 +166,7 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
       continue
     alpha_t = 0.6 * (staleness + 1) ** -0.5
     x = jax.tree.map(lambda a: a, history[-1])
-    for block, w in jax.device_get(kept.change.params).items():
+    for block, w in jax.device_get(kept.w.params).items():
       x.params[block] = jax.tree.map(
           lambda old, new, a=alpha_t: (1 - a) * old + a * new,
           x.params[block],

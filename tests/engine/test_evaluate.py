@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from fedjax_het.algorithms import fedavg, private
+from fedjax_het.engine import confusion, rounds
 from fedjax_het.engine import evaluate as evaluate_lib
-from fedjax_het.engine import rounds
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.experiment import metrics
 from tests.tiny import (
-    NUM_CLASSES,
-    one_model_federation,
-    preprocess,
-    tiny_data,
-    tiny_federation,
+  NUM_CLASSES,
+  one_model_federation,
+  preprocess,
+  tiny_data,
+  tiny_federation,
 )
 
 FEDERATION = tiny_federation((1, 2), norm=False)
@@ -70,6 +70,22 @@ def test_models_are_batched_as_clients_are(backend, chunk):
     assert len(scores.accuracy) == 2
     np.testing.assert_array_equal(got[name].accuracy, scores.accuracy)
     np.testing.assert_allclose(got[name].loss, scores.loss, rtol=1e-5)
+    np.testing.assert_array_equal(got[name].confusion, scores.confusion)
+    counts = np.asarray(scores.confusion)
+    assert counts.shape == (2, NUM_CLASSES, NUM_CLASSES)
+    # Padding of the last batch counts nowhere.
+    np.testing.assert_array_equal(
+        counts.sum(axis=2), [np.bincount(LABELS, minlength=NUM_CLASSES)] * 2
+    )
+    right = np.trace(counts, axis1=1, axis2=2)
+    np.testing.assert_allclose(right / len(LABELS), scores.accuracy, rtol=1e-6)
+
+
+def test_confusion_matrices_count_by_true_and_predicted_class():
+  predicted, labels = jnp.array([2, 1, 1, 0]), jnp.array([0, 1, 0, 2])
+  mask = jnp.array([True, True, True, False])
+  counts = confusion.count(predicted, labels, mask, 3)
+  np.testing.assert_array_equal(counts, [[0, 1, 1], [0, 1, 0], [0, 0, 0]])
 
 
 def test_calibration_replaces_the_server_for_evaluation_alone():

@@ -1,6 +1,7 @@
 """Clients' states in host memory give the numbers of those on the device."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -90,3 +91,20 @@ def test_overlap_names_the_slots_of_clients_in_both_shares():
   before, after = share([3, 5, 8, 3], 3), share([5, 6, 3, 3], 3)
   slots = streaming._overlap(before, after)
   assert slots.tolist() == [1, 4, 0, 4]
+
+
+def test_rows_of_the_host_and_of_the_device_are_the_same():
+  table = np.arange(200.0, dtype=np.float32).reshape(100, 2)
+  rows = np.arange(99, 9, -1)  # 90, more than are copied at once.
+  ids = rows % 7
+  calls = []
+
+  def score(clients, rows, ids):
+    calls.append(len(rows))
+    return {'sum': clients[rows].sum(axis=1), 'id': ids}
+
+  want = streaming.run_rows(score, jnp.asarray(table), rows, ids)
+  got = streaming.run_rows(score, table, rows, ids)
+  assert calls == [90, 64, 64]
+  for name, values in want.items():
+    np.testing.assert_array_equal(got[name], values)

@@ -37,6 +37,7 @@ REGRESSION = Task(
     'regression',
     squared_error,
     {'mse': squared_error, 'mae': lambda z, y: jnp.abs(z[:, 0] - y)},
+    larger_is_better=False,
 )
 
 

@@ -67,7 +67,8 @@ def test_default_config_of_every_algorithm_is_right(name):
         ),
         (
             dict(target_accuracy=90.0),
-            'target_accuracy must be at most 1, got 90.0.',
+            'target_accuracy must be a share of at most 1, got 90.0; for '
+            'percent divide by 100.',
         ),
         (
             dict(local__learning_rate=0.0),

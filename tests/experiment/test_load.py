@@ -58,6 +58,12 @@ def test_models_give_the_accuracies_of_the_last_line(results, name):
     np.testing.assert_allclose(
         found, last[f'accuracy/{group}/models'], rtol=1e-6
     )
+    counts = run.confusion[group]
+    assert counts.shape == (len(mine), 10, 10)
+    np.testing.assert_allclose(
+        np.trace(counts, axis1=1, axis2=2) / counts[0].sum(), found, rtol=1e-6
+    )
+    assert run.class_accuracy[group].shape == (len(mine), 10)
   assert run.rounds == 2
   assert files(result.workdir) == before  # Nothing is written or touched.
 

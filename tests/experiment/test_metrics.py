@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.reports import GroupReport, RoundReport
+from fedjax_het.engine.task import CLASSIFICATION, Metric
 from fedjax_het.engine.traffic import Traffic
 from fedjax_het.experiment import metrics, metrics_file
 from fedjax_het.reporting.run_files import read_rows
@@ -104,6 +105,7 @@ def test_test_row_means_over_groups_not_clients():
           types.SimpleNamespace(name='b', num_clients=1),
       ),
       num_clients=4,
+      task=CLASSIFICATION,
   )
   row = metrics.test_row(2, scores, federation, 0.1)
   assert row['accuracy'] == pytest.approx((0.4 + 0.8) / 2)
@@ -252,3 +254,13 @@ def test_summary():
   assert summary.dropped == 1
   assert summarise(rows, 0.9).reached is None
   assert summarise([]).last is None
+
+
+def test_summary_of_a_metric_of_which_less_is_better():
+  rows = [
+      dict(round=number, split='test', mse=mse)
+      for number, mse in enumerate([0.9, 0.5, None, 0.2, 0.3])
+  ]
+  summary = summarise(rows, 0.5, Metric('mse', larger_is_better=False))
+  assert summary.best['mse'] == 0.2 and summary.last['mse'] == 0.3
+  assert summary.reached == 1

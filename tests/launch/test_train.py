@@ -76,6 +76,15 @@ def refused(capsys, *args):
             '--config.algorithm.budgets: this entry is now called groups',
         ),
         (
+            ['--config.algorithm.name=fedgkt', '--config.algorithm.alpha=2'],
+            '--config.algorithm.alpha: this option of fedgkt is now called '
+            'algorithm.distill_weight.',
+        ),
+        (
+            ['--config.algorithm.rho=0.1'],
+            'Unknown config key algorithm.rho',
+        ),
+        (
             ['--config.seed.deep=3'],
             'Unknown config key seed.deep.',
         ),
@@ -148,13 +157,20 @@ def test_refuses_a_config_file_that_fails(tmp_path, capsys, text, expected):
 
 def test_a_config_file_with_an_old_name_is_told_the_new_one(tmp_path, capsys):
   path = tmp_path / 'mine.py'
-  for line, message in (
-      ("config.products = 'bfloat16'", 'products: this entry is now called m'),
-      ("config.algorithm.rates = 'a:1'", 'algorithm.rates: this entry is now '),
+  for method, line, message in (
+      ('fedavg', "products = 'bfloat16'", 'products: this entry is now calle'),
+      ('heterofl', "algorithm.rates = 'a:1'", 'algorithm.rates: this entry i'),
+      (
+          'moon',
+          'algorithm.mu = 5.0',
+          'algorithm.mu: this option of moon is now called '
+          'algorithm.contrast_weight.',
+      ),
+      ('fedavg', 'algorithm.mu = 5.0', "'Key \"mu\" does not exist"),
   ):
     path.write_text(
         'from configs import common\n\n\ndef get_config():\n'
-        f"  config = common.get_config('heterofl', '')\n  {line}\n"
+        f"  config = common.get_config('{method}', '')\n  config.{line}\n"
         '  return config\n'
     )
     text = refused(capsys, f'--config={path}')

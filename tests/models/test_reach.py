@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_whole_and_zero_elsewhere():
     ('fedavg', {}),
     ('fedprox', dict(mu=0.5)),
     ('scaffold', {}),
-    ('fedasync', dict(rho=0.5)),
+    ('fedasync', dict(mu=0.5)),
     ('private', {}),
     ('fedin', {}),
     ('fedin', dict(rule='exact', capture='training')),

@@ -59,14 +59,16 @@ def test_runs_that_differ_in_seeds_have_a_mean(seeds, tmp_path, monkeypatch):
   drawn = {}
   monkeypatch.setattr(
       pictures, 'draw_curves',
-      lambda series, path, *args, **kw: drawn.update({path.name: series}),
+      lambda panels, path, *args, **kw: drawn.update({path.name: panels}),
   )  # fmt: skip
   text = experiment.write_comparison(seeds[1:], tmp_path, ['csv', 'tex', 'pdf'])
   (line,) = (x for x in text.splitlines() if x.startswith('| mean of 2'))
   found = [part.strip() for part in line.strip('|').split('|')]
   assert found[4] == '1, 2' and found[6] == '15.0 ± 7.1 %'
   assert 'seed' not in found[3]
-  (curve,) = drawn['comparison.pdf'].values()
+  ((title, series),) = drawn['comparison.pdf'].items()
+  assert title.startswith('digits, dirichlet') and 'seed' not in title
+  (curve,) = series.values()
   assert [row[-1] for row in curve[1]] == pytest.approx([0.1, 0.2])
   with open(tmp_path / 'comparison.csv', newline='') as file:
     assert len([*csv.reader(file)]) == 4
@@ -87,7 +89,7 @@ def test_other_differences_and_equal_seeds_are_no_repetition(seeds, tmp_path):
 def test_shipped_tables_are_as_the_report_renders_them(
     name, tmp_path, monkeypatch
 ):
-  for draw in ('draw_curves', 'draw_bars'):
+  for draw in ('draw_curves', 'draw_dots', 'draw_trade_off'):
     monkeypatch.setattr(pictures, draw, lambda *args, **kwargs: None)
   table = table_files.find_table(name).table
   cells = sweep_table.read_cells(table, RESULTS / name)

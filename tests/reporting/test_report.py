@@ -58,7 +58,9 @@ def test_report_shows_the_numbers_of_the_metrics(workdir):
   assert config['partition']['name'] in text
   # Every picture that the text shows is there.
   shown = re.findall(r'!\[[^]]*\]\(([^)]*)\)', text)
-  assert shown == ['curves.png', 'partition.png']
+  assert shown == [
+      'curves.png', 'confusion.png', 'partition.png', 'classes.png',
+  ]  # fmt: skip
   for name in shown:
     assert (workdir / name).read_bytes()[1:4] == b'PNG'
   # Digits are no data set of the papers.

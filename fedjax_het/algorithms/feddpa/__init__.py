@@ -197,8 +197,8 @@ def feddpa(
       update, _ = exchange.sharing.split(group, update)
       key = jax.random.fold_in(visit.key, 2)
       update = released(update, clip, sigma, federation.num_clients, key)
-      params = jax.tree.map(lambda u: delta.weight * u, update)
-      delta = delta._replace(change=delta.change._replace(params=params))
+      change = jax.tree.map(lambda u: delta.weight * u, update)
+      delta = delta._replace(change=change)
     return w, Uplink(delta), metrics
 
   return FederatedAlgorithm(

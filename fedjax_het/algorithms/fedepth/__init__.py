@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.exchange import Delta, make_exchange
 from fedjax_het.aggregation.server import (
   server_variables,
   state_of,
@@ -242,7 +242,7 @@ def calibrated(
 def fedepth(
     federation: Federation,
     *,
-    plan: str = 'paper',
+    plan: str = 'measured',
     slack: float = 0.05,
     heads: str = 'shared',
     partial: str = 'frozen',
@@ -264,11 +264,10 @@ def fedepth(
       takes, such as '1/6' or 0.5, or an amount at the batch size of local
       training, such as '38.68MB' (of 2^20 bytes); '' or nothing trains the
       whole model.
-    plan: 'paper' packs by the paper's estimate of a block, 'measured' by what
-      the compiler plans for a stage's whole step (which is compiled here, and
-      kept). The paper's estimate does not keep a device's budget, see
-      `launch.plan_memory`; a share of the whole model is one of the figure
-      that is counted with.
+    plan: 'measured' packs by what the compiler plans for a stage's whole step
+      (which is compiled here, and kept), 'paper' by the paper's estimate of a
+      block, which does not keep a device's budget, see `launch.plan_memory`. A
+      share of the whole model is one of the figure that is counted with.
     slack: How far a stage may exceed the budget by the paper's estimate; the
       paper's schedules need 5 %. By the measured figure none may.
     heads: 'shared', or 'own' for m-FeDepth.
@@ -351,7 +350,8 @@ def fedepth(
     )
     own, delta = exchange.upload(mine.group, start, end, data.size, num_steps)
     if not dilute:
-      delta = delta._replace(change=take(delta.change, mine.names))
+      change, stats = take(Variables(*delta[:2]), mine.names)
+      delta = Delta(change, stats, delta.weight)
     return Client(own, partners), Uplink(delta), metrics
 
   def server_update(server, received, turn):

@@ -83,7 +83,7 @@ from fedjax_het.options import at_least, not_negative, one_of
 def fedet(
     federation: Federation,
     *,
-    lam: float = 0.05,
+    distill_weight: float = 0.05,
     server_epochs: int = 1,
     server_batch_size: int = 128,
     distill_lr: float | None = None,
@@ -99,7 +99,8 @@ def fedet(
   Args:
     federation: Groups, local training, a public set, and the `server_model`,
       whose classifier has the shape of the groups'.
-    lam: lambda, the weight of the diversity.
+    distill_weight: lam above, the factor on the KL from the clients that
+      disagree.
     server_epochs: Passes over the public set in a round.
     server_batch_size: Examples a step of these.
     distill_lr: Learning rate of these; None for the clients' of the round.
@@ -118,7 +119,7 @@ def fedet(
     ValueError: If an option is unknown or out of range, there is no public set
       or classifiers differ in shape.
   """
-  not_negative(lam=lam)
+  not_negative(distill_weight=distill_weight)
   at_least(0, server_epochs=server_epochs)
   at_least(1, server_batch_size=server_batch_size)
   if distill_lr is not None:
@@ -154,10 +155,10 @@ def fedet(
     public = turn.public.unaugmented()
     start = large.trim(model) if training.drop_unused_weights else model
     consensus, some = clients_consensus(
-        exchange, server.weights, received, public
+        exchange, server.small, received, public
     )
     end, _, metrics, _ = fit(
-        server_loss(large, federation.task, consensus, lam),
+        server_loss(large, federation.task, consensus, distill_weight),
         training,
         start,
         public.replace(size=jnp.where(some, public.size, 0)),
@@ -176,7 +177,7 @@ def fedet(
         for name, r in received.items()
     }
     small = exchange.average(
-        server.weights,
+        server.small,
         {name: sum_uploads(r.kept) for name, r in received.items()},
     )
     averaged = server_variables(small)
@@ -188,7 +189,7 @@ def fedet(
     return Server(with_state(back, opt_state), model), metrics
 
   def client_model(server, client, group):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.small, group)
     small = exchange.assemble(group, own_blocks(client), sent)
     return small, server.model
 
@@ -196,7 +197,7 @@ def fedet(
       init=init,
       init_client=init_client,
       downlink=lambda server, group, visit: (
-          exchange.download(server.weights, group)
+          exchange.download(server.small, group)
       ),
       client_update=client_update,
       server_update=server_update,

@@ -67,7 +67,7 @@ def find_consensus(logits, took_part) -> Consensus:
 
 
 def teacher_logits(
-    exchange: WeightExchange, group: Group, weights, received: Received, public
+    exchange: WeightExchange, group: Group, small, received: Received, public
 ) -> jax.Array:
   """Logits of a group's clients on the public set, in eval mode.
 
@@ -77,14 +77,14 @@ def teacher_logits(
   Args:
     exchange: The shared blocks.
     group: The group.
-    weights: The server's tree, see `end_of` for stale uploads.
+    small: The server's tree, see `end_of` for stale uploads.
     received: Their uploads; `kept` are whole `Delta`s.
     public: The public examples, P of them.
 
   Returns:
     [S, P, C], zeros in padding slots.
   """
-  before = exchange.download(weights, group)
+  before = exchange.download(small, group)
   order = jnp.argsort(received.client_id)  # Padding slots are last.
   real = received.client_id < exchange.federation.num_clients
 
@@ -104,13 +104,13 @@ def teacher_logits(
 
 
 def clients_consensus(
-    exchange: WeightExchange, weights, received: Mapping[str, Received], public
+    exchange: WeightExchange, small, received: Mapping[str, Received], public
 ) -> tuple[Consensus, jax.Array]:
   """The consensus of all clients that took a step.
 
   Args:
     exchange: The shared blocks.
-    weights: The server's tree, see `end_of` for stale uploads.
+    small: The server's tree, see `end_of` for stale uploads.
     received: {group name: Received}; `kept` are whole `Delta`s, zeros in
       padding slots.
     public: The public examples.
@@ -121,7 +121,7 @@ def clients_consensus(
   groups = exchange.federation.groups
   uploads = [received[group.name] for group in groups]
   logits = jnp.concatenate([
-      teacher_logits(exchange, group, weights, r, public)
+      teacher_logits(exchange, group, small, r, public)
       for group, r in zip(groups, uploads, strict=True)
   ])
   took_part = jnp.concatenate([r.kept.weight > 0 for r in uploads])

@@ -20,11 +20,11 @@ class Server(NamedTuple):
   """FedET's server state.
 
   Attributes:
-    weights: The union of the small models.
+    small: The union of the small models.
     model: Variables of the large model (W).
   """
 
-  weights: Any
+  small: Variables
   model: Variables
 
 
@@ -92,7 +92,10 @@ def server_training(
 
 
 def server_loss(
-    model: BlockModel, task: Task, consensus: Consensus, lam: float
+    model: BlockModel,
+    task: Task,
+    consensus: Consensus,
+    distill_weight: float,
 ) -> Callable[..., Any]:
   """The large model's loss on public examples, as `fit` takes it.
 
@@ -100,7 +103,7 @@ def server_loss(
     model: The large model.
     task: The task.
     consensus: The clients' predictions on the public examples.
-    lam: Weight of the diversity.
+    distill_weight: lam, the factor on the KL.
 
   Returns:
     The loss function.
@@ -118,6 +121,6 @@ def server_loss(
     gap = jnp.where(disputed, distillation(logits, diverse), 0.0)
     gap = masked_mean(gap, batch.mask)
     metrics = dict(server_entropy=entropy, server_diversity=gap)
-    return entropy + lam * gap, (stats, metrics)
+    return entropy + distill_weight * gap, (stats, metrics)
 
   return loss_fn

@@ -80,13 +80,13 @@ class Server(NamedTuple):
   """FedGen's server state.
 
   Attributes:
-    weights: The union of the shared blocks of all models.
+    model: The union of the shared blocks of all models.
     generator: Variables of G.
     opt_state: G's optimiser.
     known: [C] bool, the classes of which it has received a count (Y).
   """
 
-  weights: Any
+  model: Variables
   generator: Variables
   opt_state: Any
   known: jax.Array
@@ -100,7 +100,7 @@ def fedgen(
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
     generative_alpha: float = 10.0,
-    generative_beta: float = 10.0,
+    distill_weight: float = 10.0,
     decay: float = 0.98,
     generated_batch_size: int | None = None,
     noise_size: int = 32,
@@ -124,7 +124,7 @@ def fedgen(
     weights: As for `fedavg`; 'data' in the paper.
     generative_alpha: a, weight of the cross-entropy of generated features in
       round 0; 0 for no such term. Without b, too, FedAvg bit for bit.
-    generative_beta: b, weight of the KL in round 0; 0 for no such term.
+    distill_weight: b, the factor on the KL in round 0; 0 for no such term.
     decay: Factor on a_t, b_t and the generator's learning rate per round.
     generated_batch_size: B_g, generated features a step; None for the clients'
       batch size B.
@@ -149,7 +149,7 @@ def fedgen(
   """
   one_of('aggregation', aggregation, AGGREGATIONS)
   not_negative(
-      generative_alpha=generative_alpha, generative_beta=generative_beta,
+      generative_alpha=generative_alpha, distill_weight=distill_weight,
       eta=eta, generator_lr=generator_lr, generator_l2=generator_l2,
   )  # fmt: skip
   between(0, 1, above=True, decay=decay)
@@ -182,15 +182,15 @@ def fedgen(
     )
 
   def downlink(server, group, visit):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.model, group)
     return Sent(sent, server.generator, server.known)
 
   def client_update(group, client, sent, data, visit):
     model = group.model
-    start = exchange.assemble(group, client, sent.weights)
+    start = exchange.assemble(group, client, sent.model)
     a_t, b_t = (
         strength(first, decay, visit.round_num, sent.known)
-        for first in (generative_alpha, generative_beta)
+        for first in (generative_alpha, distill_weight)
     )
     end, _, metrics, num_steps, counts = fit_and_record(
         client_loss(
@@ -212,7 +212,7 @@ def fedgen(
         name: clear_padding(r, federation.num_clients)
         for name, r in received.items()
     }
-    heads, omega, labels = make_ensemble(exchange, server.weights, uploads)
+    heads, omega, labels = make_ensemble(exchange, server.model, uploads)
     # The generator first: after averaging, all classifiers would be one.
     generator, opt_state, metrics = train_generator(
         net, server.generator, server.opt_state,
@@ -220,7 +220,7 @@ def fedgen(
         training, labels, server_steps, turn,
     )  # fmt: skip
     average = exchange.average(
-        server.weights, {name: whole_delta(r) for name, r in uploads.items()}
+        server.model, {name: whole_delta(r) for name, r in uploads.items()}
     )
     known = server.known | labels
     return Server(average, generator, opt_state, known), metrics
@@ -234,7 +234,7 @@ def fedgen(
       client_update=client_update,
       server_update=server_update,
       client_model=lambda server, client, group: exchange.assemble(
-          group, client, exchange.download(server.weights, group)
+          group, client, exchange.download(server.model, group)
       ),
       personal=exchange.personal,
   )

@@ -26,12 +26,12 @@ class Sent(NamedTuple):
   """The downlink of a client.
 
   Attributes:
-    weights: The shared blocks of its model.
+    model: The shared blocks of its model.
     generator: Variables of G.
     known: [C] bool, the classes that G was trained on (Y).
   """
 
-  weights: Variables
+  model: Variables
   generator: Variables
   known: jax.Array
 

@@ -52,13 +52,13 @@ class Ensemble(NamedTuple):
 
 
 def make_ensemble(
-    exchange: WeightExchange, weights: Any, uploads: Mapping[str, Received]
+    exchange: WeightExchange, model: Variables, uploads: Mapping[str, Received]
 ) -> Ensemble:
   """The ensemble of all clients that took a step.
 
   Args:
     exchange: The shared blocks.
-    weights: The server's tree, see `end_of` for stale uploads.
+    model: The server's tree, see `end_of` for stale uploads.
     uploads: {group: Received}, with zeros in padding slots.
 
   Returns:
@@ -71,7 +71,7 @@ def make_ensemble(
   # c_k[y] = 1 + real examples of y.
   labels = jnp.any(took_part[:, None] & (counts > 1), axis=0)
   heads = [
-      sent_heads(exchange, group, weights, uploads[group.name])
+      sent_heads(exchange, group, model, uploads[group.name])
       for group in groups
   ]
   return Ensemble(heads, label_weights(counts, took_part), labels)

@@ -50,36 +50,36 @@ def split_classifier(
   """
   key_of = exchange.sharing.keys(group)
   keys = {key_of[name] for name in group.model.classifier}
-  params, stats = delta.change
+  params, stats = delta.change, delta.stats
   rest = {key: tree for key, tree in params.items() if key not in keys}
   head = {key: params[key] for key in sorted(keys)}
-  classifier = delta._replace(change=Variables(head, {}))
+  classifier = delta._replace(change=head, stats={})
   return Uplink(Variables(rest, stats), Kept(classifier, counts))
 
 
 def sent_heads(
-    exchange: WeightExchange, group: Group, weights, received: Received
+    exchange: WeightExchange, group: Group, model, received: Received
 ) -> Heads:
   """The classifiers of a group's clients after their training.
 
   Args:
     exchange: The shared blocks.
     group: The group.
-    weights: The server's tree, see `end_of` for stale uploads.
+    model: The server's tree, see `end_of` for stale uploads.
     received: Their uploads.
 
   Returns:
     The classifiers, in padding slots the server's.
   """
-  x = exchange.download(weights, group).params
+  x = exchange.download(model, group).params
   deltas = received.kept.classifier
-  before = Variables({key: x[key] for key in deltas.change.params}, {})
+  before = Variables({key: x[key] for key in deltas.change}, {})
   after = jax.vmap(lambda delta: end_of(before, delta))(deltas)
   return Heads(group.model, exchange.sharing.join(group, (), after).params)
 
 
 def whole_delta(received: Received) -> Delta:
   """The sum of a group's changes, classifiers included."""
-  params, stats = received.summed
-  classifier, weight = sum_uploads(received.kept.classifier)
-  return Delta(Variables({**params, **classifier.params}, stats), weight)
+  rest = received.summed
+  head, _, weight = sum_uploads(received.kept.classifier)
+  return Delta({**rest.params, **head}, rest.stats, weight)

@@ -103,7 +103,11 @@ def feature_shape(federation: Federation) -> tuple[int, ...]:
 
 
 def client_loss(
-    model: BlockModel, task: Task, sent: Maybe, temperature: float, alpha: float
+    model: BlockModel,
+    task: Task,
+    sent: Maybe,
+    temperature: float,
+    distill_weight: float,
 ) -> Callable[..., Any]:
   """The loss of a client, as `fit` takes it; `sent` are its examples' z_s."""
 
@@ -116,7 +120,8 @@ def client_loss(
     gap = distillation(z_c, sent.value[batch.position], temperature)
     gap = jnp.where(sent.present[batch.position], gap, 0.0)
     loss = task.loss(z_c, batch.y, batch.mask)
-    return loss + alpha * masked_mean(gap, batch.mask), (stats, {})
+    loss += distill_weight * masked_mean(gap, batch.mask)
+    return loss, (stats, {})
 
   return loss_fn
 
@@ -144,7 +149,7 @@ def fedgkt(
     federation: Federation,
     *,
     temperature: float = 3.0,
-    alpha: float = 1.0,
+    distill_weight: float = 1.0,
     server_alpha: float = 1.0,
     server_distillation: bool = True,
     server_epochs: int = 10,
@@ -163,7 +168,8 @@ def fedgkt(
     federation: Groups, local training, the clients' sizes, and maybe a
       `server_model`, whose tail behind its cut is the server's net.
     temperature: T, between 1e-3 and 1e6.
-    alpha: Weight of the distillation in a client's loss.
+    distill_weight: alpha above, the factor on the distillation in a client's
+      loss.
     server_alpha: Weight of the cross-entropy in the server's loss.
     server_distillation: Whether the server distils; if not, its loss is the
       cross-entropy alone, of weight 1.
@@ -186,7 +192,7 @@ def fedgkt(
   # The loss has the factor T^2 and logits are divided by T.
   between(1e-3, 1e6, temperature=temperature)
   one_of('server_logits', server_logits, ('train', 'eval'))
-  not_negative(alpha=alpha, server_alpha=server_alpha)
+  not_negative(distill_weight=distill_weight, server_alpha=server_alpha)
   at_least(0, server_epochs=server_epochs)
   net = choose_server(federation, server_group, feature_shape(federation))
   local, length = federation.local, federation.max_examples
@@ -223,7 +229,9 @@ def fedgkt(
   def client_update(group, client, sent, data, visit):
     variables, opt_state = client
     variables, opt_state, metrics, _ = fit(
-        client_loss(group.model, local.task, sent, temperature, alpha),
+        client_loss(
+            group.model, local.task, sent, temperature, distill_weight
+        ),
         local,
         variables,
         data,

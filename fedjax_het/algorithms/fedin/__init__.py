@@ -66,16 +66,16 @@ from fedjax_het.options import (
 
 
 class Server(NamedTuple):
-  """FedIN's server: the shared weights and the latest pairs per client."""
+  """FedIN's server: the shared blocks and the latest pairs per client."""
 
-  weights: Variables
+  model: Variables
   store: PairStore
 
 
 class Downlink(NamedTuple):
   """The downlink of a client; `pairs` is a `Maybe` of `Pairs`."""
 
-  weights: Variables
+  model: Variables
   pairs: Maybe
 
 
@@ -186,7 +186,7 @@ def fedin(
     return exchange.init_client(group, key)
 
   def downlink(server, group, visit):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.model, group)
     if not in_training:
       return Downlink(sent, Maybe((), jnp.zeros((0,), bool)))
     pairs = draw_pairs(
@@ -197,7 +197,7 @@ def fedin(
 
   def client_update(group, client, sent, data, visit):
     model = group.model
-    whole = exchange.assemble(group, client, sent.weights)
+    whole = exchange.assemble(group, client, sent.model)
     start = model.trim(whole) if local.drop_unused_weights else whole
     # 2. Local steps with G_loc, and with Z on `in`.
     trained, metrics, num_steps = train(
@@ -216,10 +216,10 @@ def fedin(
     store = server.store
     if in_training:
       store = after_update(store, received.values())
-    return Server(exchange.collect(server.weights, received), store), {}
+    return Server(exchange.collect(server.model, received), store), {}
 
   def client_model(server, client, group):
-    sent = exchange.download(server.weights, group)
+    sent = exchange.download(server.model, group)
     return exchange.assemble(group, client, sent)
 
   return FederatedAlgorithm(

@@ -187,15 +187,15 @@ def fedselect(
   def upload(group, x, w, mask, size, num):
     """Step 3: what is sent of w."""
     _, delta = exchange.upload(group, x, w, size, num)
-    p, stats = delta.weight, delta.change._replace(params={})
+    p = delta.weight
     mask, _ = exchange.sharing.split(group, mask)
     # (1 - M) (w - x), and 1 - M; nothing without a step.
     entries = jax.tree.map(
         lambda m, change: Maybe(jnp.where(m, 0.0, change), p * ~m),
-        mask, delta.change.params,
+        mask, delta.change,
     )  # fmt: skip
     # The server reads M from `present`; its bits are sent to be counted.
-    return Uplink(Sent(entries, Delta(stats, p)), packed(mask))
+    return Uplink(Sent(entries, delta._replace(change={})), packed(mask))
 
   def client_update(group, client, sent, data, visit):
     w_k, reference, mask, trained, visits = client

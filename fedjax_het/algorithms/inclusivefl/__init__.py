@@ -88,7 +88,7 @@ def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
   Returns:
     A u and A.
   """
-  params = dict(delta.change.params)
+  change = dict(delta.change)
 
   def mix(m, total):
     # A u[top] = A beta m + (1 - beta) A D[top].
@@ -96,8 +96,8 @@ def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
     return jnp.where(known, mixed, total)
 
   for top, m in momentum.items():
-    params[keys[top]] = jax.tree.map(mix, m, params[keys[top]])
-  return delta._replace(change=delta.change._replace(params=params))
+    change[keys[top]] = jax.tree.map(mix, m, change[keys[top]])
+  return delta._replace(change=change)
 
 
 def block_mean(trees):
@@ -137,7 +137,7 @@ def distil(small, large, sharing, deltas, momentum, known):
 
   def of_blocks(group):
     keys = sharing.keys(group)
-    params = deltas[group.name].change.params
+    params = deltas[group.name].change
     return {name: params[keys[name]] for name in blocks}
 
   weights = [deltas[group.name].weight for group in large.groups]

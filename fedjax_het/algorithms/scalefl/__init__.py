@@ -153,7 +153,7 @@ def add(tree, index, part):
 def scalefl(
     federation: Federation,
     *,
-    gamma: float = 0.05,
+    distill_weight: float = 0.05,
     temperature: float = 3.0,
     distil_after: float = 0.25,
     detach: bool = True,
@@ -168,7 +168,7 @@ def scalefl(
       `rate`, its share of the channels, such as '0.7', and `exit`, the share
       of the trunk's numbered blocks in front of its last exit, such as '1/3'.
       Both are '1' by default; `exit='1'` ends in the trunk's own head.
-    gamma: Strength of self-distillation; 0 for none.
+    distill_weight: gamma above, the factor on self-distillation; 0 for none.
     temperature: T.
     distil_after: The share of all rounds in which nothing is distilled. Where
       `federation.num_rounds` is unknown distillation begins at once.
@@ -185,7 +185,7 @@ def scalefl(
   Raises:
     ValueError: If an option is out of range, or groups hold different models.
   """
-  not_negative(gamma=gamma)
+  not_negative(distill_weight=distill_weight)
   positive(temperature=temperature)
   between(0, 1, distil_after=distil_after)
   one_of('weights', weights, ('uniform', 'data'))
@@ -203,7 +203,7 @@ def scalefl(
 
   def client_update(group, client, sent, data, visit):
     # g_t = 0 for t <= 0.25 R, then gamma.
-    gain = jnp.where(visit.round_num > last_without, gamma, 0.0)
+    gain = jnp.where(visit.round_num > last_without, distill_weight, 0.0)
 
     def loss_fn(logits, batch):
       return exits_loss(logits, batch, local.task, gain, temperature, detach)

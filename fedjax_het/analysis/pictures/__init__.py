@@ -1,0 +1,33 @@
+"""Pictures of partitions, training and tables (needs matplotlib).
+
+`style` says how they look: a colour and a marker belong to a method, or to a
+group, and are given to the functions as {label: look}.
+"""
+
+from fedjax_het.analysis.pictures.curves import draw_curves
+from fedjax_het.analysis.pictures.dots import draw_dots, draw_strips
+from fedjax_het.analysis.pictures.matrices import draw_heat_maps, draw_matrices
+from fedjax_het.analysis.pictures.partition import draw_partition
+from fedjax_het.analysis.pictures.style import (
+    MEAN_LOOK,
+    Look,
+    group_looks,
+    look,
+    looks_by_place,
+)
+from fedjax_het.analysis.pictures.trade_off import draw_trade_off
+
+__all__ = [
+    'MEAN_LOOK',
+    'Look',
+    'draw_curves',
+    'draw_dots',
+    'draw_heat_maps',
+    'draw_matrices',
+    'draw_partition',
+    'draw_strips',
+    'draw_trade_off',
+    'group_looks',
+    'look',
+    'looks_by_place',
+]

@@ -1,0 +1,116 @@
+"""Accuracy against what it costs: the picture by which a method is chosen."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_het.analysis.pictures import style
+
+
+def draw_trade_off(
+    panels,
+    path,
+    xlabel,
+    ylabel,
+    *,
+    looks: Mapping[str, style.Look] | None = None,
+    percent=False,
+):
+  """Plots a dot for each method: what it costs, and how good it is.
+
+  A grey line joins the methods than which no other is both cheaper and better.
+
+  Args:
+    panels: {title: {label: (costs, values)}}, a panel for each title; costs in
+      bytes and values are [S] for S runs: a dot at their means, with +- one
+      sample deviation of the values.
+    path: File to write; .png, .pdf or .svg.
+    xlabel: What it costs. The axis is logarithmic if costs differ tenfold.
+    ylabel: Label of the y axis.
+    looks: {label: look} of all labels; None for looks in the order of labels.
+    percent: Whether to print values in [0, 1] as percentages.
+
+  Returns:
+    The path, a pathlib.Path. The file appears complete or not at all.
+
+  Raises:
+    ImportError: If matplotlib is not installed.
+    FileNotFoundError: If the folder does not exist.
+    ValueError: If there is no dot, or the suffix is unknown.
+  """
+  path = style.check_path(path)
+  style.import_matplotlib()
+  panels = {title: series for title, series in panels.items() if series}
+  labels = [*dict.fromkeys(s for series in panels.values() for s in series)]
+  if not labels:
+    raise ValueError('There is no dot to draw: panels are empty.')
+  looks = looks or style.looks_by_place(labels)
+  with style.drawing():
+    figure, axes_of = style.panels_of([*panels])
+    costs = [np.mean(c) for s in panels.values() for c, _ in s.values()]
+    for title, axes in axes_of.items():
+      _draw_frontier(axes, panels[title])
+      for label, (cost, values) in panels[title].items():
+        axes.errorbar(
+            np.mean(cost),
+            np.mean(values),
+            style.deviation(values),
+            linestyle='',
+            markersize=7,
+            elinewidth=1.2,
+            label=str(label),
+            **style.marker_of(looks[label]),
+        )
+      axes.grid(True)
+      if percent:
+        style.percents(axes.yaxis)
+    for axes in axes_of.values():  # When all dots are there: axes are shared.
+      _scale(axes, costs)
+    style.name_axes([*axes_of.values()], xlabel=xlabel, ylabel=ylabel)
+    style.add_legend(figure, looks, panels, lines=False)
+    return style.save(figure, path)
+
+
+def _far(costs) -> bool:
+  """Whether costs differ tenfold."""
+  some = [cost for cost in costs if cost > 0]
+  return len(some) > 0 and max(some) > 10 * min(some)
+
+
+def _scale(axes, costs):
+  """A logarithmic axis for costs that differ much, with a place for zero."""
+  matplotlib = style.import_matplotlib()
+  far = _far(costs)
+  if not far:
+    axes.margins(x=0.1)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
+  elif min(costs) > 0:
+    axes.set_xscale('log')
+  else:
+    some = [cost for cost in costs if cost > 0]
+    low, high = np.floor(np.log10(min(some))), np.ceil(np.log10(max(some)))
+    axes.set_xscale('symlog', linthresh=10**low)
+    axes.set_xlim(left=-(10**low) / 4)
+    ticks = [0, *10 ** np.arange(low, high)]
+    axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(ticks))
+  axes.xaxis.set_major_formatter(
+      matplotlib.ticker.EngFormatter('B', places=0 if far else None)
+  )
+
+
+def _draw_frontier(axes, series):
+  points = sorted(
+      (float(np.mean(cost)), -float(np.mean(values)))
+      for cost, values in series.values()
+      if np.isfinite(np.mean(values))
+  )
+  if not points:
+    return
+  chosen = []
+  for cost, value in points:
+    if not chosen or -value > chosen[-1][1]:
+      chosen.append((cost, -value))
+  axes.plot(
+      *np.transpose(chosen), color=style.GREY, linewidth=1, alpha=0.6, zorder=1,
+      drawstyle='steps-post',
+  )  # fmt: skip

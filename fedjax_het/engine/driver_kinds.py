@@ -1,0 +1,51 @@
+"""Which driver a run has, and what others ask of it before it is made."""
+
+from collections.abc import Callable
+import functools
+from typing import NamedTuple
+
+from fedjax_het.engine.drivers import (
+  Driver,
+  Job,
+  clock_driver,
+  round_driver,
+  streamed_driver,
+)
+
+
+class DriverKind(NamedTuple):
+  """A kind of driver.
+
+  Attributes:
+    make: Makes the driver of a job.
+    states_on_device: Whether the clients' states are on the devices that
+      compute, else in host memory.
+    needs_devices: Whether each client needs a `clock.Device`.
+    setting: What the setting of a run says of it; '' for nothing.
+  """
+
+  make: Callable[[Job], Driver]
+  states_on_device: bool = True
+  needs_devices: bool = False
+  setting: str = ''
+
+
+def driver_kind(
+    clock_mode: str = 'synchronous', client_store: str = 'device'
+) -> DriverKind:
+  """The kind of driver for entries of a config, the one place that chooses.
+
+  Args:
+    clock_mode: 'synchronous', or one of `clock.MODES`.
+    client_store: 'device', or 'host' for clients' states in host memory, which
+      fits synchronous rounds only.
+
+  Returns:
+    The kind.
+  """
+  if clock_mode != 'synchronous':
+    make = functools.partial(clock_driver, mode=clock_mode)
+    return DriverKind(make, needs_devices=True, setting=f'{clock_mode} clock')
+  if client_store == 'host':
+    return DriverKind(streamed_driver, states_on_device=False)
+  return DriverKind(round_driver)

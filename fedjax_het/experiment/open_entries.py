@@ -1,0 +1,67 @@
+"""Entries that a config may have and does not list.
+
+A config lists the options of models and groups that differ from their defaults.
+The command line may set any other option of the models, too.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from fedjax_het.experiment.config import group_spec, needs_in
+from fedjax_het.experiment.switch import entry_of
+from fedjax_het.models import constructor
+from fedjax_het.options import keyword_options
+
+# Of a group, beside the options of its model and those of the method.
+_OF_GROUP: dict[str, tuple[Any, Any]] = dict(model=(str, None))
+
+
+def open_entry(
+    config: ml_collections.ConfigDict,
+    key: str,
+    given: Mapping[str, str | None],
+) -> None:
+  """Adds the entry of a key, with its default, where the config lacks it.
+
+  Known are `model.OPTION`, for an option of some group's model, and
+  `groups.NAME.OPTION`, for one of the group's own model or of the method. A
+  group that is its number of clients becomes a section. Other keys are left to
+  the check of the config.
+
+  Args:
+    config: The config, which is changed.
+    key: Such as 'model.init'.
+    given: {key: text} of all entries that are to be set; a group's model among
+      them is the one whose options count.
+
+  Raises:
+    ValueError: If a group's model is unknown.
+  """
+  section, _, option = key.rpartition('.')
+  group = section.removeprefix('groups.')
+  if section == 'model':
+    names, known = [*config.groups], {}
+  elif group in config.groups:
+    names = [group]
+    options = needs_in(config).known_group_options()
+    known = _OF_GROUP | {k: (kind, None) for k, (kind, _) in options.items()}
+  else:
+    return
+  for name in names:
+    model = given.get(f'groups.{name}.model') or group_spec(config, name).model
+    known = keyword_options(constructor(model)) | known
+  if option not in known:
+    return
+  with config.unlocked():
+    if section == 'model':
+      entries = config.model
+    else:
+      if not hasattr(config.groups[group], 'items'):
+        clients = config.groups[group]
+        del config.groups[group]
+        config.groups[group] = ml_collections.ConfigDict(dict(clients=clients))
+      entries = config.groups[group]
+    if option not in entries:
+      entries[option] = entry_of(*known[option])

@@ -1,0 +1,192 @@
+"""The pictures of a results table: a panel for each of its columns."""
+
+from collections.abc import Callable, Sequence
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.analysis import pictures
+from fedjax_het.reporting import report
+from fedjax_het.reporting.looks import method_looks
+from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.table_cells import Cells, cells_of
+
+_LAST = 'Test accuracy, last round'
+
+
+def draw(
+    table: Table,
+    cells: Cells,
+    folder: pathlib.Path,
+    formats: Sequence[str] = (),
+) -> str:
+  """Draws accuracy by round, by model, and against what it costs.
+
+  Args:
+    table: The table.
+    cells: Its results, at least one.
+    folder: Where the pictures are written.
+    formats: With 'pdf' or 'svg', pictures are written in these, too.
+
+  Returns:
+    The section of table.md that shows them.
+
+  Raises:
+    OSError: If they cannot be written.
+  """
+  splits = {c: _splits(table, c) for c in table.columns}
+  looks = method_looks(_methods(table), splits[table.columns[0]])
+  shared = dict(looks=looks, percent=True)
+  drawings: list[tuple[str, str, Callable[[Any, pathlib.Path], Any], Any]] = [
+      (
+          'curves', 'Accuracy by round',
+          lambda panels, path: pictures.draw_curves(
+              panels, path, 'Mean test accuracy', **shared
+          ),
+          _panels(table, cells, splits, curves_of),
+      ),
+      (
+          'models', 'Accuracy of every model',
+          lambda panels, path: pictures.draw_dots(
+              panels, path, _LAST, **shared
+          ),
+          _panels(table, cells, splits, _chosen_models),
+      ),
+      (
+          'bytes', 'Accuracy against bytes sent',
+          lambda panels, path: pictures.draw_trade_off(
+              panels, path, 'Sent by and to all clients in all rounds', _LAST,
+              **shared,
+          ),
+          _panels(table, cells, splits, bytes_of),
+      ),
+      (
+          'memory', 'Accuracy against the memory of a client',
+          lambda panels, path: pictures.draw_trade_off(
+              panels, path, 'Peak memory of the largest client', _LAST,
+              **shared,
+          ),
+          _panels(table, cells, splits, memory_of),
+      ),
+  ]  # fmt: skip
+  shown = []
+  try:
+    for name, title, drawing, panels in drawings:
+      if panels:
+        for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
+          drawing(panels, folder / f'{name}.{ending}')
+        shown.append(f'![{title}]({name}.png)')
+  except ImportError:  # No matplotlib.
+    shown = [report.NO_PICTURES]
+  return '## Pictures\n\n' + '\n\n'.join(shown) + '\n'
+
+
+def _methods(table: Table) -> dict[str, str]:
+  """{label: name of its method}, of all rows and views."""
+  found = {}
+  for label in table.labels:
+    configs = (table.config(label, column) for column in table.columns)
+    found[label] = next(c for c in configs if c is not None).algorithm.name
+  return found
+
+
+def _splits(table: Table, column: str) -> dict[str, str]:
+  """{label: what it trains on}, where rows of a column differ in that.
+
+  This is the data set, how it is divided, and whether there is one model.
+  """
+  found = {}
+  for label in table.labels:
+    config = table.config(label, column)
+    if config is not None:
+      split = {k: v for k, v in config.partition.items() if k != 'seed'}
+      models = {
+          entry.get('model', name) if hasattr(entry, 'get') else name
+          for name, entry in config.groups.items()
+      }
+      which = 'one model' if len(models) == 1 else 'different models'
+      found[label] = (config.dataset, report.named(split).strip(), which)
+  differ = [len(set(part)) > 1 for part in zip(*found.values(), strict=True)]
+  return {
+      label: ', '.join(itertools.compress(parts, differ))
+      for label, parts in found.items()
+  }
+
+
+def _panels(table: Table, cells: Cells, splits, of_column) -> dict[str, Any]:
+  """{title: what is drawn}, a panel for each column and split."""
+  panels: dict[str, dict[str, Any]] = {}
+  for column in table.columns:
+    for label, series in of_column(table, cells, column).items():
+      title = ', '.join(filter(None, (column, splits[column][label])))
+      panels.setdefault(title, {})[label] = series
+  return panels
+
+
+def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (rounds [R], accuracies [S, R])} of a column."""
+  curves = {}
+  for label in table.labels:
+    mine = cells_of(table, cells, label, column)
+    if mine:
+      values = np.array([cell['accuracy'] for cell in mine], float)
+      curves[label] = (mine[0]['rounds'], values)
+  return curves
+
+
+def models_of(
+    table: Table, cells: Cells, column: str
+) -> dict[str, dict[str, list[float]]]:
+  """{label: {group: [S] means of its models}}, of a table with families."""
+  found = {}
+  for label in table.rows if table.families else ():
+    mine = [
+        cell['models']
+        for cell in cells_of(table, cells, label, column)
+        if 'models' in cell
+    ]
+    if mine:
+      found[label] = {
+          group: [np.mean(models[group]) for models in mine]
+          for group in mine[0]
+      }
+  return found
+
+
+def _chosen_models(table: Table, cells: Cells, column: str):
+  found = models_of(table, cells, column)
+  return {name: found[name] for name in table.bars or found if name in found}
+
+
+def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (bytes both ways [S], last accuracies [S])} of a column."""
+  return _costs(
+      table, cells, column, ('bytes_up', 'bytes_down'),
+      lambda up, down: up + down,
+  )  # fmt: skip
+
+
+def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (peak bytes of the largest client [S], last accuracies [S])}."""
+  return _costs(
+      table, cells, column, ('client_memory',), lambda m: max(m.values())
+  )
+
+
+def _costs(table, cells, column, names, cost) -> dict[str, Any]:
+  """Costs and accuracies of rows; {} where fewer than two have them."""
+  found = {}
+  for label in table.labels:
+    mine = [
+        cell
+        for cell in cells_of(table, cells, label, column)
+        if cell['last'] is not None and all(name in cell for name in names)
+    ]
+    if mine:
+      found[label] = (
+          [cost(*(cell[name] for name in names)) for cell in mine],
+          [cell['last'] for cell in mine],
+      )
+  return found if len(found) > 1 else {}

@@ -1,0 +1,83 @@
+"""Panels, looks and costs of a results table's pictures."""
+
+import ml_collections
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.reporting import table_pictures
+from fedjax_het.reporting.looks import method_looks
+from fedjax_het.reporting.results_table import Table
+
+
+def config(method, split='iid', **groups):
+  return ml_collections.ConfigDict(
+      dict(
+          algorithm=dict(name=method),
+          dataset='digits',
+          partition=dict(name=split, seed=0),
+          groups=groups or dict(mlp2=2, mlp3=1),
+      )
+  )
+
+
+def cell(row, last, **more):
+  return dict(row=row, last=last, bytes_up=3, bytes_down=4, **more)
+
+
+def table(**rows):
+  return Table('T', 'S', rows, {}, (0,))
+
+
+def test_a_method_has_one_colour_and_marker_in_every_picture():
+  alone = method_looks({'A': 'fedin'})['A']
+  looks = method_looks({'FedAvg': 'fedavg', 'X': 'fedin', 'Y': 'fedin'})
+  assert alone == looks['X'] != looks['Y']
+  assert alone[:2] == looks['Y'][:2] != looks['FedAvg'][:2]
+  every = method_looks({name: name for name in ALGORITHMS})
+  assert every['fedin'] == alone
+  assert len({look[:2] for look in every.values()}) == len(ALGORITHMS)
+  # Rows of one method alone are told apart by colours.
+  rates = method_looks({'lr 1': 'fedin', 'lr 2': 'fedin'})
+  assert rates['lr 1'].colour != rates['lr 2'].colour
+  # In panels of their own, rows of a method look alike.
+  panels = method_looks(
+      {'A': 'fedin', 'A (b)': 'fedin', 'C': 'fedavg'}, {'A': 'a', 'A (b)': 'b'}
+  )
+  assert panels['A'] == panels['A (b)']
+  assert method_looks({'Old': 'removed', 'New': 'fedavg'})['Old']
+
+
+def test_rows_of_other_data_splits_or_models_have_panels_of_their_own():
+  found = table(
+      A=config('fedin'),
+      B=config('fedin', 'classes'),
+      C=config('fedin', m1=dict(model='mlp', clients=3)),
+      D=config('private'),
+  )
+  cells = [cell(row, 0.5) for row in 'ABCD']
+  splits = {'': table_pictures._splits(found, '')}
+  panels = table_pictures._panels(
+      found, cells, splits, lambda *args: dict.fromkeys('ABCD', 1)
+  )
+  assert {title: ''.join(series) for title, series in panels.items()} == {
+      'iid, different models': 'AD',
+      'classes, different models': 'B',
+      'iid, one model': 'C',
+  }
+  plain = table(A=config('fedin'), D=config('private'))
+  assert table_pictures._splits(plain, '') == {'A': '', 'D': ''}
+
+
+def test_costs_are_bytes_of_both_ways_and_the_largest_clients_memory():
+  found = table(A=config('fedin'), B=config('private'), C=config('fedavg'))
+  memory = dict(mlp2=10, mlp3=30)
+  cells = [
+      cell('A', 0.5, client_memory=memory),
+      cell('A', 0.7, client_memory=memory),
+      cell('B', 0.4, client_memory=memory),
+      cell('C', None),
+  ]
+  assert table_pictures.bytes_of(found, cells, '') == {
+      'A': ([7, 7], [0.5, 0.7]), 'B': ([7], [0.4]),
+  }  # fmt: skip
+  assert table_pictures.memory_of(found, cells, '')['A'][0] == [30, 30]
+  assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
