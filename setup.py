@@ -22,6 +22,13 @@ TEST = [
 ]
 
 
+def long_description() -> str:
+  """The README without pictures and relative links, which lead nowhere."""
+  text = (HERE / 'README.md').read_text(encoding='utf-8')
+  text = re.sub(r'!\[[^\]]*\]\((?!https?:)[^)]*\)\n\n', '', text)
+  return re.sub(r'\[([^\]]*)\]\((?!https?:)[^)]*\)', r'\1', text)
+
+
 def packages() -> list[str]:
   """All packages by the names under which they are installed."""
   found = setuptools.find_packages(include=['fedjax_het', 'fedjax_het.*'])
@@ -40,7 +47,7 @@ setuptools.setup(
         'Federated learning with clients of different models, in JAX and Flax'
     ),
     author='The fedjax_het developers',
-    long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
+    long_description=long_description(),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=packages(),
@@ -67,12 +74,15 @@ setuptools.setup(
     ],
     extras_require={
         'bench': ['torch==2.13.0'],
+        'docs': ['mkdocs-material', 'mkdocstrings[python]'],
+        'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,
         'tfds': ['tensorflow'],
-        'dev': ['ruff', *TEST],
+        'wandb': ['wandb'],
+        'dev': ['mypy', 'ruff', *TEST],
     },
     classifiers=[
         'Intended Audience :: Science/Research',

@@ -33,6 +33,18 @@ from fedjax_het.engine.types import (
     Visit,
 )
 from fedjax_het.experiment import load_run, run
+from fedjax_het.experiment.callbacks import (
+    CSV,
+    BestCheckpoint,
+    Callback,
+    CallbackError,
+    CustomMetrics,
+    EarlyStopping,
+    MLflow,
+    Profile,
+    TensorBoard,
+    WandB,
+)
 from fedjax_het.experiment.config import default_config
 from fedjax_het.models import MODELS, Block, BlockModel, Variables, create
 
@@ -40,24 +52,34 @@ __version__ = '0.1.0'
 
 __all__ = [
     'ALGORITHMS',
+    'CSV',
     'DATASETS',
     'MODELS',
     'PARTITIONS',
     'Backend',
+    'BestCheckpoint',
     'Block',
     'BlockModel',
+    'Callback',
+    'CallbackError',
+    'CustomMetrics',
+    'EarlyStopping',
     'FederatedAlgorithm',
     'FederatedData',
     'Federation',
     'Group',
     'LocalTraining',
+    'MLflow',
     'Maybe',
+    'Profile',
     'Received',
     'RoundReport',
     'State',
+    'TensorBoard',
     'Uplink',
     'Variables',
     'Visit',
+    'WandB',
     'create',
     'default_config',
     'federate',

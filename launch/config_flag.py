@@ -198,12 +198,17 @@ def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
 
 
 def _open(config, overrides: Sequence[_Override]) -> None:
-  """Adds the entries of models and groups that only the overrides have."""
-  from fedjax_het.experiment.open_entries import open_entry
+  """Adds the entries that only the overrides have.
+
+  These are options of models and groups, and arguments of an optimiser and of a
+  schedule.
+  """
+  from fedjax_het.experiment import open_entries
 
   given = {override.key: override.text() for override in overrides}
   for key in given:
-    open_entry(config, key, given)
+    open_entries.open_entry(config, key, given)
+    open_entries.open_argument(config, key, given)
 
 
 def _check_override(config, override: _Override) -> None:

@@ -57,7 +57,7 @@ _PRINT_CONFIG = flags.DEFINE_bool(
 )
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False,
-    'Print data, partition, models, memory and bytes a round, and stop.',
+    'Print data, partition, models, memory, bytes and time, and stop.',
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show where an error came from.')
 # The command as it was typed, to be shown again.
@@ -161,6 +161,7 @@ def main(argv: Sequence[str]) -> None:
   # Imported here, so that --help and a typing error answer at once.
   from fedjax_het import experiment
   from fedjax_het.experiment import processes
+  from fedjax_het.experiment.callbacks import CallbackError
 
   first = processes.is_first()
   log = logging.getLogger('fedjax_het')
@@ -205,7 +206,7 @@ def main(argv: Sequence[str]) -> None:
     _end(progress, e, 2)
   except FloatingPointError as e:
     _end(progress, e, 1)
-  except OSError as e:
+  except (CallbackError, OSError) as e:
     command = _resume_command(workdir)
     _end(progress, e, 1, f'When that is settled, go on with: {command}')
   except KeyboardInterrupt as e:
@@ -217,7 +218,7 @@ def main(argv: Sequence[str]) -> None:
   if first:
     progress.close()
     _show(config, workdir, result)
-  code = 0 if result.finished else 130
+  code = 0 if result.finished or result.stopped else 130
   distributed.finish(code)
   if code:
     sys.exit(code)
@@ -251,8 +252,10 @@ def _show(config, workdir: pathlib.Path, result) -> None:
   print(tables.as_text(tables.results(result.summary, result.facts)))
   print(*tables.totals(result.summary, config.target_accuracy), sep='\n')
   print(f'Report: {workdir / "report.md"}')
-  if not result.finished:
-    rounds = result.summary.rounds
+  rounds = result.summary.rounds
+  if result.stopped:
+    print(f'Stopped after round {rounds}: {result.stopped}.')
+  elif not result.finished:
     print(
         f'Stopped after round {rounds} of {config.num_rounds}. Resume with: '
         f'{_resume_command(workdir)}'

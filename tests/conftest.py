@@ -96,7 +96,7 @@ def undrawn():
   from fedjax_het.analysis import pictures
 
   with pytest.MonkeyPatch.context() as patch:
-    for name in ('draw_partition', 'draw_curves'):
+    for name in filter(lambda n: n.startswith('draw_'), pictures.__all__):
       patch.setattr(pictures, name, lambda *args, **kwargs: None)
     yield
 

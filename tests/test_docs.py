@@ -37,6 +37,8 @@ from tests.tiny import (
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / 'README.md'
 DOCS = sorted((ROOT / 'docs').rglob('*.md'))
+FROM_PYTHON = ROOT / 'docs' / 'from_python.md'
+FEDMEDIAN = ROOT / 'docs' / 'first_algorithm.md'
 
 
 def examples(path, kind='example'):
@@ -60,8 +62,8 @@ def shell_lines(path):
 
 @pytest.fixture
 def fedmedian(monkeypatch):
-  """The README's algorithm, in the table by the README's line."""
-  code = examples(README)
+  """The page's algorithm, in the table by the page's line."""
+  code = examples(FEDMEDIAN)
   constructor = execute(code['algorithm'])['fedmedian']
   entry = eval('{' + code['table'] + '}', {'fedmedian': constructor})
   for name, value in entry.items():
@@ -81,7 +83,7 @@ def test_the_readme_marks_two_commands_for_ci():
 
 def test_running_an_experiment_by_import(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
-  names = execute(examples(README)['run'])
+  names = execute(examples(FROM_PYTHON)['run'])
   assert names['result'].finished
   accuracy, num_bytes = capsys.readouterr().out.split()
   assert 0 < float(accuracy) < 1 and int(num_bytes) > 0
@@ -89,13 +91,13 @@ def test_running_an_experiment_by_import(tmp_path, monkeypatch, capsys):
 
 
 def test_the_pieces_learn_digits():
-  names = execute(examples(README)['pieces'])
+  names = execute(examples(FROM_PYTHON)['pieces'])
   for scores in names['scores'].values():
     assert scores.accuracy[0] > 0.4  # Ten classes; about 0.65 in five rounds.
 
 
 def test_fedmedian_learns_digits(fedmedian, tmp_path):
-  config = execute(examples(README)['config'])['get_config']('quick')
+  config = execute(examples(FEDMEDIAN)['config'])['get_config']('quick')
   config.num_rounds = 5
   config.local.epochs = 2
   config.compilation_cache = False  # The tests have their own.
@@ -297,7 +299,7 @@ def test_every_command_names_a_config_that_is_accepted(line, fedmedian):
   flags = dict(arg.split('=', 1) for arg in shlex.split(command))
   path, _, variants = flags.pop('--config').partition(':')
   if path == 'configs/fedmedian.py':
-    get_config = execute(examples(README)['config'])['get_config']
+    get_config = execute(examples(FEDMEDIAN)['config'])['get_config']
   else:
     spec = importlib.util.spec_from_file_location('config_file', ROOT / path)
     module = importlib.util.module_from_spec(spec)
@@ -314,9 +316,12 @@ def test_every_command_names_a_config_that_is_accepted(line, fedmedian):
   experiment.check(config)
 
 
-def test_the_readme_lists_all_there_is():
+def test_the_pages_list_all_there_is():
   listed = set()
-  for text in re.findall(r'`([^`\n]+)`', README.read_text()):
+  names = ('supported', 'command_line')
+  pages = (README, *(ROOT / 'docs' / f'{name}.md' for name in names))
+  words = '\n'.join(path.read_text() for path in pages)
+  for text in re.findall(r'`([^`\n]+)`', words):
     stem, brace, rest = text.partition('{')
     choices, _, tail = rest.partition('}')
     listed |= {stem + c + tail for c in choices.split(',')} if brace else {text}

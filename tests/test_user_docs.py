@@ -14,7 +14,7 @@ from tests.experiment.tiny_runs import tiny_config
 from tests.test_docs import ROOT, examples, execute
 
 DATA = examples(ROOT / 'docs' / 'your_data.md')
-PAGES = ('your_data', 'reading_a_run')
+PAGES = ('your_data', 'reading_a_run', 'callbacks', 'optimizers')
 
 
 @pytest.mark.parametrize('page', PAGES)
@@ -146,3 +146,36 @@ def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):
   first = names['result'].summary.last['accuracy/small/models'][0]
   assert np.mean(hits) == pytest.approx(first)
   assert (tmp_path / 'client0.msgpack').stat().st_size > 1000
+
+
+def test_the_callbacks_of_the_page_follow_a_run(tmp_path, monkeypatch):
+  code = examples(ROOT / 'docs' / 'callbacks.md')
+  monkeypatch.chdir(tmp_path)
+  config = tiny_config(num_rounds=1)
+  config.groups = {'mini_resnet8': dict(model='mlp', clients=5)}
+  config.cohort_size = None
+  monkeypatch.setattr(fh, 'default_config', lambda name: config)
+  watch = execute(code['own'])['Watch']()
+  custom = execute(code['metric'])['custom']
+  run = fh.run
+  monkeypatch.setattr(
+      fh, 'run',
+      lambda config, workdir, callbacks: run(
+          config, workdir, callbacks=[*callbacks, custom, watch]
+      ),
+  )  # fmt: skip
+  result = execute(code['callbacks'])['result']
+  assert watch.lines == len(result.rows) == 3
+  assert result.rows[-1]['norm'] > 0
+  assert watch.on_row(dict(split='test', accuracy=1)) == 'accurate enough'
+
+
+def test_the_optimisers_of_the_page_are_right(tmp_path, monkeypatch):
+  code = examples(ROOT / 'docs' / 'optimizers.md')
+  config = execute(code['optimizer'])['config']
+  experiment.check(config)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text(code['mine'])
+  config.local.optimizer = 'mine.py:clipped'
+  config.local.optimizer_args = dict(by=0.5)
+  experiment.check(config)

@@ -88,7 +88,9 @@ class Unaugmented(NamedTuple):
 
   preprocess: Callable[..., jax.Array]
 
-  def __call__(self, images, key=None):
+  def __call__(
+      self, images: jax.Array, key: jax.Array | None = None
+  ) -> jax.Array:
     """uint8 -> float32."""
     del key
     return self.preprocess(images)
@@ -168,7 +170,7 @@ class FederatedData:
       return None
     return self.client(0).of_public()
 
-  def client(self, client_id) -> ClientData:
+  def client(self, client_id: int | jax.Array) -> ClientData:
     """The examples of one client; `client_id` may be traced."""
     return ClientData(
         self.images,

@@ -12,7 +12,9 @@ Results differ by an order of magnitude, so state which one was used.
 `file` takes a partition from a file.
 """
 
+from collections.abc import Sequence
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,14 @@ from fedjax_het.data.partition_file import by_file
 from fedjax_het.options import at_least, check_call, not_negative, positive
 
 
-def partition(labels, num_clients, *, name='dirichlet', seed, **options):
+def partition(
+    labels: Sequence[int] | np.ndarray,
+    num_clients: int,
+    *,
+    name: str = 'dirichlet',
+    seed: int,
+    **options: Any,
+) -> list[np.ndarray]:
   """Assigns examples to clients by the partition `name` of `PARTITIONS`.
 
   Args:

@@ -35,7 +35,9 @@ class Standardise(NamedTuple):
   augment: Callable[..., jax.Array] | None = None
   augment_after: Callable[..., jax.Array] | None = None
 
-  def __call__(self, features, key=None):
+  def __call__(
+      self, features: jax.Array, key: jax.Array | None = None
+  ) -> jax.Array:
     """[B, ..., C] -> float32, augmented if there is a key."""
     if self.augment is not None and key is not None:
       features = self.augment(key, features)
@@ -108,7 +110,7 @@ def _of_pixels(images: np.ndarray, channels: int):
 
 
 def make_preprocess(
-    features,
+    features: np.ndarray | jax.Array,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     augment: Callable[..., jax.Array] | None = None,

@@ -95,8 +95,8 @@ def pad_batches(
 def make_evaluate(
     algorithm: FederatedAlgorithm,
     federation: Federation,
-    images,
-    labels,
+    images: np.ndarray | jax.Array,
+    labels: np.ndarray | jax.Array,
     preprocess: Callable[..., jax.Array],
     *,
     batch_size: int = 500,

@@ -36,7 +36,10 @@ class State(NamedTuple):
 
 
 def init_state(
-    algorithm: FederatedAlgorithm, federation: Federation, key, mesh=None
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> State:
   """The state before the first round.
 
@@ -186,7 +189,7 @@ def _make_sharded_round(algorithm, federation, cohort_size, backend: Backend):
 
 
 def make_rounds(
-    run_round: Callable[..., Any], capacity: int, shardings=None
+    run_round: Callable[..., Any], capacity: int, shardings: Any = None
 ) -> Callable[..., Any]:
   """Runs several rounds in one dispatch, without waiting for the host.
 

@@ -26,7 +26,7 @@ _CALL = 64
 
 
 def init_streamed_state(
-    algorithm: FederatedAlgorithm, federation: Federation, key
+    algorithm: FederatedAlgorithm, federation: Federation, key: jax.Array
 ) -> State:
   """The state before the first round, with client states as numpy arrays.
 

@@ -70,7 +70,8 @@ class LocalTraining:
     task: The loss that is minimised, and the metrics that are reported.
 
   Raises:
-    ValueError: If a number is out of its range.
+    ValueError: If a number is out of its range, or the optimizer is no function
+      of a learning rate.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -84,6 +85,12 @@ class LocalTraining:
   task: Task = CLASSIFICATION
 
   def __post_init__(self):
+    if isinstance(self.optimizer, optax.GradientTransformation):
+      raise ValueError(
+          'optimizer must be a function of the learning rate, such as '
+          'optax.lion or lambda rate: optax.chain(optax.clip(1.0), '
+          'optax.sgd(rate)), got a transformation.'
+      )
     at_least(0, epochs=self.epochs)
     at_least(1, batch_size=self.batch_size)
     if self.steps is not None:

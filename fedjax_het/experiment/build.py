@@ -34,7 +34,6 @@ from fedjax_het.experiment.config import (
   needs_in,
 )
 from fedjax_het.experiment.local import local_training
-from fedjax_het.experiment.tensorboard import check_installed
 from fedjax_het.models import BlockModel, constructor, create
 from fedjax_het.options import INT32_MAX, keyword_options
 
@@ -96,8 +95,6 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   mesh = None
   if resolve_backend(config.backend) == 'shard_map':
     mesh = client_mesh()
-  if config.tensorboard:
-    check_installed()
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(spec.clients for spec in groups.values())
   dataset = load_entries(*(config[entry] for entry in ENTRIES))

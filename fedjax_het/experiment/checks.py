@@ -13,6 +13,7 @@ from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import TRACEABLE, resolve_backend
 from fedjax_het.engine.needs import check_one_model, needs_of
+from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.config import (
   GroupSpec,
   ModelSpec,
@@ -22,6 +23,7 @@ from fedjax_het.experiment.config import (
   needs_in,
 )
 from fedjax_het.experiment.fields import (
+  CALLBACKS,
   CLOCK,
   FIELDS,
   LOCAL,
@@ -83,6 +85,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'{total} clients; it must be between 1 and {total}.'
     )
   _check_clock(config, total)
+  _check_callbacks(config.callbacks)
   _check_dispatch(config)
 
 
@@ -117,6 +120,7 @@ def _check_local(local) -> None:
     )
   if local.nesterov and not local.momentum:
     raise ValueError('local.nesterov needs local.momentum above 0.')
+  optimizers.check(local)
 
 
 def _check_clock(config, num_clients: int) -> None:
@@ -148,6 +152,21 @@ def _check_clock(config, num_clients: int) -> None:
           f'between clients and server under clock.mode={config.clock.mode!r} '
           'is on the device.'
       )
+
+
+def _check_callbacks(section) -> None:
+  """The entries of `callbacks`."""
+  _check_keys(section, CALLBACKS, 'callbacks.')
+  for name, field in CALLBACKS.items():
+    check_field(f'callbacks.{name}', section[name], field)
+  rounds = section.profile
+  for number in rounds:
+    check_field('callbacks.profile', number, Field(1, int, low=1))
+  if len(rounds) not in (0, 2) or list(rounds) != sorted(rounds):
+    raise ValueError(
+        'callbacks.profile must be a first and a last round, such as (2, 4), '
+        f'got {shown(rounds)}.'
+    )
 
 
 def _check_dispatch(config) -> None:

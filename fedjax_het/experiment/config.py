@@ -10,6 +10,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.needs import NOTHING, Needs, needs_of
 from fedjax_het.experiment.fields import (
+  CALLBACKS,
   CLOCK,
   FIELDS,
   LOCAL,
@@ -90,13 +91,17 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   needs = needs_of(ALGORITHMS[algorithm])
   config['local']['keep_optimizer'] = bool(needs.keep_optimizer)
   config['clock'] = {name: plain(field) for name, field in CLOCK.items()}
+  config['callbacks'] = {name: plain(f) for name, f in CALLBACKS.items()}
   config['devices'] = {}
   config['partition'] = dict(name='dirichlet', seed=0, alpha=0.5, min_size=16)
   config['groups'] = dict(mini_resnet6=4, mini_resnet8=3, mini_resnet10=3)
   config.update(_needed_entries(config, needs))
   config['model'] = dict(width=1.0, norm='batch')
   config['algorithm'] = algorithm_config(algorithm)
-  return ml_collections.ConfigDict(config).lock()
+  made = ml_collections.ConfigDict(config).lock()
+  for section in ('optimizer_args', 'schedule_args'):
+    made.local[section].unlock()  # Their entries depend on the names.
+  return made
 
 
 class ModelSpec(NamedTuple):

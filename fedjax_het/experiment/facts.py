@@ -1,6 +1,9 @@
 """Facts of a run before its first round: sizes, bytes, versions."""
 
+import json
+import logging
 import math
+import pathlib
 from typing import Any
 import zlib
 
@@ -10,6 +13,9 @@ import numpy as np
 
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
+from fedjax_het.files import read_json, write_atomically
+
+_log = logging.getLogger(__name__)
 
 
 def _count(tree) -> int:
@@ -57,7 +63,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
   Returns:
     `groups`: {name: model, clients, parameters, statistics (running ones of
     norms), client_bytes (what one client keeps between its visits)};
-    `server_bytes`; `cohort_size`; `partition` [clients][classes] counts;
+    `server_bytes`; `cohort_size`; `partition`, counts [clients, classes];
     `group_of` [clients]; `test_examples`; `versions`.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
@@ -98,3 +104,34 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       # None is accuracy, as in the facts of older runs.
       **({} if main == ACCURACY else dict(metric=main._asdict())),
   )
+
+
+def stored(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
+  """The stored facts of a run that does not go on, or those just measured.
+
+  Args:
+    path: facts.json, which is written anew if it is damaged or missing.
+    facts: What `measure` has returned.
+
+  Returns:
+    The facts.
+  """
+  facts = json.loads(json.dumps(facts))
+  try:
+    found = read_json(path, 'it is measured again')
+  except FileNotFoundError:
+    found = {}
+  except ValueError as e:
+    _log.warning('%s', e)
+    found = {}
+  # Versions are those of the finished rounds; other facts cannot differ.
+  differ = [k for k in facts if k != 'versions' and found.get(k) != facts[k]]
+  if not differ and isinstance(found.get('versions'), dict):
+    return found
+  if found:
+    _log.warning(
+        '%s is damaged or of another version (%s); it is measured again.',
+        path, ', '.join(differ or ['versions']),
+    )  # fmt: skip
+  write_atomically(path, json.dumps(facts))
+  return facts

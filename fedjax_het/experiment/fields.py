@@ -7,6 +7,7 @@ from ml_collections import config_dict
 
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.experiment.optimizers import SCHEDULES
 from fedjax_het.kernels.libraries import CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
@@ -41,8 +42,6 @@ class Field(NamedTuple):
 SEED = Field(0, int, low=0, high=2**32 - 1)
 MAYBE_SEED = SEED._replace(default=None, kind=int | None)
 AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
-SCHEDULES = ('constant', 'step', 'cosine')
-OPTIMIZERS = ('adam', 'adamw', 'sgd')
 
 # How clients train; learning rates follow the round.
 LOCAL = dict(
@@ -50,17 +49,23 @@ LOCAL = dict(
     # Minibatches a visit instead of whole epochs; None for epochs.
     steps=Field(None, int | None, low=1),
     batch_size=Field(16, int, low=1),
-    optimizer=Field('adam', str, choices=OPTIMIZERS),
+    # An optimiser of optax, or FILE.py:FUNCTION, a function of the learning
+    # rate; and its arguments besides those that have entries here.
+    optimizer=Field('adam', str),
+    optimizer_args=Field({}, ml_collections.ConfigDict),
     learning_rate=Field(1e-3, float, above=0),
     # 'step' multiplies the rate by lr_factor from each of lr_rounds on, rounds
-    # counted from 1; 'cosine' falls to zero over num_rounds.
+    # counted from 1; 'cosine' falls to zero over num_rounds; others are those
+    # of optax, which count rounds from 0 and take schedule_args.
     schedule=Field('constant', str, choices=SCHEDULES),
+    schedule_args=Field({}, ml_collections.ConfigDict),
     lr_rounds=Field((), tuple),
     lr_factor=Field(0.1, float, above=0),
     # For 'sgd' only.
     momentum=Field(0.0, float, low=0, below=1),
     nesterov=Field(False, bool),
-    # Added to the gradient ('adam', 'sgd') or decoupled ('adamw').
+    # The argument of an optimiser that has one, such as 'adamw' or 'lion';
+    # added to the gradient for others, such as 'adam' or 'sgd'.
     weight_decay=Field(0.0, float, low=0),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
@@ -89,6 +94,23 @@ CLOCK = dict(
     seed=SEED,
     # None assigns devices to clients in order, a seed at random.
     device_seed=MAYBE_SEED,
+)
+# What follows the run without touching it; see docs/callbacks.md.
+CALLBACKS = dict(
+    # Evaluations without an improvement after which the run stops; None for
+    # no early stopping.
+    patience=Field(None, int | None, low=1),
+    # The metric of early stopping and of the best checkpoint, in the names of
+    # metrics.jsonl, and whether 'max' or 'min' is better.
+    metric=Field('accuracy', str),
+    mode=Field('max', str, choices=('max', 'min')),
+    # Whether the models of the best evaluation are kept in the folder `best`.
+    best_checkpoint=Field(False, bool),
+    # First and last round of a JAX profiler trace; empty for none.
+    profile=Field((), tuple),
+    csv=Field(False, bool),
+    wandb=Field(False, bool),
+    mlflow=Field(False, bool),
 )
 FIELDS = dict(
     # Seeds of training and of client sampling; the partition has its own.
@@ -161,7 +183,8 @@ FIELDS = dict(
     compilation_cache=Field(True, bool),
 )
 SECTIONS = (
-    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices'
+    'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices',
+    'callbacks',
 )  # fmt: skip
 # Names that would be mistaken for another key of a metrics line.
 _RESERVED = ('worst', 'mean')
@@ -169,6 +192,8 @@ _RESERVED = ('worst', 'mean')
 
 def plain(field: Field) -> Any:
   """A default for a ConfigDict; None needs a placeholder with its type."""
+  if field.kind is ml_collections.ConfigDict:
+    return ml_collections.ConfigDict(field.default)
   if ml_collections.ConfigDict in getattr(field.kind, '__args__', ()):
     # A name or a section: neither fixes the type.
     return config_dict.FieldReference(field.default, field_type=object)

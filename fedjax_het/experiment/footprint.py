@@ -168,7 +168,8 @@ def _bytes(tree) -> int:
 
 def _weights(model: BlockModel, local) -> int:
   """Bytes of a model's weights, their gradients and their optimiser."""
-  return (2 + _SLOTS[local.optimizer]) * _bytes(model.abstract_variables.params)
+  slots = _SLOTS.get(local.optimizer, 0)
+  return (2 + slots) * _bytes(model.abstract_variables.params)
 
 
 def _training(model: BlockModel) -> int:

@@ -1,82 +1,30 @@
 """Reads a run back: its config, its metrics and its trained models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.serialization
-import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from fedjax_het.engine.confusion import class_accuracy
-from fedjax_het.engine.types import Group
-from fedjax_het.engine.visits import check_inputs
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.experiment.build import build
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.programs import make_driver
 from fedjax_het.experiment.stored_config import with_new_entries
-from fedjax_het.files import write_atomically
+from fedjax_het.experiment.trained import Model, Reader, Trained
 from fedjax_het.names import check_name
-from fedjax_het.options import at_least
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries that say how a run computes, not what: any machine can read it.
-_ANY_MACHINE = dict(
-    backend='auto', chunk=None, conv_backend='xla', tensorboard=False
-)
-
-
-class Model(NamedTuple):
-  """A trained model.
-
-  Attributes:
-    apply: `(variables, x) -> outputs [B, C]`, compiled. `x` are examples as the
-      data set holds them, such as [B, H, W, C] uint8 images; what the run did
-      to them before its models is part of it.
-    variables: Its parameters and running statistics, a pytree.
-  """
-
-  apply: Callable[[Any, Any], jax.Array]
-  variables: Any
-
-  def __repr__(self) -> str:
-    count = sum(leaf.size for leaf in jax.tree.leaves(self.variables))
-    return f'Model(apply, variables of {count:,} numbers)'
-
-  def save(self, path: str | os.PathLike) -> None:
-    """Writes the variables in flax's msgpack format.
-
-    `flax.serialization.msgpack_restore(data)` reads them as nested dicts, and
-    `flax.serialization.from_bytes(variables, data)` in the form that they have
-    here.
-
-    Args:
-      path: The file.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    data = flax.serialization.to_bytes(jax.device_get(self.variables))
-    write_atomically(pathlib.Path(path), data)
-
-
-class _Trained(NamedTuple):
-  """Contents of a checkpoint, for evaluation, and {group: `Model.apply`}."""
-
-  experiment: Experiment
-  rounds: int
-  server: Any
-  clients: dict[str, Any]
-  apply: dict[str, Callable[[Any, Any], jax.Array]]
+_ANY_MACHINE = dict(backend='auto', chunk=None, conv_backend='xla')
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -89,6 +37,7 @@ class Run:
     facts: The contents of facts.json.
     rows: The lines of metrics.jsonl.
     places: Entries of the config with the paths of its data here.
+    best: Whether the models are those of its best evaluation, not the last.
   """
 
   workdir: pathlib.Path
@@ -96,6 +45,7 @@ class Run:
   facts: dict[str, Any]
   rows: list[Row]
   places: Mapping[str, Any]
+  best: bool = False
 
   @property
   def summary(self) -> Summary:
@@ -162,7 +112,7 @@ class Run:
     return {g: class_accuracy(counts) for g, counts in self.confusion.items()}
 
   @functools.cached_property
-  def _trained(self) -> _Trained:
+  def _trained(self) -> Trained:
     return _restore(self)
 
   @property
@@ -173,17 +123,14 @@ class Run:
   @property
   def groups(self) -> dict[str, list[int]]:
     """{group: ids of its clients}."""
-    return {
-        group.name: group.client_ids.tolist()
-        for group in self._trained.experiment.federation.groups
-    }
+    return self._trained.groups
 
   def model(
       self, group: str | None = None, *, client: int | None = None
   ) -> Model:
-    """The trained model of a group or of a client.
+    """The trained model of a group or of a client, see `Trained.model`.
 
-    The first call reads the data set and the last checkpoint.
+    The first call reads the data set and the checkpoint.
 
     Args:
       group: Name of a group whose clients share one model.
@@ -197,30 +144,7 @@ class Run:
         clients have models of their own; or if the checkpoints cannot be read.
       FileNotFoundError: If data or checkpoints are missing.
     """
-    experiment = self._trained.experiment
-    federation, algorithm = experiment.federation, experiment.algorithm
-    if (group is None) == (client is None):
-      raise ValueError('Name either a group or a client, as model(client=0).')
-    if client is None:
-      found = {one.name: one for one in federation.groups}
-      check_name('group', group, found)
-      chosen, row = found[group], 0
-      if algorithm.personal:
-        raise ValueError(
-            f'The clients of group {group!r} have models of their own; name '
-            f'one of the clients {chosen.client_ids.tolist()!r:.80}.'
-        )
-    else:
-      at_least(0, client=client)
-      if client >= federation.num_clients:
-        raise ValueError(
-            f'client must be one of 0..{federation.num_clients - 1}, got '
-            f'{client}.'
-        )
-      group_of, row_of = federation.places()
-      chosen = federation.groups[group_of[client]]
-      row = int(row_of[client])
-    return _model(self._trained, chosen, row)
+    return self._trained.model(group, client=client)
 
   def models(self) -> dict[str | int, Model]:
     """All trained models: of each client, or of groups that share theirs.
@@ -232,12 +156,7 @@ class Run:
       ValueError: As `model`.
       FileNotFoundError: As `model`.
     """
-    experiment = self._trained.experiment
-    groups = experiment.federation.groups
-    if not experiment.algorithm.personal:
-      return {group.name: self.model(group.name) for group in groups}
-    ids = range(experiment.federation.num_clients)
-    return {client: self.model(client=client) for client in ids}
+    return self._trained.models()
 
 
 def load_run(
@@ -245,6 +164,7 @@ def load_run(
     *,
     data_dir: str | None = None,
     data_file: str | None = None,
+    best: bool = False,
 ) -> Run:
   """Reads a run back from its workdir, in which nothing is changed.
 
@@ -255,6 +175,8 @@ def load_run(
     workdir: Its folder.
     data_dir: Folder of its data on this machine; None for the config's.
     data_file: The same for an .npz file.
+    best: Whether to read the models that a `BestCheckpoint` has kept instead
+      of those of the last checkpoint.
 
   Returns:
     The run.
@@ -268,7 +190,7 @@ def load_run(
   config = ml_collections.ConfigDict(_with_tuples(with_new_entries(stored)))
   places = dict(data_dir=data_dir, data_file=data_file)
   given = {name: str(place) for name, place in places.items() if place}
-  return Run(folder, config.lock(), facts, rows, given)
+  return Run(folder, config.lock(), facts, rows, given, best)
 
 
 def _with_tuples(value: Any) -> Any:
@@ -280,7 +202,7 @@ def _with_tuples(value: Any) -> Any:
   return value
 
 
-def _restore(run: Run) -> _Trained:
+def _restore(run: Run) -> Trained:
   """Builds the experiment anew, and fills it from the last checkpoint."""
   config = ml_collections.ConfigDict(run.config.to_dict())
   for name, value in {**_ANY_MACHINE, **run.places}.items():
@@ -288,9 +210,12 @@ def _restore(run: Run) -> _Trained:
       config[name] = value
   experiment = build(config)
   driver = make_driver(experiment)
-  folder = run.workdir / 'checkpoints'
+  folder = run.workdir / ('best' if run.best else 'checkpoints')
   if not folder.is_dir():
-    raise FileNotFoundError(f'{run.workdir} has no checkpoints.')
+    what = 'best checkpoint: its run had no BestCheckpoint'
+    raise FileNotFoundError(
+        f'{run.workdir} has no {what if run.best else "checkpoints"}.'
+    )
   checkpoints = Checkpoints(folder, read_only=True)
   try:
     restored = checkpoints.restore(driver.shapes(), driver.on_host)
@@ -303,40 +228,4 @@ def _restore(run: Run) -> _Trained:
         'The data or their partition are not those of the run in '
         f'{run.workdir}; give their place by data_dir or data_file.'
     )
-  state, server = restored.state, restored.state.server
-  if experiment.algorithm.calibrate is not None:
-    server = jax.jit(experiment.algorithm.calibrate)(server, experiment.data)
-  apply = {
-      group.name: _apply(experiment, group)
-      for group in experiment.federation.groups
-  }
-  return _Trained(experiment, restored.step, server, state.clients, apply)
-
-
-def _model(trained: _Trained, group: Group, row: int) -> Model:
-  """The model of one client; `row` is its place in the group."""
-  algorithm = trained.experiment.algorithm
-  client = jax.tree.map(
-      lambda leaf: jnp.asarray(leaf[row]), trained.clients[group.name]
-  )
-  return Model(
-      trained.apply[group.name],
-      algorithm.client_model(trained.server, client, group),
-  )
-
-
-def _apply(experiment: Experiment, group: Group):
-  """Builds `Model.apply` of a group."""
-  preprocess = experiment.preprocess
-  predict = jax.jit(
-      lambda variables, x: experiment.algorithm.predict(
-          group, variables, preprocess(x)
-      )
-  )
-
-  def apply(variables, x):
-    x = jnp.asarray(x)
-    check_inputs(group, preprocess, x)
-    return predict(variables, x)
-
-  return apply
+  return Reader(experiment)(restored.step, restored.state)

@@ -1,17 +1,21 @@
 """Entries that a config may have and does not list.
 
-A config lists the options of models and groups that differ from their defaults.
-The command line may set any other option of the models, too.
+A config lists the options of models and groups that differ from their defaults,
+and arguments of an optimiser and of a schedule. The command line may set any
+other of these, too.
 """
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 
+from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.config import group_spec, needs_in
 from fedjax_het.experiment.switch import entry_of
 from fedjax_het.models import constructor
+from fedjax_het.names import check_name
 from fedjax_het.options import keyword_options
 
 # Of a group, beside the options of its model and those of the method.
@@ -65,3 +69,45 @@ def open_entry(
       entries = config.groups[group]
     if option not in entries:
       entries[option] = entry_of(*known[option])
+
+
+def open_argument(
+    config: ml_collections.ConfigDict,
+    key: str,
+    given: Mapping[str, str | None],
+) -> None:
+  """Adds `local.optimizer_args.NAME` or `local.schedule_args.NAME`.
+
+  Its type is that of the given value. Other keys are left alone.
+
+  Args:
+    config: The config, which is changed.
+    key: Such as 'local.optimizer_args.b1'.
+    given: {key: text} of all entries that are to be set; an optimiser and a
+      schedule among them are those whose arguments count.
+
+  Raises:
+    ValueError: For an unknown optimiser, schedule or argument.
+  """
+  section, _, name = key.rpartition('.')
+  if section not in ('local.optimizer_args', 'local.schedule_args'):
+    return
+  for entry in ('optimizer', 'schedule'):
+    if text := given.get(f'local.{entry}'):
+      config.local[entry] = text
+  section = section.removeprefix('local.')
+  known = optimizers.arguments(config.local)[section]
+  check_name(f'argument of local.{section}', name, known)
+  arguments = config.local[section]
+  with arguments.unlocked(), arguments.ignore_type():
+    arguments[name] = _literal(given[key])
+
+
+def _literal(text: str | None) -> Any:
+  """A number, a boolean or a text."""
+  if text in ('true', 'false'):
+    return text == 'true'
+  try:
+    return ast.literal_eval(text or '')
+  except (SyntaxError, ValueError, MemoryError, RecursionError):
+    return text

@@ -3,13 +3,13 @@
 import numpy as np
 
 from fedjax_het.engine.visits import message_bytes
-from fedjax_het.experiment import facts, footprint
+from fedjax_het.experiment import callbacks, duration, facts, footprint
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.reporting import report, tables
 
 
 def lines(config) -> list[str]:
-  """Describes the run of a config; nothing is trained or compiled.
+  """Describes the run of a config; one local step is compiled and timed.
 
   Args:
     config: The config.
@@ -22,6 +22,7 @@ def lines(config) -> list[str]:
     FileNotFoundError: As `build`.
   """
   experiment = build(config)
+  callbacks.from_config(config)  # Refuses loggers that are not installed.
   # {group: bytes (down, up) of a visit}.
   visits = {
       group.name: message_bytes(experiment.algorithm, group, experiment.data)
@@ -29,7 +30,7 @@ def lines(config) -> list[str]:
   }
   return [
       *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
-      *_traffic(experiment, visits), *_memory(experiment),
+      *_traffic(experiment, visits), *_memory(experiment), *_time(experiment),
       'Nothing was trained.',
   ]  # fmt: skip
 
@@ -114,3 +115,30 @@ def _memory(experiment: Experiment) -> list[str]:
       f'Memory: at least {tables.megabytes(sum(needs.values()))}, by the entry '
       f'that sets it: {parts}{there}.'
   ]
+
+
+def _time(experiment: Experiment) -> list[str]:
+  """The estimated time of local training; nothing where there is none."""
+  found = duration.estimate(experiment)
+  if found is None:
+    return []
+  rounds, once = experiment.config.num_rounds, found.round_seconds
+  return [
+      f'Time: about {_duration(once)} of plain local training a round, '
+      f'{_duration(rounds * once)} in {rounds} rounds, by a step of '
+      f'{found.group} ({1e3 * found.step_seconds:,.2g} ms) and the FLOPs of '
+      'the others. Compilation, evaluation and what the method adds are not in '
+      'it.'
+  ]
+
+
+def _duration(seconds: float) -> str:
+  """Such as '0.21 s', '42 s', '3.5 min' or '2.1 h', two digits."""
+  for size, unit in ((3600, 'h'), (60, 'min'), (1, 's')):
+    if seconds >= 1.5 * size:
+      return f'{_two_digits(seconds / size)} {unit}'
+  return f'{_two_digits(seconds)} s'
+
+
+def _two_digits(number: float) -> str:
+  return f'{float(f"{number:.1e}"):,g}'

@@ -8,12 +8,69 @@ import tqdm
 
 from fedjax_het.engine.task import ACCURACY, Metric
 
+# Seconds between two states of a notebook's bar.
+_INTERVAL = 0.2
+
+
+def in_notebook() -> bool:
+  """Whether this is a cell of a Jupyter notebook."""
+  ipython = sys.modules.get('IPython')
+  shell = ipython and ipython.get_ipython()
+  return type(shell).__name__ in ('ZMQInteractiveShell', 'Shell')  # Or Colab.
+
+
+class _NotebookBar:
+  """A bar of a notebook, with the methods of a tqdm bar that are used here.
+
+  Attributes:
+    n: Rounds done.
+  """
+
+  def __init__(self, total: int, initial: int):
+    from IPython import display
+
+    self.n, self._total, self._initial = initial, total, initial
+    self._text, self._begin = '', time.perf_counter()
+    self._html, self._shown = display.HTML, self._begin
+    self._handle = display.display(self._content(), display_id=True)
+
+  def update(self, rounds: int) -> None:
+    """Moves on by some rounds."""
+    self.n += rounds
+    self._show()
+
+  def set_description_str(self, text: str) -> None:
+    """Sets the text beside the bar."""
+    self._text = text
+    self._show()
+
+  def close(self) -> None:
+    """Shows the last state."""
+    self._handle.update(self._content())
+
+  def _show(self) -> None:
+    """Shows the state, a few times a second at most."""
+    now = time.perf_counter()
+    if now - self._shown >= _INTERVAL:
+      self._shown = now
+      self._handle.update(self._content())
+
+  def _content(self):
+    ran, left = self.n - self._initial, ''
+    seconds = time.perf_counter() - self._begin
+    if ran and self.n < self._total:
+      left = f', {seconds / ran * (self._total - self.n):.0f} s left'
+    return self._html(
+        f'<progress value="{self.n}" max="{self._total}"></progress> '
+        f'Round {self.n}/{self._total} {self._text}{left}'
+    )
+
 
 class Progress:
   """Shows the rows of a run as they come: pass it as `run(observe=...)`.
 
-  On a terminal it is a bar with round, the mean metric on the test set and time
-  left; elsewhere one line after every tenth of the rounds.
+  On a terminal and in a notebook it is a bar with round, the mean metric on the
+  test set and time left; elsewhere one line after every tenth of the rounds.
   """
 
   def __init__(
@@ -30,8 +87,9 @@ class Progress:
       metric: The main metric of the run's task.
     """
     self._num_rounds = num_rounds
+    self._notebook = stream is None and in_notebook()
     self._stream = sys.stderr if stream is None else stream
-    self._bar: tqdm.tqdm | None = None
+    self._bar: tqdm.tqdm | _NotebookBar | None = None
     self._metric, self._score = metric, ''
     self._first: int | None = None
     self._begin = 0.0
@@ -60,7 +118,9 @@ class Progress:
 
   def _start(self, done: int) -> None:
     self._first, self._begin = done, time.perf_counter()
-    if self._stream.isatty():
+    if self._notebook:
+      self._bar = _NotebookBar(self._num_rounds, done)
+    elif self._stream.isatty():
       self._bar = tqdm.tqdm(
           total=self._num_rounds,
           initial=done,

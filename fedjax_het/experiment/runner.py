@@ -1,20 +1,16 @@
 """Runs an experiment in a workdir, from its start or its last checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import json
 import logging
 import os
 import pathlib
-import time
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 from fedjax_het.engine.drivers import Driver
-from fedjax_het.engine.reports import RoundReport
 from fedjax_het.engine.rounds import State
+from fedjax_het.experiment import callbacks as callbacks_lib
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
@@ -22,19 +18,22 @@ from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.programs import (
-  Programs,
   compile_programs,
   make_driver,
-  rounds_to_run,
   run_keys,
 )
+from fedjax_het.experiment.progress import Progress, in_notebook
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
-from fedjax_het.experiment.tensorboard import Board
-from fedjax_het.experiment.workdir import lock, settle_config, store_config
-from fedjax_het.files import check_local, read_json, write_atomically
+from fedjax_het.experiment.training import RowReader, RowWriter, train
+from fedjax_het.experiment.workdir import (
+  lock,
+  new_workdir,
+  settle_config,
+  store_config,
+)
+from fedjax_het.files import check_local, write_atomically
 from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
-from fedjax_het.reporting.confusion_file import write_confusion
 from fedjax_het.reporting.report import write_report
 
 _log = logging.getLogger(__name__)
@@ -49,7 +48,8 @@ class Result(NamedTuple):
     facts: The contents of facts.json.
     summary: A summary of the rows.
     state: The state after the last round.
-    finished: False if `stop` ended it before its last round.
+    finished: False if it ended before its last round.
+    stopped: Why a callback ended it; '' if none did.
 
   Shown as a table of accuracies, in notebooks as HTML.
   """
@@ -60,10 +60,12 @@ class Result(NamedTuple):
   summary: metrics.Summary
   state: State
   finished: bool
+  stopped: str = ''
 
   @property
   def _title(self) -> str:
     end = '' if self.finished else ', stopped before its last'
+    end += f' ({self.stopped})' if self.stopped else ''
     return f'{self.workdir}: {self.summary.rounds} rounds{end}'
 
   def __repr__(self) -> str:
@@ -75,9 +77,10 @@ class Result(NamedTuple):
 
 def run(
     config,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike | None = None,
     *,
-    observe: Callable[[metrics.Row], None] = lambda row: None,
+    callbacks: Sequence[callbacks_lib.Callback] = (),
+    observe: Callable[[metrics.Row], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
   """Trains and evaluates as the config says, and writes a report.
@@ -89,8 +92,12 @@ def run(
 
   Args:
     config: See `default_config`.
-    workdir: A folder, created if it is missing.
-    observe: Called with each new line of metrics.jsonl.
+    workdir: A folder, created if it is missing; None for a new one under
+      ./runs.
+    callbacks: Objects that follow the run, see `Callback`. Those that the
+      config asks for come before them.
+    observe: Called with each new line of metrics.jsonl; None shows the run's
+      progress in a notebook, and nothing elsewhere.
     stop: Called after every round; True ends the run with a checkpoint. In a
       run of several processes, all call `run`, and any of them may stop it;
       `observe` is called in the first one, which writes all files.
@@ -105,16 +112,27 @@ def run(
     FloatingPointError: If an update of a client or of a server that trains is
       not finite and `config.nonfinite` is 'raise'; the last checkpoint is from
       before that.
+    CallbackError: If a callback raises an error; the checkpoints stay.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
-  check_local(workdir, 'workdir')
-  folder = pathlib.Path(workdir)
+  if workdir is not None:
+    check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
     stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
+    if workdir is None:
+      workdir = processes.on_first(lambda: str(new_workdir(config)))
+    folder = pathlib.Path(workdir)
+    follow = processes.together(
+        lambda: callbacks_lib.Callbacks(
+            [*callbacks_lib.from_config(config), *callbacks]
+        )
+    )
     _keep_programs(config)  # Before `build`, which compiles some of them.
     experiment = processes.together(lambda: build(config))
     config = experiment.config
+    if observe is None:
+      observe = _progress(experiment, stack)
     processes.check_config(config)
     driver = processes.together(lambda: make_driver(experiment))
 
@@ -137,8 +155,23 @@ def run(
     state, rows, notes = _begin(experiment, driver, folder, checkpoints)
     processes.on_first(lambda: store_config(folder, config))
     facts = facts_lib.measure(experiment)
-    finished = True
-    if int(state.round_num) < config.num_rounds or not rows:
+    todo = int(state.round_num) < config.num_rounds or not rows
+    some = bool(follow)  # In all processes, but the first alone calls them.
+    if not processes.is_first():
+      follow = callbacks_lib.Callbacks(())
+
+    def stopped():
+      """Why a callback asks to stop, in all processes; '' if none does."""
+      return processes.on_first(lambda: follow.stopped) if some else ''
+
+    if todo:
+      stack.callback(follow.close)
+      begin = callbacks_lib.Start(
+          config, folder, (*rows,), int(state.round_num), facts, experiment,
+          notes,
+      )  # fmt: skip
+      processes.together(lambda: follow.start(begin))
+    if todo and not stopped():
       programs = processes.together(
           lambda: compile_programs(experiment, driver, state)
       )
@@ -147,30 +180,53 @@ def run(
         if experiment.algorithm.facts is not None:
           facts.update(experiment.algorithm.facts())
         write_atomically(folder / 'facts.json', json.dumps(facts))
-        writer = _Writer(folder, rows, observe, config.tensorboard)
+        writer = RowWriter(folder, rows, observe, follow)
       else:
-        writer = _Reader(rows)
+        writer = RowReader(rows)
       stack.callback(writer.close)
       # Before that: a checkpoint that is being written copies the lines.
       stack.callback(checkpoints.finish)
-      state, finished = _train(
+      state = train(
           experiment,
           programs,
           state,
           checkpoints,
           notes,
           writer,
-          processes.Stop(stop),
+          processes.Stop(lambda: bool(stop() or follow.stopped)),
+          follow,
+          stopped,
       )
     else:
       facts = processes.on_first(
-          lambda: _read_facts(folder / 'facts.json', facts)
+          lambda: facts_lib.stored(folder / 'facts.json', facts)
       )
     processes.on_first(lambda: write_report(folder) and None)
-  summary = metrics.summarise(
-      rows, config.target_accuracy, experiment.federation.task.main
-  )
-  return Result(folder, rows, facts, summary, state, finished)
+    result = Result(
+        folder,
+        rows,
+        facts,
+        metrics.summarise(
+            rows, config.target_accuracy, experiment.federation.task.main
+        ),
+        state,
+        int(state.round_num) == config.num_rounds,
+    )
+    if not result.finished:
+      result = result._replace(stopped=stopped())
+    if todo:
+      follow.end(result)
+  return result
+
+
+def _progress(experiment, stack) -> Callable[[metrics.Row], None]:
+  """Shows progress in a notebook, and nothing elsewhere."""
+  if not in_notebook():
+    return lambda row: None
+  task = experiment.federation.task
+  progress = Progress(experiment.config.num_rounds, metric=task.main)
+  stack.callback(progress.close)
+  return progress
 
 
 def _keep_programs(config) -> None:
@@ -179,29 +235,6 @@ def _keep_programs(config) -> None:
     _log.info("Programs with %s's convolutions are not kept on disk.", library)
   elif config.compilation_cache and enable_compilation_cache() is None:
     _log.warning('The cache folder cannot be written; programs are not kept.')
-
-
-def _read_facts(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
-  """The stored facts of a finished run, or those just measured."""
-  facts = json.loads(json.dumps(facts))
-  try:
-    stored = read_json(path, 'it is measured again')
-  except FileNotFoundError:
-    stored = {}
-  except ValueError as e:
-    _log.warning('%s', e)
-    stored = {}
-  # Versions are those of the finished rounds; other facts cannot differ.
-  differ = [k for k in facts if k != 'versions' and stored.get(k) != facts[k]]
-  if not differ and isinstance(stored.get('versions'), dict):
-    return stored
-  if stored:
-    _log.warning(
-        '%s is damaged or of another version (%s); it is measured again.',
-        path, ', '.join(differ or ['versions']),
-    )  # fmt: skip
-  write_atomically(path, json.dumps(facts))
-  return facts
 
 
 def _begin(
@@ -273,205 +306,3 @@ def _holds_anything(*paths: pathlib.Path) -> bool:
       os.path.lexists(path) and not (path.is_file() and not path.stat().st_size)
       for path in paths
   )
-
-
-class _Writer:
-  """Writes the lines of a run to files and to the observer."""
-
-  def __init__(self, folder, rows, observe, tensorboard):
-    self.rows = rows
-    self._folder, self._observe = folder, observe
-    self._file = metrics.MetricsFile(
-        folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
-    )
-    self._board = None
-    if tensorboard:
-      done = rows[-1]['round'] if rows else -1
-      self._board = Board(folder / 'tensorboard', done + 1)
-    self.mark, self.close = self._file.mark, self._close
-
-  def __call__(self, row: metrics.Row) -> None:
-    self._file.append(row)
-    self.rows.append(row)
-    if self._board is not None:
-      self._board.write(row)
-    self._observe(row)
-
-  def keep_confusion(self, round_num, scores) -> None:
-    """Writes the confusion matrices of an evaluation, if it has any."""
-    if any(score.confusion is not None for score in scores.values()):
-      write_confusion(
-          self._folder,
-          round_num,
-          {name: score.client_id for name, score in scores.items()},
-          {name: score.confusion for name, score in scores.items()},
-      )
-
-  def _close(self) -> None:
-    self._file.close()
-    if self._board is not None:
-      self._board.close()
-
-
-class _Reader:
-  """Collects the lines in a process that writes none."""
-
-  def __init__(self, rows):
-    self.rows = rows
-
-  def __call__(self, row: metrics.Row) -> None:
-    self.rows.append(row)
-
-  def keep_confusion(self, round_num, scores) -> None:
-    """Writes nothing."""
-
-  def mark(self):
-    """No lines; there is no file."""
-    return metrics.NO_LINES, lambda: None
-
-  def close(self) -> None:
-    """Does nothing; there is no file."""
-
-
-def _train(
-    experiment: Experiment,
-    programs: Programs,
-    state: State,
-    checkpoints: Checkpoints,
-    notes: dict[str, Any],
-    write: _Writer | _Reader,
-    stop: Callable[[], bool],
-) -> tuple[State, bool]:
-  """The loop over rounds; returns the state and whether all were done.
-
-  The next rounds start before the lines of the last ones are written, and an
-  evaluation starts before the lines of the rounds before it, so that the device
-  does not wait for the host.
-  """
-  config = experiment.config
-  lap = time.perf_counter()
-
-  def seconds_since(begin):
-    """Seconds since the later of `begin` and the last call."""
-    nonlocal lap
-    begin, lap = max(begin, lap), time.perf_counter()
-    return lap - begin
-
-  def settle(begun):
-    """Blocks on rounds and writes their lines."""
-    begin, first, num, collect = begun
-    reports = collect()
-    seconds = seconds_since(begin) / num
-    for number, report in enumerate(reports, first + 1):
-      _check_finite(experiment, report, number)
-      row = metrics.train_row(number, report, experiment.federation, seconds)
-      write({**row, **programs.timeline(number)})
-
-  def begin_test(state):
-    """Starts the evaluations; {split: scores}, maybe not computed yet."""
-    return {
-        split: evaluate(state)
-        for split, evaluate in (
-            ('validation', programs.validate),
-            ('test', programs.evaluate),
-        )
-        if evaluate is not None
-    }
-
-  def test(round_num, scores):
-    """Blocks on scores and writes their lines."""
-    when = programs.timeline(round_num).get('virtual_time')
-    for split, score in scores.items():
-      score = jax.device_get(score)
-      write(
-          metrics.test_row(
-              round_num, score, experiment.federation, seconds_since(0.0),
-              when, split,
-          )
-      )  # fmt: skip
-      if split == 'test':
-        write.keep_confusion(round_num, score)
-
-  done = int(state.round_num)
-  if not write.rows:
-    if programs.warm_up is not None:
-      _log.info('Warming up ...')
-      begin = time.perf_counter()
-      state, reports = programs.warm_up(state)
-      reports = jax.device_get(reports)
-      _check_finite(experiment, reports, 0)
-      write(
-          metrics.train_row(
-              0,
-              reports,
-              experiment.federation,
-              seconds_since(begin),
-              'warm_up',
-          )
-      )
-    lap = time.perf_counter()
-    test(0, begin_test(state))
-  begun = None
-  while done < config.num_rounds:
-    begin = time.perf_counter()
-    num = rounds_to_run(config, done)
-    state, collect = programs.run_rounds(state, done, num)
-    if begun is not None:
-      settle(begun)
-    begun = begin, done, num, collect
-    done += num
-    last = done == config.num_rounds
-    stopping = not last and stop()
-    testing = last or done % config.eval_every == 0
-    saving = last or stopping or done % config.checkpoint_every == 0
-    if not testing and not saving:
-      continue
-    scores = begin_test(state) if testing else {}
-    settle(begun)
-    begun = None
-    test(done, scores)
-    if saving:
-      mark, keep = write.mark()
-      checkpoints.save(done, state, dict(notes, metrics=mark), before=keep)
-    if stopping:
-      break
-  checkpoints.wait()
-  return state, done == config.num_rounds
-
-
-def _check_finite(
-    experiment: Experiment, report: RoundReport, done: int
-) -> None:
-  """Warns of updates that are not finite, of clients or the server, or raises.
-
-  Args:
-    experiment: The experiment.
-    report: The report of a round, on the host.
-    done: The number of that round; 0 for the warm-up.
-
-  Raises:
-    FloatingPointError: If there is one and `config.nonfinite` is 'raise'.
-  """
-
-  def found(whose: str, remedy: str, dropped: str):
-    message = f'Round {done}: the {whose} holds NaN or infinity'
-    if experiment.config.nonfinite == 'raise':
-      raise processes.on_all(FloatingPointError(f'{message}. {remedy}'))
-    _log.warning('%s; %s.', message, dropped)
-
-  for group, of_group in report.items():
-    bad = ~np.asarray(of_group.finite)
-    for client in np.asarray(of_group.client_id)[bad]:
-      found(
-          f'update of client {client} (group {group})',
-          'Lower local.learning_rate or set local.clip_norm, or leave such '
-          "clients out with nonfinite='drop'.",
-          'it is left out',
-      )
-  if report.server_finite is not None and not report.server_finite:
-    found(
-        "server's update",
-        "Lower the learning rate of the server's training, or let the server "
-        "keep its last state with nonfinite='drop'.",
-        'the server keeps its last state',
-    )

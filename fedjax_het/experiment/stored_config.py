@@ -54,7 +54,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   default = default_config(name if name in ALGORITHMS else 'private')
   full = json.loads(json.dumps(default.to_dict()))
   result, older = {**full, **stored}, older_entries(stored)
-  for section in ('local', 'algorithm', 'clock'):
+  for section in ('local', 'algorithm', 'clock', 'callbacks'):
     result[section] = {
         **full[section], **older.get(section, {}), **stored.get(section, {})
     }  # fmt: skip

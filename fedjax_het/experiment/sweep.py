@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het.data import sources
+from fedjax_het.engine.client_memory import client_memory
 from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment.build import build
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
@@ -252,6 +254,10 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   }
   if personal:
     more['personal'] = personal
+  experiment = build(job.config)
+  more['client_memory'] = client_memory(
+      experiment.algorithm, experiment.federation, experiment.data
+  )
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models
   }

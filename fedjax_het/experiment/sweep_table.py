@@ -17,7 +17,7 @@ SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 # Entries of a config that change only the rounding of a cell's numbers.
 _IRRELEVANT = (
     'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
-    'conv_backend',
+    'conv_backend', 'callbacks',
 )  # fmt: skip
 
 
@@ -117,10 +117,12 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
       row=str, column=str, seed=int, last=number | None, worst=number | None,
       best=number | None, best_round=int, reached=int | None,
       round_seconds=number | None, hardware=str, config=dict,
+      bytes_up=number, bytes_down=number, client_memory=dict,
   )  # fmt: skip
+  # Cells without columns, and older ones, lack some.
+  optional = ('column', 'worst', 'bytes_up', 'bytes_down', 'client_memory')
   for name, kind in kinds.items():
-    # Cells without columns, and older ones, lack some.
-    if name not in ('column', 'worst') or name in cell:
+    if name not in optional or name in cell:
       if not isinstance(cell[name], kind):
         raise TypeError(f'{name} is {cell[name]!r}')
   series = dict(accuracy=cell['accuracy'], **cell.get('views', {}))
@@ -132,6 +134,9 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
     _check_numbers(name, values)
   _check_numbers('personal', [*cell.get('personal', {}).values()])
   _check_numbers('rounds', cell['rounds'])
+  memory = [*cell.get('client_memory', {'': 0}).values()]
+  if not memory or not all(isinstance(m, number) for m in memory):
+    raise TypeError(f'client_memory holds {memory!r:.60}')
 
 
 def _check_numbers(name: str, values: Sequence[Any]) -> None:

@@ -33,6 +33,7 @@ FREE = (
     'nonfinite',
     'tensorboard',
     'compilation_cache',
+    *(f'callbacks.{name}' for name in config_lib.CALLBACKS),
 )
 
 
@@ -63,8 +64,11 @@ _FILES = (
     'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
     'times.png', 'confusion.npz', 'confusion.png',
     'classes.png', 'clients.png',
+    'train.csv', 'test.csv', 'validation.csv', 'warm_up.csv',
 )  # fmt: skip
-_FOLDERS = ('checkpoints', 'tensorboard')
+_FOLDERS = (
+    'checkpoints', 'best', 'profile', 'tensorboard', 'wandb', 'mlflow',
+)  # fmt: skip
 
 
 def _check_places(folder: pathlib.Path) -> None:

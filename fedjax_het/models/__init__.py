@@ -8,10 +8,11 @@ before the classifier ends in a vector (a global mean, flattening, the class
 token), so that s_out is [B, D].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import typing
+from typing import Any
 
 import flax.linen as nn
 
@@ -110,12 +111,12 @@ def _check_shape(name: str, shape: tuple[int, ...]) -> None:
 
 def create(
     name: str,
-    input_shape,
+    input_shape: Sequence[int],
     num_classes: int,
     *,
-    matmul_dtype='float32',
-    conv_backend='xla',
-    **options,
+    matmul_dtype: str = 'float32',
+    conv_backend: str = 'xla',
+    **options: Any,
 ) -> BlockModel:
   """Builds a model by name.
 

@@ -127,7 +127,7 @@ class BlockModel:
     """Names of all heads; the last is the trunk's own last block."""
     return (*(head.name for head in self.heads), self.block_names[-1])
 
-  def span(self, start=0, stop=None) -> tuple[str, ...]:
+  def span(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
     """Names of the trunk's blocks at the positions [start, stop)."""
     return self.block_names[start:stop]
 
@@ -249,7 +249,9 @@ class BlockModel:
         heads=heads,
     )
 
-  def init(self, key, names=None) -> Variables:
+  def init(
+      self, key: jax.Array, names: Iterable[str] | None = None
+  ) -> Variables:
     """Draws the initial variables.
 
     A block's key is folded from its name alone: blocks of one name and shape

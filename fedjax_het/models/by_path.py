@@ -40,20 +40,8 @@ def find(name: str) -> Callable[..., Any]:
       `function(input_shape, num_classes, **options)`; in one line that names
       it.
   """
-  place, _, function = name.partition(':')
-  file = pathlib.Path(place if place.endswith('.py') else f'{place}.py')
   try:
-    if not place or not function:
-      raise ImportError('it must be MODULE:FUNCTION or FILE.py:FUNCTION')
-    if file.is_file():
-      module = _load(file.resolve())
-    elif place.endswith('.py'):
-      raise ImportError(f'{place} is no file')
-    else:
-      module = importlib.import_module(place)
-    found = getattr(module, function, None)
-    if not callable(found):
-      raise ImportError(f'{place} has no function {function}')
+    found = imported(name)
     _check_call(found)
     return found
   except Exception as e:  # Whatever the user's code does.
@@ -61,6 +49,34 @@ def find(name: str) -> Callable[..., Any]:
     raise ValueError(
         f'Model {name!r} cannot be used ({type(e).__name__}: {text:.200}).'
     ) from e
+
+
+def imported(name: str) -> Callable[..., Any]:
+  """The function of an import path, whatever it is for.
+
+  Args:
+    name: As for `find`.
+
+  Returns:
+    The function.
+
+  Raises:
+    Exception: Whatever the module raises; an ImportError if it is not there.
+  """
+  place, _, function = name.partition(':')
+  file = pathlib.Path(place if place.endswith('.py') else f'{place}.py')
+  if not place or not function:
+    raise ImportError('it must be MODULE:FUNCTION or FILE.py:FUNCTION')
+  if file.is_file():
+    module = _load(file.resolve())
+  elif place.endswith('.py'):
+    raise ImportError(f'{place} is no file')
+  else:
+    module = importlib.import_module(place)
+  found = getattr(module, function, None)
+  if not callable(found):
+    raise ImportError(f'{place} has no function {function}')
+  return found
 
 
 def _check_call(fn: Callable[..., Any]) -> None:

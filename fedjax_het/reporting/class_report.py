@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_het.analysis import pictures
 from fedjax_het.engine.confusion import class_accuracy
+from fedjax_het.engine.task import Metric
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.confusion_file import Confusion
 from fedjax_het.reporting.run_files import Row
@@ -69,48 +70,62 @@ def sections(
   return parts
 
 
-def draw(
-    folder: pathlib.Path,
-    confusion: Confusion | None,
-    last: Row,
-    facts: Mapping[str, Any],
-) -> dict[str, str]:
-  """Draws the pictures on classes and clients.
+def content(
+    confusion: Confusion | None, last: Row, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What the pictures on classes and clients show; nothing is drawn.
 
   Args:
-    folder: The workdir.
     confusion: The last evaluation's matrices; None where there are none.
     last: The row of the last evaluation.
     facts: The run's facts.
 
   Returns:
-    {name: file}: `classes`, the heat maps of clients by classes; `clients`,
+    {name: content}: `classes`, the heat maps of clients by classes; `clients`,
     results of each client, if some have models or test examples of their own;
     `confusion`, if there are matrices.
+  """
+  found: dict[str, Any] = {'classes': _maps(confusion, facts)}
+  if strips := _strips(last, facts):
+    found['clients'] = strips
+  if confusion is not None:
+    found['confusion'] = _shares(confusion)
+  return found
+
+
+def draw(
+    folder: pathlib.Path, found: Mapping[str, Any], metric: Metric
+) -> dict[str, str]:
+  """Draws the pictures on classes and clients.
+
+  Args:
+    folder: The workdir.
+    found: See `content`.
+    metric: The task's main metric.
+
+  Returns:
+    {name: file}.
 
   Raises:
     ImportError: If matplotlib is not installed.
   """
-  drawn = {'classes': 'classes.png'}
-  pictures.draw_heat_maps(_maps(confusion, facts), folder / drawn['classes'])
-  if strips := _strips(last, facts):
-    drawn['clients'] = 'clients.png'
-    metric = main_metric(facts)
+  files = {name: f'{name}.png' for name in found}
+  pictures.draw_heat_maps(found['classes'], folder / files['classes'])
+  if 'clients' in found:
     pictures.draw_strips(
-        strips,
-        folder / drawn['clients'],
+        found['clients'],
+        folder / files['clients'],
         metric.name.capitalize(),
         percent=metric.percent,
     )
-  if confusion is not None:
-    drawn['confusion'] = 'confusion.png'
-    matrices = _shares(confusion)
+  if 'confusion' in found:
+    matrices = found['confusion']
     pictures.draw_matrices(
         matrices, range(len(next(iter(matrices.values())))),
-        folder / drawn['confusion'], xlabel='Predicted class',
+        folder / files['confusion'], xlabel='Predicted class',
         ylabel='True class', downwards=True,
     )  # fmt: skip
-  return drawn
+  return files
 
 
 def _ordered(confusion: Confusion) -> dict[str, np.ndarray]:

@@ -21,7 +21,9 @@ _SEEDS = (
     'seed', 'sampling_seed', 'group_seed', 'partition.seed', 'clock.seed',
     'clock.device_seed',
 )  # fmt: skip
-_PLACES = ('data_dir', 'data_file', 'compilation_cache', 'tensorboard')
+_PLACES = (
+    'data_dir', 'data_file', 'compilation_cache', 'tensorboard', 'callbacks',
+)  # fmt: skip
 
 
 class _Run(NamedTuple):

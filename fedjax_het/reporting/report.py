@@ -377,6 +377,7 @@ def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
   title = f'{config["algorithm"]["name"]} on {config["dataset"]}'
   looks = {**pictures.group_looks(facts['groups']), _MEAN: pictures.MEAN_LOOK}
   by_round = {title: _curves(rows, facts)}
+  by_class = class_report.content(confusion, summary.last, facts)
   # Labels and parts with these counts, whichever examples they were.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
@@ -402,7 +403,7 @@ def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
     drawn = dict(
         partition='partition.png',
         curves='curves.png',
-        **class_report.draw(folder, confusion, summary.last, facts),
+        **class_report.draw(folder, by_class, metric),
     )
     if summary.virtual_time is None:
       return drawn

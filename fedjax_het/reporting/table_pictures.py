@@ -65,7 +65,7 @@ def draw(
       (
           'memory', 'Accuracy against the memory of a client',
           lambda panels, path: pictures.draw_trade_off(
-              panels, path, 'Peak memory of the largest client', _LAST,
+              panels, path, 'Peak memory of a client (line: by group)', _LAST,
               **shared,
           ),
           _panels(table, cells, splits, memory_of),
@@ -169,9 +169,9 @@ def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 
 
 def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
-  """{label: (peak bytes of the largest client [S], last accuracies [S])}."""
+  """{label: (peak bytes of a client [S, groups], last accuracies [S])}."""
   return _costs(
-      table, cells, column, ('client_memory',), lambda m: max(m.values())
+      table, cells, column, ('client_memory',), lambda m: [*m.values()]
   )
 
 

@@ -29,6 +29,7 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Received, Turn, Visit
 from fedjax_het.engine.visits import client_key
+from fedjax_het.models.blocks import Variables
 from tests import numeric
 from tests.models.test_reach import small_maps
 from tests.tiny import (
@@ -352,10 +353,12 @@ def test_teachers_are_the_clients_own_models(uploads):
     got = teacher_logits(exchange, group, state.small, moved, public)
     assert not np.any(got[0])
     for slot in (1, 2):
-      change, weight = jax.tree.map(lambda a, s=slot: a[s], kept)
-      model = jax.tree.map(
-          lambda x, d, weight=weight: x + d / weight, before, change
+      change, stats, weight = jax.tree.map(lambda a, s=slot: a[s], kept)
+      params = jax.tree.map(
+          lambda x, d, weight=weight: x + d / weight, before.params, change
       )
+      stats = jax.tree.map(lambda s, weight=weight: s / weight, stats)
+      model = Variables(params, stats)
       want, _ = group.model.apply(model, x)
       np.testing.assert_allclose(got[slot], want, rtol=1e-5, atol=1e-6)
     assert np.abs(got[1] - got[2]).max() > 1e-3

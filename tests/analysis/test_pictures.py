@@ -182,7 +182,7 @@ def test_dots_stand_in_natural_order_with_the_tables_deviation(
 def test_methods_that_none_beats_are_joined(tmp_path, figures):
   series = {
       'free': ([0], [0.5]), 'dear': ([2e6], [0.7]), 'worse': ([3e6], [0.6]),
-      'same': ([1e3], [0.5]),
+      'same': ([[10, 1e3]], [0.5]),  # Of two groups.
   }  # fmt: skip
   pictures.draw_trade_off(
       {'': series, 'far': {'x': ([1e9], [0.1])}}, tmp_path / 'a.png', 'Bytes',
@@ -193,6 +193,8 @@ def test_methods_that_none_beats_are_joined(tmp_path, figures):
   assert axes.lines[0].get_xydata().tolist() == [[0, 0.5], [2e6, 0.7]]
   assert axes.get_xscale() == 'symlog'
   assert len(axes.containers) == 4
+  (line,) = axes.containers[3].lines[2][:1]
+  assert line.get_segments()[0][:, 0].tolist() == [10, 1e3]
 
 
 def test_strips_have_a_dot_a_client_and_groups_in_order(tmp_path, figures):

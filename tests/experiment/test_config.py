@@ -9,6 +9,7 @@ import pytest
 from fedjax_het import algorithms, experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.experiment.config import default_config
+from fedjax_het.experiment.optimizers import OPTIMIZERS
 from fedjax_het.experiment.stored_config import with_new_entries
 from tests.experiment.tiny_runs import tiny_config
 
@@ -81,7 +82,7 @@ def test_default_config_of_every_algorithm_is_right(name):
         (
             dict(local__optimizer='sdg'),
             "Unknown local.optimizer 'sdg'; did you mean 'sgd'? Known are "
-            'adam, adamw, sgd.',
+            f'{", ".join(OPTIMIZERS)}.',
         ),
         (
             dict(local__momentum=0.9),

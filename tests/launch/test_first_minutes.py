@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.data import sources
-from fedjax_het.experiment import preview, switch
+from fedjax_het.experiment import duration, preview, switch
+from fedjax_het.experiment.callbacks import CallbackError
+from fedjax_het.reporting import tables
 from launch import cli, config_flag, stopping, terminal, train
+from tests.experiment.tiny_runs import tiny_config
 from tests.fuzz import programs
 from tests.launch.test_prepare_data import write_raw
 
@@ -161,13 +165,32 @@ def test_a_dry_run_says_what_a_run_would_take():
   assert f'{4 * numbers / 1e6:.5f} MB' in row  # The model, down.
   assert f'of 4 clients, about {2 * 4 * numbers / 1e6:.5f} MB down' in text
   assert 'Memory: at least ' in text
+  assert re.search('Time: about .* s of plain local training a round', text)
   first, _ = preview._traffic(experiment.build(config), {'mlp': (1e6, 3e6)})
   assert first == (
       'A round: 2 of 4 clients, about 2.00 MB down and 6.00 MB up.'
   )
 
 
+def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
+  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
+  config = tiny_config(cohort_size=2, backend='map')
+  config.local.epochs, config.local.batch_size = 3, 10
+  config.groups.large.depth = 2  # All groups alike.
+  built = experiment.build(config)
+  steps = 3 * sum(-(-len(part) // 10) for part in built.parts)
+  assert duration.estimate(built).round_seconds == pytest.approx(
+      2 / 5 * 0.5 * steps
+  )
+  config.backend = 'vmap'
+  assert duration.estimate(experiment.build(config)) is None
+  assert preview._duration(0.2345) == '0.23 s'
+  assert preview._duration(210) == '3.5 min'
+  assert preview._duration(80_000) == '22 h'
+
+
 def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
+  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
   monkeypatch.chdir(tmp_path)
   try:
     done = programs.call(
@@ -256,3 +279,25 @@ def test_ctrl_c_twice_while_compiling(tmp_path):
   rest = process.stderr.read()
   assert process.wait(10) == 130 and time.monotonic() - begin < 2
   assert 'Interrupted. Resume with: python -m launch.train ' in rest
+
+
+def test_the_command_says_why_a_callback_has_ended_a_run(tmp_path, monkeypatch):
+  result = experiment.Result(
+      tmp_path, [], {}, experiment.summarise([]), None, False, 'good enough'
+  )
+  monkeypatch.setattr(experiment, 'run', lambda *args, **options: result)
+  monkeypatch.setattr(tables, 'results', lambda *args: [['']])
+  monkeypatch.setattr(tables, 'totals', lambda *args: [])
+  args = ['--config=fedavg:quick', f'--workdir={tmp_path}']
+  done = programs.call('train', args)
+  assert done.code == 0, done.err
+  assert 'Stopped after round 0: good enough.' in done.out
+
+  def fail(*args, **options):
+    raise CallbackError('The callback Mine failed in on_row: no')
+
+  monkeypatch.setattr(experiment, 'run', fail)
+  done = programs.call('train', args)
+  assert done.code == 1
+  assert 'Error: The callback Mine failed in on_row: no. When that' in done.err
+

@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_het.analysis import pictures
 from fedjax_het.engine.confusion import class_accuracy
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.reporting import class_report
 from fedjax_het.reporting.confusion_file import read_confusion, write_confusion
 
@@ -67,7 +68,8 @@ def test_pictures_show_shares_maps_and_clients(
         pictures, name,
         lambda values, *args, name=name, **kw: drawn.update({name: values}),
     )  # fmt: skip
-  files = class_report.draw(tmp_path, confusion, LAST, FACTS)
+  found = class_report.content(confusion, LAST, FACTS)
+  files = class_report.draw(tmp_path, found, CLASSIFICATION.main)
   assert [*files] == ['classes', 'clients', 'confusion']
   held, known = drawn['draw_heat_maps'].values()
   np.testing.assert_array_equal(held, [[0.25, 0.75, 0]] * 3)

@@ -67,7 +67,7 @@ def test_rows_of_other_data_splits_or_models_have_panels_of_their_own():
   assert table_pictures._splits(plain, '') == {'A': '', 'D': ''}
 
 
-def test_costs_are_bytes_of_both_ways_and_the_largest_clients_memory():
+def test_costs_are_bytes_of_both_ways_and_memory_by_group():
   found = table(A=config('fedin'), B=config('private'), C=config('fedavg'))
   memory = dict(mlp2=10, mlp3=30)
   cells = [
@@ -79,5 +79,5 @@ def test_costs_are_bytes_of_both_ways_and_the_largest_clients_memory():
   assert table_pictures.bytes_of(found, cells, '') == {
       'A': ([7, 7], [0.5, 0.7]), 'B': ([7], [0.4]),
   }  # fmt: skip
-  assert table_pictures.memory_of(found, cells, '')['A'][0] == [30, 30]
+  assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.

@@ -23,7 +23,8 @@ def draw_trade_off(
   Args:
     panels: {title: {label: (costs, values)}}, a panel for each title; costs in
       bytes and values are [S] for S runs: a dot at their means, with +- one
-      sample deviation of the values.
+      sample deviation of the values. Costs [S, G] are those of G groups: the
+      dot is at the largest, and a line begins at the smallest.
     path: File to write; .png, .pdf or .svg.
     xlabel: What it costs. The axis is logarithmic if costs differ tenfold.
     ylabel: Label of the y axis.
@@ -47,14 +48,20 @@ def draw_trade_off(
   looks = looks or style.looks_by_place(labels)
   with style.drawing():
     figure, axes_of = style.panels_of([*panels])
-    costs = [np.mean(c) for s in panels.values() for c, _ in s.values()]
+    panels = {
+        title: {label: (_ends(c), v) for label, (c, v) in series.items()}
+        for title, series in panels.items()
+    }
+    costs = [end for s in panels.values() for ends, _ in s.values()
+             for end in ends]  # fmt: skip
     for title, axes in axes_of.items():
       _draw_frontier(axes, panels[title])
-      for label, (cost, values) in panels[title].items():
+      for label, ((least, most), values) in panels[title].items():
         axes.errorbar(
-            np.mean(cost),
+            most,
             np.mean(values),
             style.deviation(values),
+            [[most - least], [0]] if least < most else None,
             linestyle='',
             markersize=7,
             elinewidth=1.2,
@@ -69,6 +76,13 @@ def draw_trade_off(
     style.name_axes([*axes_of.values()], xlabel=xlabel, ylabel=ylabel)
     style.add_legend(figure, looks, panels, lines=False)
     return style.save(figure, path)
+
+
+def _ends(costs) -> tuple[float, float]:
+  """The costs of the smallest and the largest group, means over runs."""
+  costs = np.asarray(costs, float)
+  by_group = costs.reshape(len(costs), -1).mean(axis=0)
+  return float(by_group.min()), float(by_group.max())
 
 
 def _far(costs) -> bool:
@@ -100,8 +114,8 @@ def _scale(axes, costs):
 
 def _draw_frontier(axes, series):
   points = sorted(
-      (float(np.mean(cost)), -float(np.mean(values)))
-      for cost, values in series.values()
+      (most, -float(np.mean(values)))
+      for (_, most), values in series.values()
       if np.isfinite(np.mean(values))
   )
   if not points:

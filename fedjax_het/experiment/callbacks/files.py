@@ -1,0 +1,125 @@
+"""Callbacks that write files with what the library itself needs."""
+
+from collections.abc import Callable, Mapping
+import csv
+import pathlib
+
+import jax
+
+from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
+from fedjax_het.experiment.trained import Trained
+from fedjax_het.options import at_least
+from fedjax_het.reporting.run_files import Row
+
+
+class CSV(Callback):
+  """Writes the numbers of metrics.jsonl as tables, `<split>.csv`.
+
+  A line of a table is a line of metrics.jsonl. An empty cell stands for a
+  number that the line lacks or that is not finite.
+  """
+
+  def __init__(self):
+    self._folder: pathlib.Path | None = None
+    self._rows: dict[str, list[dict[str, float]]] = {}
+    self._columns: dict[str, list[str]] = {}
+
+  def on_start(self, run: Start) -> None:
+    """Writes the lines so far, and removes those of an interrupted run."""
+    self._folder, self._rows, self._columns = run.workdir, {}, {}
+    for row in run.rows:
+      self._rows.setdefault(row['split'], []).append(_cells(row))
+    for split in ('train', 'test', 'validation', 'warm_up'):
+      if split in self._rows:
+        self._write(split)
+      else:
+        (self._folder / f'{split}.csv').unlink(missing_ok=True)
+
+  def on_row(self, row: Row) -> None:
+    """Appends one line, or writes all of them if there is a new column."""
+    split, cells = row['split'], _cells(row)
+    rows = self._rows.setdefault(split, [])
+    rows.append(cells)
+    columns = self._columns.get(split, [])
+    if set(cells) <= set(columns):
+      self._append(split, [cells])
+    else:
+      self._write(split)
+
+  def _write(self, split: str) -> None:
+    rows = self._rows[split]
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    self._columns[split] = [*names]
+    with open(self._folder / f'{split}.csv', 'w', encoding='utf-8') as file:
+      csv.writer(file, lineterminator='\n').writerow(names)
+    self._append(split, rows)
+
+  def _append(self, split: str, rows) -> None:
+    path = self._folder / f'{split}.csv'
+    with open(path, 'a', encoding='utf-8', newline='') as file:
+      writer = csv.DictWriter(
+          file, self._columns[split], lineterminator='\n', restval=''
+      )
+      writer.writerows(rows)
+
+
+def _cells(row: Row) -> dict[str, float]:
+  return {'round': row['round'], **numbers(row)}
+
+
+class Profile(Callback):
+  """Writes a JAX profiler trace of some rounds to the workdir's `profile`.
+
+  The trace begins before the dispatch that holds the first round, and ends
+  when the line of the last one is written; the next rounds may run by then.
+  """
+
+  def __init__(self, first: int, last: int | None = None):
+    """Chooses the rounds.
+
+    Args:
+      first: The first round, counted from 1.
+      last: The last one; None for the first alone.
+
+    Raises:
+      ValueError: If these are no rounds in order.
+    """
+    last = first if last is None else last
+    at_least(1, first=first)
+    at_least(first, last=last)
+    self._first, self._last = first, last
+    self._folder, self._runs = None, False
+
+  def on_start(self, run: Start) -> None:
+    """Notes the folder; rounds that are done are not traced."""
+    self._folder = run.workdir / 'profile'
+
+  def on_dispatch(self, first: int, last: int) -> None:
+    """Begins the trace if one of its rounds is among these."""
+    if not self._runs and first <= self._last and last >= self._first:
+      jax.profiler.start_trace(str(self._folder))
+      self._runs = True
+
+  def on_row(self, row: Row) -> None:
+    """Ends the trace after its last round."""
+    if row['split'] == 'train' and row['round'] >= self._last:
+      self.close()
+
+  def close(self) -> None:
+    """Ends the trace."""
+    if self._runs:
+      self._runs = False
+      jax.profiler.stop_trace()
+
+
+class CustomMetrics(Callback):
+  """Adds numbers of your own to the test lines."""
+
+  def __init__(self, fn: Callable[[Trained], Mapping[str, float]]):
+    """Takes `fn`: `(models) -> {name: number}`, called at each evaluation."""
+    self._fn = fn
+
+  def on_evaluation(self, rows, models):
+    """Returns the numbers."""
+    del rows
+    return self._fn(models)

@@ -1,0 +1,195 @@
+"""Callbacks that follow one metric: early stopping and the best checkpoint."""
+
+from collections.abc import Mapping
+import shutil
+
+from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
+from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.trained import Trained
+from fedjax_het.names import check_name, suggest
+from fedjax_het.options import at_least, not_negative
+from fedjax_het.reporting.run_files import Row
+
+_EVALUATIONS = ('test', 'validation')
+
+
+class _Metric:
+  """A number of certain lines, and which of two values is better.
+
+  Attributes:
+    text: The metric as the user named it.
+  """
+
+  def __init__(self, text: str, mode: str):
+    """Reads a metric's name.
+
+    Args:
+      text: Its name in metrics.jsonl, maybe after 'test/', 'validation/' or
+        'train/'. Without, it is of held-out examples if there are some, else
+        of the test set.
+      mode: 'max' or 'min'.
+
+    Raises:
+      ValueError: If the mode is unknown.
+    """
+    check_name('mode', mode, ('max', 'min'))
+    split, _, name = text.partition('/')
+    known = split in (*_EVALUATIONS, 'train') and name
+    self.text = text
+    self.split, self._name = (split, name) if known else ('', text)
+    self._sign = 1 if mode == 'max' else -1
+
+  def settle(self, config) -> None:
+    """Chooses the split if the name has none."""
+    if not self.split:
+      self.split = 'test' if config.validation is None else 'validation'
+
+  def merit(self, row: Row) -> float | None:
+    """The value, negative for 'min'; None for one that is not finite.
+
+    Args:
+      row: A line of the metric's split.
+
+    Raises:
+      ValueError: If evaluations have no such number, with the nearest name.
+    """
+    found = numbers(row)
+    if self._name in found:
+      return self._sign * found[self._name]
+    # A group without a client in the cohort has no training metrics.
+    if self._name not in row and self.split in _EVALUATIONS:
+      raise ValueError(
+          f'{self.split} lines have no metric {self._name!r}'
+          f'{suggest(self._name, found)}'
+      )
+    return None
+
+
+class EarlyStopping(Callback):
+  """Stops the run when a metric no longer improves.
+
+  A resumed run goes on counting where it was. One that has been stopped stops
+  again at once, unless the patience is larger now.
+  """
+
+  def __init__(
+      self,
+      patience: int,
+      metric: str = 'accuracy',
+      mode: str = 'max',
+      min_delta: float = 0.0,
+  ):
+    """Chooses the metric.
+
+    Args:
+      patience: Lines without an improvement, such as evaluations, after which
+        the run stops.
+      metric: Its name in metrics.jsonl, maybe after the split, such as
+        'train/loss'. Without a split it is of held-out examples if there are
+        some, else of the test set.
+      mode: 'max' or 'min', whether larger or smaller is better.
+      min_delta: What counts as an improvement must exceed this.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    at_least(1, patience=patience)
+    not_negative(min_delta=min_delta)
+    self._patience, self._delta = patience, min_delta
+    self._metric = _Metric(metric, mode)
+    self._best, self._waited = None, 0
+
+  def on_start(self, run: Start) -> str | None:
+    """Counts the lines so far."""
+    self._metric.settle(run.config)
+    self._best, self._waited = None, 0
+    reason = None
+    for row in run.rows:
+      if row['split'] == self._metric.split:
+        reason = self.on_row(row)
+    return reason
+
+  def on_row(self, row: Row) -> str | None:
+    """Counts one line; returns why to stop."""
+    if row['split'] != self._metric.split:
+      return None
+    merit = self._metric.merit(row)
+    if merit is not None and (
+        self._best is None or merit > self._best + self._delta
+    ):
+      self._best, self._waited = merit, 0
+    else:
+      self._waited += 1
+    if self._waited < self._patience:
+      return None
+    return (
+        f'{self._metric.text} has not improved in the last {self._waited} '
+        f'lines ({self._metric.split}), up to round {row["round"]}'
+    )
+
+
+class BestCheckpoint(Callback):
+  """Keeps the models of the best evaluation in the workdir's `best`.
+
+  `load_run(workdir, best=True)` reads them. The state is copied to the host at
+  each improvement, and written by a thread.
+  """
+
+  def __init__(self, metric: str = 'accuracy', mode: str = 'max'):
+    """Chooses the metric.
+
+    Args:
+      metric: As for `EarlyStopping`, of an evaluation.
+      mode: 'max' or 'min', whether larger or smaller is better.
+
+    Raises:
+      ValueError: If it is a metric of training, or the mode is unknown.
+    """
+    self._metric = _Metric(metric, mode)
+    if self._metric.split == 'train':
+      raise ValueError(
+          'The best checkpoint is that of an evaluation; choose a metric of '
+          f'{" or ".join(_EVALUATIONS)} lines, got {metric!r}.'
+      )
+    self._best, self._checkpoints, self._notes = None, None, {}
+
+  def on_start(self, run: Start) -> None:
+    """Opens the folder, and finds the value of what it holds."""
+    self._metric.settle(run.config)
+    folder = run.workdir / 'best'
+    for step in _steps(folder):
+      # These rounds are computed again, and their evaluations with them.
+      if step > run.rounds:
+        shutil.rmtree(folder / str(step))
+    stored = max(_steps(folder), default=None)
+    self._best = None
+    for row in run.rows:
+      if row['split'] == self._metric.split and row['round'] == stored:
+        self._best = self._metric.merit(row)
+    self._notes = dict(run.notes)
+    self._checkpoints = Checkpoints(folder, keep=1)
+
+  def on_evaluation(self, rows: Mapping[str, Row], models: Trained) -> None:
+    """Stores the state if it is the best so far."""
+    merit = self._metric.merit(rows[self._metric.split])
+    if merit is None or (self._best is not None and merit <= self._best):
+      return
+    self._best = merit
+    self._checkpoints.save(models.rounds, models.state, self._notes)
+
+  def on_end(self, result) -> None:
+    """Waits for what is being written."""
+    del result
+    self._checkpoints.wait()
+
+  def close(self) -> None:
+    """Closes the folder."""
+    if self._checkpoints is not None:
+      self._checkpoints.close()
+
+
+def _steps(folder) -> list[int]:
+  """The rounds of which a folder of checkpoints holds one."""
+  return [
+      int(path.name) for path in folder.glob('*') if path.name.isdecimal()
+  ]

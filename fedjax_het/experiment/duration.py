@@ -1,0 +1,94 @@
+"""An estimate of how long a run's local training takes on this machine."""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.local import fit_model, visit_steps
+from fedjax_het.engine.mapping import resolve_backend
+from fedjax_het.engine.types import Group, Visit
+from fedjax_het.experiment.build import Experiment
+from fedjax_het.models.flops import forward_flops
+
+# Local steps of a measurement: few, or many where these take less seconds than
+# `_ENOUGH`. The fastest of `_TRIALS` counts.
+_FEW, _MANY, _ENOUGH, _TRIALS = 2, 50, 0.1, 3
+
+
+class Duration(NamedTuple):
+  """An estimate.
+
+  Attributes:
+    round_seconds: Plain local training of one round, the mean over cohorts.
+    group: The group whose step was timed.
+    step_seconds: One of its local steps.
+  """
+
+  round_seconds: float
+  group: str
+  step_seconds: float
+
+
+def estimate(experiment: Experiment) -> Duration | None:
+  """Times a local step of one group; the others follow from their FLOPs.
+
+  The group is the one with most of the work. What is timed is a compiled step
+  of plain local training, with its batch and its optimiser.
+
+  Args:
+    experiment: The experiment.
+
+  Returns:
+    The estimate; None where clients of a chunk run together, of which one
+    client's step says little.
+  """
+  if resolve_backend(experiment.config.backend) not in ('map', 'loop'):
+    return None
+  federation = experiment.federation
+  steps = visit_steps(federation.local, federation.sizes)
+  # {group: FLOPs of all its clients' visits, in passes of a batch}.
+  work = {
+      group.name: forward_flops(group.model) * float(
+          steps[group.client_ids].sum()
+      )
+      for group in federation.groups
+  }  # fmt: skip
+  timed = max(federation.groups, key=lambda group: work[group.name])
+  seconds = _step_seconds(experiment, timed)
+  rate = forward_flops(timed.model) / seconds
+  share = experiment.cohort_size / federation.num_clients
+  return Duration(share * sum(work.values()) / rate, timed.name, seconds)
+
+
+def _step_seconds(experiment: Experiment, group: Group) -> float:
+  """Seconds of one compiled local step of a client of a group."""
+  seconds = _visit_seconds(experiment, group, _FEW)
+  if seconds > _ENOUGH:
+    return seconds / _FEW
+  return _visit_seconds(experiment, group, _MANY) / _MANY
+
+
+def _visit_seconds(experiment: Experiment, group: Group, steps: int) -> float:
+  """Seconds of a visit of so many steps, without its compilation."""
+  local = dataclasses.replace(experiment.federation.local, steps=steps)
+  client_id = jnp.int32(group.client_ids[0])
+
+  @jax.jit
+  def train(variables, data, key):
+    visit = Visit(client_id, jnp.int32(0), key)
+    return fit_model(
+        group.model, local, variables, data.client(client_id), visit
+    )[0]
+
+  key = jax.random.key(0)
+  args = group.model.init(key), experiment.data, key
+  jax.block_until_ready(train(*args))
+  times = []
+  for _ in range(_TRIALS):
+    begin = time.perf_counter()
+    jax.block_until_ready(train(*args))
+    times.append(time.perf_counter() - begin)
+  return min(times)

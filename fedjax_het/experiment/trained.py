@@ -1,0 +1,193 @@
+"""The trained models of a run, from its state."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.engine.types import Group
+from fedjax_het.engine.visits import check_inputs
+from fedjax_het.experiment.build import Experiment
+from fedjax_het.files import write_atomically
+from fedjax_het.names import check_name
+from fedjax_het.options import at_least
+
+
+class Model(NamedTuple):
+  """A trained model.
+
+  Attributes:
+    apply: `(variables, x) -> outputs [B, C]`, compiled. `x` are examples as the
+      data set holds them, such as [B, H, W, C] uint8 images; what the run did
+      to them before its models is part of it.
+    variables: Its parameters and running statistics, a pytree.
+  """
+
+  apply: Callable[[Any, Any], jax.Array]
+  variables: Any
+
+  def __repr__(self) -> str:
+    count = sum(leaf.size for leaf in jax.tree.leaves(self.variables))
+    return f'Model(apply, variables of {count:,} numbers)'
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes the variables in flax's msgpack format.
+
+    `flax.serialization.msgpack_restore(data)` reads them as nested dicts, and
+    `flax.serialization.from_bytes(variables, data)` in the form that they have
+    here.
+
+    Args:
+      path: The file.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    data = flax.serialization.to_bytes(jax.device_get(self.variables))
+    write_atomically(pathlib.Path(path), data)
+
+
+class Reader:
+  """Reads models out of states of one run; what it compiles is kept."""
+
+  def __init__(self, experiment: Experiment):
+    """Compiles nothing yet."""
+    self.experiment = experiment
+    self.apply = {
+        group.name: _apply(experiment, group)
+        for group in experiment.federation.groups
+    }
+    calibrate = experiment.algorithm.calibrate
+    self._calibrate = calibrate and jax.jit(calibrate)
+
+  def server(self, state: Any) -> Any:
+    """The server state of an evaluation."""
+    if self._calibrate is None:
+      return state.server
+    return self._calibrate(state.server, self.experiment.data)
+
+  def __call__(self, rounds: int, state: Any) -> 'Trained':
+    """The models of a state.
+
+    Args:
+      rounds: Rounds that it has done.
+      state: A state of the run's driver.
+
+    Returns:
+      The models, which are computed when they are asked for.
+    """
+    return Trained(self, rounds, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """The models of one state.
+
+  Attributes:
+    reader: What computes them.
+    rounds: Rounds that they have been trained for.
+    state: The state.
+  """
+
+  reader: Reader
+  rounds: int
+  state: Any
+
+  @property
+  def experiment(self) -> Experiment:
+    """The groups, the algorithm and the data."""
+    return self.reader.experiment
+
+  @functools.cached_property
+  def _server(self) -> Any:
+    return self.reader.server(self.state)
+
+  @property
+  def groups(self) -> dict[str, list[int]]:
+    """{group: ids of its clients}."""
+    return {
+        group.name: group.client_ids.tolist()
+        for group in self.experiment.federation.groups
+    }
+
+  def model(
+      self, group: str | None = None, *, client: int | None = None
+  ) -> Model:
+    """The trained model of a group or of a client.
+
+    Args:
+      group: Name of a group whose clients share one model.
+      client: Id of a client, of any group; instead of `group`.
+
+    Returns:
+      The model, which unpacks as `apply, variables`.
+
+    Raises:
+      ValueError: If neither or both are given, one is unknown, or the group's
+        clients have models of their own.
+    """
+    experiment = self.experiment
+    federation, algorithm = experiment.federation, experiment.algorithm
+    if (group is None) == (client is None):
+      raise ValueError('Name either a group or a client, as model(client=0).')
+    if client is None:
+      found = {one.name: one for one in federation.groups}
+      check_name('group', group, found)
+      chosen, row = found[group], 0
+      if algorithm.personal:
+        raise ValueError(
+            f'The clients of group {group!r} have models of their own; name '
+            f'one of the clients {chosen.client_ids.tolist()!r:.80}.'
+        )
+    else:
+      at_least(0, client=client)
+      if client >= federation.num_clients:
+        raise ValueError(
+            f'client must be one of 0..{federation.num_clients - 1}, got '
+            f'{client}.'
+        )
+      group_of, row_of = federation.places()
+      chosen = federation.groups[group_of[client]]
+      row = int(row_of[client])
+    of_group = self.state.clients[chosen.name]
+    own = jax.tree.map(lambda leaf: jnp.asarray(leaf[row]), of_group)
+    return Model(
+        self.reader.apply[chosen.name],
+        algorithm.client_model(self._server, own, chosen),
+    )
+
+  def models(self) -> dict[str | int, Model]:
+    """All trained models: of each client, or of groups that share theirs.
+
+    Returns:
+      {client id or group name: model}.
+    """
+    experiment = self.experiment
+    groups = experiment.federation.groups
+    if not experiment.algorithm.personal:
+      return {group.name: self.model(group.name) for group in groups}
+    ids = range(experiment.federation.num_clients)
+    return {client: self.model(client=client) for client in ids}
+
+
+def _apply(experiment: Experiment, group: Group):
+  """Builds `Model.apply` of a group."""
+  preprocess = experiment.preprocess
+  predict = jax.jit(
+      lambda variables, x: experiment.algorithm.predict(
+          group, variables, preprocess(x)
+      )
+  )
+
+  def apply(variables, x):
+    x = jnp.asarray(x)
+    check_inputs(group, preprocess, x)
+    return predict(variables, x)
+
+  return apply
