@@ -258,9 +258,10 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       scalefl='ScaleFL',
       fedselect='FedSelect',
   )
+  if not _averages(algorithm):
+    return None  # The papers' servers average.
   if name in plain:
-    # The papers' servers average.
-    return plain[name] if _averages(algorithm) else None
+    return plain[name]
   if name != 'fedin' or not algorithm.get('in_training', True):
     return None
   if algorithm.get('rule') == 'sequential':

@@ -93,7 +93,7 @@ def test_server_optimisers_at_full_width_are_those_of_fedavg(options):
   change = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, x.variables.params)
   number, rows = jnp.ones(1), jnp.ones((1, NUM_CLASSES))
   marked = jax.tree.map(lambda leaf: Maybe(leaf, jnp.bool_(True)), change)
-  delta = Delta(Variables(change, {}), jnp.float32(1))
+  delta = Delta(change, {}, jnp.float32(1))
   for _ in range(2):
     x = server_step(plain, x, dict(tiny1=Received(delta, None, None)))
     up = Received(Sent(marked, number, rows), None, None)

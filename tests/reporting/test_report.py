@@ -177,6 +177,7 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             [('Table 4', 84.2, None, None)],
         ),
         (config_of('fednova', 'cifar10', 'iid', server_momentum=0.9), []),
+        (config_of('fedin', 'cifar10', 'iid', server_momentum=0.9), []),
         (
             config_of('moon', 'cifar10', 'dirichlet'),
             [('Table 1', 67.4, 1.8, 129)],
