@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from typing import Any
 
 from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
 from fedjax_het.reporting.run_files import Row
@@ -137,7 +138,7 @@ class MLflow(Callback):
       key = f'{row["split"]}.{name}'.replace('/', '.')
       self._client.log_metric(self._id, key, value, step=row['round'])
 
-  def on_end(self, result) -> None:
+  def on_end(self, result: Any) -> None:
     """Notes that the run ended without an error."""
     del result
     self._ended = True

@@ -119,7 +119,9 @@ class CustomMetrics(Callback):
     """Takes `fn`: `(models) -> {name: number}`, called at each evaluation."""
     self._fn = fn
 
-  def on_evaluation(self, rows, models):
+  def on_evaluation(
+      self, rows: Mapping[str, Row], models: Trained
+  ) -> Mapping[str, float]:
     """Returns the numbers."""
     del rows
     return self._fn(models)

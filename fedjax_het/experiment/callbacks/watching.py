@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import shutil
+from typing import Any
 
 from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -177,7 +178,7 @@ class BestCheckpoint(Callback):
     self._best = merit
     self._checkpoints.save(models.rounds, models.state, self._notes)
 
-  def on_end(self, result) -> None:
+  def on_end(self, result: Any) -> None:
     """Waits for what is being written."""
     del result
     self._checkpoints.wait()
