@@ -178,7 +178,7 @@ def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 def _costs(table, cells, column, names, cost) -> dict[str, Any]:
   """Costs and accuracies of rows; {} where fewer than two have them."""
   found = {}
-  for label in table.labels:
+  for label in table.rows:  # Views are of the same runs.
     mine = [
         cell
         for cell in cells_of(table, cells, label, column)

@@ -4,8 +4,9 @@ import numpy as np
 
 from fedjax_het.analysis.pictures import style
 
-# Panels in a row, and the most rows of a matrix whose cells hold their numbers.
-_MOST_PANELS, _MOST_NUMBERS = 4, 12
+# Panels in a row; the most rows of a matrix whose cells hold their numbers, and
+# of one whose rows are all named.
+_MOST_PANELS, _MOST_NUMBERS, _MOST_NAMES = 4, 12, 40
 
 
 def draw_matrices(
@@ -37,8 +38,8 @@ def draw_matrices(
   columns = min(len(matrices), _MOST_PANELS)
   rows = -(-len(matrices) // columns)
   numbers = downwards and len(names) <= _MOST_NUMBERS
-  each = 0.28 if len(names) <= 20 else 0.12
-  side = 1.2 + each * len(names)
+  named = len(names) <= _MOST_NAMES
+  side = 1.2 + 0.28 * len(names) if named else 5.0
   with style.drawing():
     figure = matplotlib.figure.Figure(
         figsize=(columns * side + 1.6, rows * side + 0.6),
@@ -56,14 +57,12 @@ def draw_matrices(
           origin='upper' if downwards else 'lower',
       )  # fmt: skip
       axes.set_title(title, loc='left')
-      axes.set(xlabel=xlabel, ylabel=ylabel)
-      if len(names) <= 40:
+      if named:
         axes.set_xticks(range(len(names)), names, rotation=90)
         axes.set_yticks(range(len(names)), names)
       if numbers:
         _print_percents(axes, np.asarray(matrix))
-    for axes in every:
-      axes.label_outer()
+    style.name_axes(every, xlabel=xlabel, ylabel=ylabel)
     bar = figure.colorbar(image, ax=every.tolist(), shrink=0.8)
     if downwards:
       style.percents(bar.ax.yaxis)

@@ -97,6 +97,8 @@ def _scale(axes, costs):
   far = _far(costs)
   if not far:
     axes.margins(x=0.1)
+    if max(costs) < 1.1 * min(costs):  # Small differences look small.
+      axes.set_xlim(0.8 * min(costs), 1.2 * max(costs))
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
   elif min(costs) > 0:
     axes.set_xscale('log')
