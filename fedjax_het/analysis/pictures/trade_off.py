@@ -102,6 +102,10 @@ def _scale(axes, costs):
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
   elif min(costs) > 0:
     axes.set_xscale('log')
+    span = max(costs) / min(costs)
+    steps = (1, 2, 5) if span < 20 else (1, 3) if span < 100 else (1,)
+    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=steps))
+    axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
   else:
     some = [cost for cost in costs if cost > 0]
     low, high = np.floor(np.log10(min(some))), np.ceil(np.log10(max(some)))
