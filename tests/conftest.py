@@ -40,20 +40,26 @@ jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 _MOST_BYTES = 3 << 30
 
 
-def pytest_configure(config):
-  """The default suite draws its random numbers with less to compile.
+# Half of the operations of a round of tiny nets are those of JAX's default
+# generator of random numbers. Tests compare what is made of the same numbers,
+# so that one with less to compile serves as well. Programs that tests start
+# have the users', and all tests have the one that the environment names. Not
+# all versions of JAX have this one.
+_GENERATOR = jax.config.jax_default_prng_impl
+if (
+    jax.__version_info__ >= (0, 10, 2)
+    and 'JAX_DEFAULT_PRNG_IMPL' not in os.environ
+):
+  _GENERATOR = 'philox2x32'
 
-  Half of the operations of a round of tiny nets are those of JAX's default
-  generator. Tests compare what is made of the same numbers, so that another
-  of JAX's generators serves as well. The slow tests keep the users' one, and
-  so does who names one in the environment. Not all versions of JAX have it.
+
+def pytest_configure(config):
+  """Slow tests have the users' generator, but for those that use `philox`.
+
+  XLA does not compile the other for several devices.
   """
-  if (
-      config.option.markexpr == 'not slow'
-      and 'JAX_DEFAULT_PRNG_IMPL' not in os.environ
-      and jax.__version_info__ >= (0, 10, 2)
-  ):
-    jax.config.update('jax_default_prng_impl', 'philox2x32')
+  if config.option.markexpr == 'not slow':
+    jax.config.update('jax_default_prng_impl', _GENERATOR)
 
 
 def pytest_collection_modifyitems(items):
@@ -96,6 +102,13 @@ def optimised():
   jax.config.update('jax_disable_most_optimizations', False)
   yield
   jax.config.update('jax_disable_most_optimizations', True)
+
+
+@pytest.fixture
+def philox():
+  """The default tests' generator, for a slow test on one device."""
+  with jax.default_prng_impl(_GENERATOR):
+    yield
 
 
 @pytest.fixture
