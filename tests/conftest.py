@@ -28,15 +28,38 @@ jax.config.update('jax_num_cpu_devices', 4)
 gc.set_threshold(200_000, 50, 100)
 jax.config.update('jax_traceback_in_locations_limit', 0)
 # Compiled programs are kept between test runs; delete the folder to start anew.
+# Operations that run by themselves are not: most take longer to write.
 _CACHE = pathlib.Path(
     os.environ.get('XDG_CACHE_HOME', pathlib.Path.home() / '.cache')
 )
 jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 # Of programs in a process that runs tests.
 _MOST_BYTES = 3 << 30
+
+
+# Half of the operations of a round of tiny nets are those of JAX's default
+# generator of random numbers. Tests compare what is made of the same numbers,
+# so that one with less to compile serves as well. Programs that tests start
+# have the users', and all tests have the one that the environment names. Not
+# all versions of JAX have this one.
+_GENERATOR = jax.config.jax_default_prng_impl
+if (
+    jax.__version_info__ >= (0, 10, 2)
+    and 'JAX_DEFAULT_PRNG_IMPL' not in os.environ
+):
+  _GENERATOR = 'philox2x32'
+
+
+def pytest_configure(config):
+  """Slow tests have the users' generator, but for those that use `philox`.
+
+  XLA does not compile the other for several devices.
+  """
+  if config.option.markexpr == 'not slow':
+    jax.config.update('jax_default_prng_impl', _GENERATOR)
 
 
 def pytest_collection_modifyitems(items):
@@ -79,6 +102,13 @@ def optimised():
   jax.config.update('jax_disable_most_optimizations', False)
   yield
   jax.config.update('jax_disable_most_optimizations', True)
+
+
+@pytest.fixture
+def philox():
+  """The default tests' generator, for a slow test on one device."""
+  with jax.default_prng_impl(_GENERATOR):
+    yield
 
 
 @pytest.fixture

@@ -143,7 +143,8 @@ def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):
   read = execute(code)
   logits = np.asarray(read['logits'])
   hits = logits.argmax(axis=1) == read['digits'].test_labels
-  first = names['result'].summary.last['accuracy/small/models'][0]
+  (group,) = (g for g, ids in read['run'].groups.items() if ids[0] == 0)
+  first = names['result'].summary.last[f'accuracy/{group}/models'][0]
   assert np.mean(hits) == pytest.approx(first)
   assert (tmp_path / 'client0.msgpack').stat().st_size > 1000
 

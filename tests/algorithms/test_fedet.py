@@ -570,7 +570,8 @@ def test_one_round_in_numpy():
       distill_weight=0.4, server_epochs=2, server_batch_size=4, distill_lr=0.2
   )
   algorithm = make(federation, **options)
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  key = jax.random.key(0, impl='threefry2x32')  # Of which two cases occur.
+  state = rounds.init_state(algorithm, federation, key)
   state = state._replace(server=sharpened(state.server))
   before = jax.tree.map(np.array, state.server)
   run_round = rounds.make_round(

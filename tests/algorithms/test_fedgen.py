@@ -254,8 +254,9 @@ def a_batch(mask=(True, True, False, True)):
 def losses_of(a_t, b_t, num=4):
   """A client's loss, metrics, and gradients for the client's and G's leaves."""
   model = tiny_model(1, norm=False)
-  variables = model.init(jax.random.key(5))
-  generator = init_generator(NET, jax.random.key(3))
+  keys = [jax.random.key(i, impl='threefry2x32') for i in (5, 3)]
+  variables = model.init(keys[0])
+  generator = init_generator(NET, keys[1])
 
   def loss(params, generator):
     sent = Sent(None, generator, jnp.ones(NUM_CLASSES, bool))

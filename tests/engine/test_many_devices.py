@@ -11,7 +11,8 @@ from fedjax_het.engine import mapping, placement, rounds
 from fedjax_het.engine.evaluate import make_evaluate
 from tests.tiny import preprocess, tiny_data, tiny_federation
 
-KEYS = (jax.random.key(1), jax.random.key(2))
+# XLA does not divide the numbers of conftest's generator between devices.
+KEYS = tuple(jax.random.key(i, impl='threefry2x32') for i in (1, 2))
 # Two groups of four clients, some with several times the work of others.
 SIZES = (5, 31, 3, 7, 18, 6, 9, 4)
 

@@ -220,6 +220,7 @@ def test_client_states_in_host_memory(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('philox')
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):
   changes = dict(num_rounds=3, nonfinite='drop')

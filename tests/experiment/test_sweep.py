@@ -10,6 +10,7 @@ from fedjax_het.experiment import sweep, sweep_table
 from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
 from fedjax_het.reporting.summary import summarise
+from tests.experiment.tiny_runs import compiled_once
 
 
 def tiny(method, **partition):
@@ -19,6 +20,12 @@ def tiny(method, **partition):
   config.compilation_cache = False
   config.partition.update(partition)
   return config
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _programs():
+  with compiled_once():
+    yield
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,11 @@ import pytest
 
 from fedjax_het import experiment
 from tests.experiment.test_runner import Killed, killed_at
-from tests.experiment.tiny_runs import tiny_config, without_seconds
+from tests.experiment.tiny_runs import (
+    compiled_once,
+    tiny_config,
+    without_seconds,
+)
 
 pytestmark = pytest.mark.usefixtures('undrawn')
 
@@ -12,6 +16,12 @@ pytestmark = pytest.mark.usefixtures('undrawn')
 def config(**changes):
   changes = dict(num_rounds=2, **changes)
   return tiny_config('fedmd', algorithm__num_alignment=20, **changes)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _programs():
+  with compiled_once():
+    yield
 
 
 @pytest.fixture(scope='module')

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -198,9 +199,9 @@ def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_left_by_all(tmp_path):
+def test_a_damaged_checkpoint_is_left_by_all(whole, tmp_path):
   workdir, more = tmp_path / 'w', '--config.num_rounds=5'
-  one_process(workdir)
+  shutil.copytree(whole, workdir)
   files = [p for p in (workdir / 'checkpoints' / '4').rglob('*') if p.is_file()]
   os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
   ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
