@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.options import keyword_options
 from tests.fuzz import forks
 from tests.test_docs import (
   DOCS,
@@ -45,6 +46,35 @@ def test_every_method_has_a_page_and_a_row():
     assert f'| [`{name}`]({name}.md) |' in table, name
   index = (DOCS_ROOT / 'methods' / 'index.md').read_text()
   assert HOOKS.INDEX in index
+
+
+def constant(text):
+  """A cell's number or word; None for a sentence or several values."""
+  word = re.fullmatch(r'`?([\w/.+-]+)`?', text.strip())
+  if not word:
+    return None
+  try:
+    return float(word[1])
+  except ValueError:
+    return word[1]
+
+
+# One default: those of a server's optimiser are on the page of optimisers.
+SERVER = {'server_optimizer', 'server_lr', 'server_momentum', 'server_eps'}
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_the_options_of_a_page_are_the_methods(name):
+  page = (DOCS_ROOT / 'methods' / f'{name}.md').read_text()
+  options, found = keyword_options(ALGORITHMS[name]), set()
+  for cell, default in re.findall(r'^\| (`[^|]*) \| ([^|]*) \|', page, re.M):
+    names = [n for n in re.findall(r'`([^`]*)`', cell) if '.' not in n]
+    assert set(names) <= set(options)
+    found.update(names)
+    want = constant(default)
+    if len(names) == 1 and want is not None:
+      assert want == constant(str(options[names[0]][1])), names
+  assert set(options) - SERVER <= found
 
 
 def test_every_page_is_in_the_navigation():
