@@ -8,9 +8,11 @@ r"""Prints training memory and the schedules that fit a budget.
 For each model of the config: what its blocks take by the paper's estimate, and
 for each budget the schedule of FeDepth, with the budget, the paper's estimate
 and the compiler's figure of every stage. `--plan=paper` or `--plan=measured`
-says by which of the two it is packed, else the config. Without `budget_mb` the
-budgets are those of the config, or shares of the whole model. `--paper_table`
-prints FeDepth's Table 1 instead, for PreResNet-20 and for ViT-T/16. One MB is
+says by which of the two it is packed, else the config; where that is silent, by
+the compiler's figure, with `--nomeasure` by the paper's estimate. Without
+`budget_mb` the budgets are those of the config, or shares of the whole model.
+`--paper_table` prints FeDepth's Table 1 instead, for PreResNet-20 and for
+ViT-T/16. One MB is
 2^20 bytes; a stage's batch is `local.batch_size`, in Table 1 it is 32. Data are
 not read. Exit codes: 0, or 2 if the command, the config or a budget is wrong.
 """
@@ -68,7 +70,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
     models.setdefault(net, []).append(name)
   options = config.algorithm
   heads, slack = options.get('heads', 'shared'), options.get('slack', 0.05)
-  by = options.get('plan', 'paper')
+  by = options.get('plan', 'measured' if measure else 'paper')
 
   for net, groups in models.items():
     yield (
@@ -100,9 +102,16 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
     costs = paper
     if by == 'measured':
       costs, slack = depthwise.measured_costs(net, local, heads), 0.0
-    for text in _budgets(config, groups, budgets_mb):
+    asked = _budgets(config, groups, budgets_mb)
+    for text in asked or _SHARES:
       budget = depthwise.budget_mb(text, costs.full)
-      spans = depthwise.pack(costs, budget, slack)
+      try:
+        spans = depthwise.pack(costs, budget, slack)
+      except ValueError as e:
+        if asked:
+          raise
+        yield f'\nBudget {text}: {e}'
+        continue
       yield ''
       yield (
           f'Budget {text}: {budget:.2f} MB, plan {by}, slack {slack:g}'
@@ -231,13 +240,13 @@ def _listed(names, positions) -> str:
 
 
 def _budgets(config, groups, budgets_mb):
-  """Texts for `budget_mb`, each once."""
+  """Texts for `budget_mb`, each once; none where nobody gives a budget."""
   if budgets_mb is not None:
     return [f'{text.strip()}MB' for text in budgets_mb]
   from fedjax_het.experiment.config import group_spec
 
   own = [group_spec(config, name).method.get('budget') for name in groups]
-  return dict.fromkeys([text for text in own if text is not None] or _SHARES)
+  return list(dict.fromkeys(text for text in own if text is not None))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ def test_budgets_in_mb_and_what_is_not_trained():
   assert ' '.join(out[start + 3].split()) == '1: stage2_block0 14.51 14.05'
   assert out[start + 8] == 'Not trained: stage1_block0 to stage1_block2'
   config = paper('fedepth')
-  config.algorithm.partial = 'bypass'
+  config.algorithm.update(partial='bypass', plan='paper')
   config.groups = dict(
       x1_8=dict(config.groups.x1_6.to_dict(), budget='14.51MB')
   )
