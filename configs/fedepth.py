@@ -77,7 +77,7 @@ def _fine_tuning(model):
 
 
 def narrow_fine_tuning(config):
-  """ViT-T/16 of 1/6 of its width, which the poorest clients can hold.
+  """ViT-T/16 of 1/6 of its width, which fits the smallest memory budget.
 
   Its three heads cannot share 192 / 6 features; that they have 11 each is this
   library's choice. It begins without weights: published ones are of the full
@@ -89,7 +89,7 @@ def narrow_fine_tuning(config):
 
 
 def _vit_mini(config):
-  """Four blocks of 64 features, which learn from nothing."""
+  """Four blocks of 64 features, which train without pretrained weights."""
   patch = 2 if config.dataset == 'digits' else 4
   _transformer('mini_vit4', patch=patch)(config)
   # A third does not hold the last encoder block, by what is measured; the

@@ -16,13 +16,13 @@ from fedjax_het.configs import common
 
 
 def fix(config, mode: str):
-  """Widths by a mode string, for good."""
+  """Fixed widths from a mode string."""
   fixed(config, mode)
   config.algorithm.levels = config.algorithm.odds = ()
 
 
 def dynamic(config, mode: str):
-  """Widths by a mode string, drawn by every client in every visit."""
+  """Widths from a mode string, drawn by every client in every visit."""
   mode = parse_mode(mode)
   one_model(config, lambda total: dict(all=total), **narrower(config, mode))
   config.algorithm.levels = tuple(map(str, mode.rates.values()))

@@ -33,7 +33,7 @@ class Mode(NamedTuple):
   odds: dict[str, int]
 
   def fix(self, num_clients: int) -> dict[str, int]:
-    """Assigns clients to the levels for good, in blocks of ids.
+    """Assigns each client a fixed level, in blocks of ids.
 
     Args:
       num_clients: N.

@@ -266,7 +266,7 @@ def _describe(kind: Any) -> str:
 def check_type(
     where: str, value: Any, kind: Any, high: float | None = None
 ) -> None:
-  """Refuses a value of the wrong type or too large for an array.
+  """Raises ValueError if a value has the wrong type or no array can hold it.
 
   Args:
     where: The option's full name, for the message.
@@ -319,7 +319,7 @@ def check_options(
     known: Mapping[str, tuple[Any, Any]],
     whose: str,
 ) -> None:
-  """Refuses options that a constructor does not have, or of a wrong type.
+  """Raises ValueError for unknown options and for values of the wrong type.
 
   Args:
     where: Prefix of the options' names, such as 'algorithm'; '' for none.
@@ -344,7 +344,7 @@ def check_options(
 def check_call(
     whose: str, fn: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-  """Refuses a call with unknown, missing or mistyped options.
+  """Raises ValueError if options are unknown, missing or of the wrong type.
 
   Args:
     whose: What is called, such as "Model 'mlp'".

@@ -44,14 +44,14 @@ _SHARES = {
 
 
 def new_name(key: str, method: str = '') -> str:
-  """The sentence that refuses an old key.
+  """The error message for a renamed key.
 
   Args:
     key: The key, such as 'algorithm.alpha'; or a method's option alone.
     method: The method of the config, or whose option it is; '' for none.
 
   Returns:
-    The sentence; '' for a key that is not an old one.
+    The message; '' for a key that has not been renamed.
   """
   if key in RENAMED:
     return f'{key}: this entry is now called {RENAMED[key]}.'
@@ -69,11 +69,11 @@ def check_renamed(
     prefix: str = '',
     method: str = '',
 ) -> None:
-  """Refuses entries that have another name now.
+  """Raises ValueError if an entry has been renamed.
 
   Args:
     names: Names of the entries that are given.
-    known: Names that there are: one of them is never refused.
+    known: Current names, which are always accepted.
     prefix: What stands before each name, such as 'algorithm.'.
     method: The method whose options they are; '' for other entries.
 
@@ -87,11 +87,14 @@ def check_renamed(
 
 
 def new_name_in(text: str) -> str:
-  """`new_name` of the key that a locked config says it lacks; '' for none.
+  """The message of `new_name` for the key in an ml_collections error.
 
   Args:
     text: The text of ml_collections' error, which quotes the last part of the
       key first, and then the section, which begins with a method's name.
+
+  Returns:
+    The message; '' if the key has not been renamed.
   """
   quoted = re.search(r'Key "(\w+)" does not exist', text)
   if quoted is None:
@@ -105,7 +108,7 @@ def new_name_in(text: str) -> str:
 
 
 def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """A stored config whose entries have the places and names of this version."""
+  """A copy of a stored config with renamed and moved entries updated."""
   result = {
       key if '.' in RENAMED.get(key, '.') else RENAMED[key]: value
       for key, value in stored.items()

@@ -34,7 +34,7 @@ def _mask(get_config, mask):
 
 
 def _narrow(width):
-  """FedAvg with what the poorest clients can hold, for everybody."""
+  """FedAvg at the width that fits the smallest memory budget."""
 
   def narrow(arg):
     config = fedavg.get_config(arg)

@@ -42,7 +42,6 @@ from fedjax_het.aggregation.class_means import (
   init_class_client,
 )
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
-from fedjax_het.engine.distill import soft_cross_entropy
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -79,17 +78,18 @@ def divergence(logits, target, regulariser: str):
   """psi: loss between the softmax of logits and target distributions.
 
   Args:
-    logits: [B, C].
-    target: [B, C], rows that sum to 1.
+    logits: [B, C], whose softmax is p.
+    target: [B, C] distributions q, rows that sum to 1.
     regulariser: 'cross_entropy', or 'kl', which is that less the target's
       entropy.
 
   Returns:
     [B] float32 in nats.
   """
-  # H(q, p), and for 'kl' minus H(q).
-  loss = soft_cross_entropy(logits, target)
+  # H(q, p) = -sum_c q_c log p_c
+  loss = -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)
   if regulariser == 'kl':
+    # KL(q || p) = H(q, p) - H(q)
     loss -= jnp.sum(jax.scipy.special.entr(target), axis=1)
   return loss
 

@@ -7,7 +7,7 @@ multiplies. Client k keeps prev_k, its model after its last visit. One round:
        z = R(y; b),  z_g = R(x; b),  z_p = R(prev_k; b)
        g = e^(cos(z, z_g) / T),  p = e^(cos(z, z_p) / T)
        l = -log(g / (g + p)) = softplus((cos(z, z_p) - cos(z, z_g)) / T)
-       y <- y - lr grad (CE(y; b) + mu mean l)
+       y <- y - lr grad (CE(y; b) + lambda_c mean l)
      x and prev_k are constants, whose norms use running statistics.
   2. prev_k <- y, with its running statistics; y - x is averaged as in FedAvg.
 
@@ -98,7 +98,7 @@ def moon_loss(
     received: x.
     previous: prev_k.
     visited: [] bool, whether there is a prev_k.
-    contrast_weight: mu above, the factor on the contrastive loss.
+    contrast_weight: lambda_c above, the factor on the contrastive loss.
     temperature: T.
 
   Returns:
@@ -122,7 +122,7 @@ def moon_loss(
     away = contrast(z.reshape(len(z), -1), *others, temperature)
     # 0 on the first visit, whatever there is in place of prev_k.
     away = jnp.where(visited, masked_mean(away, batch.mask), 0.0)
-    # CE + mu mean l
+    # CE + lambda_c mean l
     return loss + contrast_weight * away, (stats, dict(contrastive_loss=away))
 
   return loss_fn
@@ -143,7 +143,7 @@ def moon(
 
   Args:
     federation: Groups and local training.
-    contrast_weight: mu above, the factor on the contrastive loss. The
+    contrast_weight: lambda_c above, the factor on the contrastive loss. The
       paper tunes it in 0.1, 1, 5, 10 and takes 5 on CIFAR-10, 1 on CIFAR-100
       and Tiny-ImageNet. 0 gives FedAvg.
     temperature: T, 0.5 in the paper.

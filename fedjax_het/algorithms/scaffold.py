@@ -32,11 +32,6 @@ from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 
 
-def zeros(tree):
-  """Zeros like the arrays, or abstract arrays, of a tree."""
-  return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
-
-
 def corrected(shift) -> optax.GradientTransformation:
   """Adds `shift` to the gradients; its state is their sum without it."""
 
@@ -44,7 +39,7 @@ def corrected(shift) -> optax.GradientTransformation:
     total = jax.tree.map(jnp.add, total, grads)
     return jax.tree.map(jnp.add, grads, shift), total
 
-  return optax.GradientTransformation(zeros, update)
+  return optax.GradientTransformation(optax.tree.zeros_like, update)
 
 
 @requires()
@@ -70,16 +65,16 @@ def scaffold(
 
   def init(key):
     x = exchange.init(key)
-    return x, zeros(x.params)
+    return x, optax.tree.zeros_like(x.params)
 
   def init_client(group, client_id, key):
     shared, _ = sharing.split(group, group.model.abstract_variables.params)
-    return exchange.init_client(group, key), zeros(shared)
+    return exchange.init_client(group, key), optax.tree.zeros_like(shared)
 
   def client_update(group, client, sent, data, visit):
     (own, c_k), (x, c), model = client, sent, group.model
     start = exchange.assemble(group, own, x)
-    none = zeros(start.params)
+    none = optax.tree.zeros_like(start.params)
     # c - c_k; 0 for blocks that do not travel.
     shift = sharing.join(group, none, jax.tree.map(jnp.subtract, c, c_k))
     if local.drop_unused_weights:

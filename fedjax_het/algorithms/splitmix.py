@@ -31,6 +31,7 @@ References:
   In-Situ Customization <https://arxiv.org/abs/2203.09747>`_, ICLR 2022.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 import functools
 import math
@@ -58,6 +59,7 @@ from fedjax_het.aggregation.slicing import (
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.static_norm import static_statistics
+from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -175,6 +177,35 @@ def draw_base(base: BlockModel, key, factor: float) -> Variables:
   )
 
 
+def base_loss(
+    base: BlockModel, task: Task, factor: float, owned, mask: str
+) -> Callable[..., Any]:
+  """The loss of a base, as `fit` takes it.
+
+  Args:
+    base: The thin model.
+    task: The task.
+    factor: 1 / r, or 1 for outputs as they are.
+    owned: [C] bool, the client's labels.
+    mask: As for `masked_logits`.
+
+  Returns:
+    The loss function.
+  """
+
+  def loss_fn(variables, batch, key):
+    # conv(x) <- conv(x) / r
+    with scaled_outputs(factor):
+      logits, stats = base.apply(
+          variables, batch.x, train=True, mask=batch.mask, key=key
+      )
+    # z_c <- 0 for absent labels c
+    logits = masked_logits(logits, batch, owned, mask)
+    return task.loss(logits, batch.y, batch.mask), (stats, {})
+
+  return loss_fn
+
+
 @requires(
     one_model=True, group_options=dict(budget=None), task='classification'
 )
@@ -248,16 +279,7 @@ def splitmix(
     del group
     chosen, start = sent
     owned = owned_labels(data, num_classes)
-
-    def loss_fn(variables, batch, key):
-      # conv(x) <- conv(x) / r
-      with scaled_outputs(factor):
-        logits, stats = trained.apply(
-            variables, batch.x, train=True, mask=batch.mask, key=key
-        )
-      # z_c <- 0 for absent labels c
-      logits = masked_logits(logits, batch, owned, mask)
-      return local.task.loss(logits, batch.y, batch.mask), (stats, {})
+    loss_fn = base_loss(trained, local.task, factor, owned, mask)
 
     def train(params):  # The same key, so the same minibatches.
       end, _, metrics, num_steps = fit(

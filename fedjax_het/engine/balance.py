@@ -87,7 +87,7 @@ def assign(loads, num_valid, num_devices: int, total=None) -> Assignment:
   return Assignment(*jax.lax.fori_loop(0, num_valid, body, start))
 
 
-def step_weights(federation: Federation) -> dict[str, float]:
+def step_costs(federation: Federation) -> dict[str, float]:
   """Cost per local step, relative to the most expensive group.
 
   The cost is the number of multiplications in a forward pass. All groups cost
@@ -110,7 +110,7 @@ def step_weights(federation: Federation) -> dict[str, float]:
 
 def assign_cohort(
     federation: Federation,
-    weights: Mapping[str, float],
+    costs: Mapping[str, float],
     shares: Mapping[str, Share],
     data: FederatedData,
     num_devices: int,
@@ -122,7 +122,7 @@ def assign_cohort(
 
   Args:
     federation: The federation.
-    weights: {group: cost of a local step}; groups are assigned in this order.
+    costs: {group: cost of a local step}; groups are assigned in this order.
     shares: {group: its part of the cohort}.
     data: All clients' examples.
     num_devices: D.
@@ -131,9 +131,9 @@ def assign_cohort(
     {group: assignment}, in the order of `shares`.
   """
   assigned, total = {}, None
-  for name, weight in weights.items():
+  for name, cost in costs.items():
     steps = visit_steps(federation.local, data.sizes[shares[name].client_id])
-    loads = weight * steps
+    loads = cost * steps
     assigned[name] = assign(loads, shares[name].num_valid, num_devices, total)
     total = assigned[name].total
   return {name: assigned[name] for name in shares}

@@ -1,4 +1,4 @@
-"""How far a student's outputs are from a teacher's, or from distributions.
+"""The divergence of a student's outputs from a teacher's.
 
 References:
   Hinton, Vinyals, Dean, `Distilling the Knowledge in a Neural Network
@@ -31,16 +31,3 @@ def distillation(
   log_p = jax.nn.log_softmax(teacher / temperature)
   log_q = jax.nn.log_softmax(student / temperature)
   return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-
-
-def soft_cross_entropy(logits, target) -> jax.Array:
-  """Cross-entropy -sum_c q_c log p_c of each example.
-
-  Args:
-    logits: [B, C], whose softmax is p.
-    target: [B, C] distributions q, rows that sum to 1.
-
-  Returns:
-    [B] in nats.
-  """
-  return -jnp.sum(target * jax.nn.log_softmax(logits), axis=1)

@@ -1,4 +1,4 @@
-"""Which driver a run has, and what others ask of it before it is made."""
+"""The kinds of driver, their properties, and the choice among them."""
 
 from collections.abc import Callable
 import functools

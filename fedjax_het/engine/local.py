@@ -191,6 +191,7 @@ def proximal_gradient(grads, params, anchor, mu: float):
   """
   if mu == 0:
     return grads
+  # g <- g + mu (w - a)
   return jax.tree.map(lambda g, w, a: g + mu * (w - a), grads, params, anchor)
 
 

@@ -176,7 +176,7 @@ def with_heads(constructor: Callable, federation: Federation) -> Federation:
 
 
 def check_task(name: str, task: str | None, federation: Federation) -> None:
-  """Refuses a federation with another task.
+  """Raises ValueError if the federation's task is not supported.
 
   Args:
     name: Of the algorithm, for the message.
@@ -194,7 +194,7 @@ def check_task(name: str, task: str | None, federation: Federation) -> None:
 
 
 def check_one_model(name: str, models: Mapping[str, tuple[str, Any]]) -> None:
-  """Refuses groups that hold different models.
+  """Raises ValueError if groups hold different models.
 
   Args:
     name: Of the algorithm, for the message.

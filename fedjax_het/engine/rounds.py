@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import placement
-from fedjax_het.engine.balance import assign_cohort, step_weights
+from fedjax_het.engine.balance import assign_cohort, step_costs
 from fedjax_het.engine.cohort import fetch, make_plan, store
 from fedjax_het.engine.cohort_round import make_cohort_round
 from fedjax_het.engine.mapping import ACROSS_DEVICES, Backend
@@ -152,13 +152,13 @@ def _make_sharded_round(algorithm, federation, cohort_size, backend: Backend):
   mesh = backend.mesh
   plan = make_plan(federation, cohort_size)
   run_cohort = make_cohort_round(algorithm, federation, backend=backend)
-  weights = step_weights(federation)
+  costs = step_costs(federation)
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
     shares = plan(state.round_num, sampling_key)
     # Replicate the assignment; otherwise a device blocks on the previous group.
     assigned = jax.lax.with_sharding_constraint(
-        assign_cohort(federation, weights, shares, data, mesh.devices.size),
+        assign_cohort(federation, costs, shares, data, mesh.devices.size),
         placement.everywhere(mesh),
     )
     rows, clients = {}, {}

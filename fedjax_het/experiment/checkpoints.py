@@ -140,7 +140,7 @@ class Checkpoints:
       notes: dict[str, Any],
       before: Callable[[], None] = lambda: None,
   ) -> None:
-    """Has a checkpoint written; the earlier ones are touched after that only.
+    """Writes a checkpoint in a thread; older ones are deleted only afterwards.
 
     Args:
       step: Rounds done.
@@ -293,14 +293,14 @@ def _check_files(folder: pathlib.Path) -> None:
 
 
 def check_notes(notes: dict[str, Any], step: int) -> None:
-  """Verifies what is noted beside a state, and takes out what is for that.
+  """Verifies a checkpoint's notes, and removes their checksum and step.
 
   Args:
     notes: The notes of a checkpoint, changed in place.
     step: The step of its folder.
 
   Raises:
-    ValueError: If they are damaged or of another step.
+    ValueError: If the notes are damaged or of another step.
   """
   # Checkpoints of an older version have no such sum.
   if 'notes' in notes and notes.pop('notes') != notes_sum(notes):

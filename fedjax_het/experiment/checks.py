@@ -1,4 +1,4 @@
-"""Refuses a config that cannot be run."""
+"""Checks of a config before a run."""
 
 from collections.abc import Mapping
 import inspect
@@ -48,7 +48,7 @@ _RESERVED = ('worst', 'mean')
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Refuses a config that cannot be run, before any data is read.
+  """Raises ValueError if a config cannot be run; reads no data.
 
   Args:
     config: The config.

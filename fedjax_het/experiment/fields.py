@@ -208,7 +208,7 @@ def _not_none(kind: Any) -> type:
 
 
 def check_field(name: str, value: Any, field: Field) -> None:
-  """Refuses a value of the wrong type or out of its range.
+  """Raises ValueError if a value has the wrong type or is out of range.
 
   Args:
     name: The entry's full name, for the message.

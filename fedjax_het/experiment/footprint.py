@@ -104,7 +104,7 @@ def check_images(num_images: int, pixel_bytes: int, size: int) -> None:
 
 
 def check(experiment) -> None:
-  """Refuses an experiment that does not fit; nothing is computed.
+  """Raises ValueError if an experiment needs too much memory; computes nothing.
 
   Args:
     experiment: The result of `build`.
@@ -130,8 +130,8 @@ def lower_bound(experiment) -> dict[str, int]:
   dataset = experiment.dataset
   images = dataset.train_images.nbytes + dataset.test_images.nbytes
   # One client's training is as large as that of the largest model.
-  weights = max(_weights(group.model, config.local) for group in groups)
-  needs = dict(image_size=images, groups=weights)
+  params = max(_params(group.model, config.local) for group in groups)
+  needs = dict(image_size=images, groups=params)
   kind = driver_kind(config.clock.mode, config.client_store)
   if kind.states_on_device or jax.default_backend() == 'cpu':
     needs['groups'] += sum(
@@ -166,8 +166,8 @@ def _bytes(tree) -> int:
   )
 
 
-def _weights(model: BlockModel, local) -> int:
-  """Bytes of a model's weights, their gradients and their optimiser."""
+def _params(model: BlockModel, local) -> int:
+  """Bytes of a model's parameters, their gradients and optimiser state."""
   slots = _SLOTS.get(local.optimizer, 0)
   return (2 + slots) * _bytes(model.abstract_variables.params)
 

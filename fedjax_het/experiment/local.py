@@ -16,6 +16,6 @@ def local_training(config) -> LocalTraining:
       local.batch_size,
       local.drop_last,
       local.steps,
-      drop_unused_weights=not optimizers.reads_weights(local),
+      drop_unused_weights=not optimizers.reads_params(local),
       keep_optimizer=local.keep_optimizer,
   )

@@ -149,8 +149,8 @@ def schedule(local, num_rounds: int) -> Callable[[Any], Any]:
   return fn(**{_rate(fn): local.learning_rate}, **given)
 
 
-def reads_weights(local) -> bool:
-  """Whether steps may change weights that have no gradient, or read them."""
+def reads_params(local) -> bool:
+  """Whether steps may read or change parameters that have no gradient."""
   plain = local.optimizer in ('adam', 'adamw', 'sgd')
   return bool(not plain or local.weight_decay or local.optimizer_args)
 
@@ -182,7 +182,7 @@ def arguments(local) -> dict[str, dict[str, inspect.Parameter]]:
 
 
 def check(local) -> None:
-  """Refuses arguments that optax does not take, or cannot use.
+  """Raises ValueError for arguments that optax does not take or cannot use.
 
   Args:
     local: The section of a config, whose names are known.

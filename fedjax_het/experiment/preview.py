@@ -22,7 +22,7 @@ def lines(config) -> list[str]:
     FileNotFoundError: As `build`.
   """
   experiment = build(config)
-  callbacks.from_config(config)  # Refuses loggers that are not installed.
+  callbacks.from_config(config)  # Raises if a logger is not installed.
   # {group: bytes (down, up) of a visit}.
   visits = {
       group.name: message_bytes(experiment.algorithm, group, experiment.data)

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class RowWriter:
-  """Writes the lines of a run to its file, and hands them on.
+  """Appends the lines of a run to its file, and passes them to callbacks.
 
   Attributes:
     rows: All lines.

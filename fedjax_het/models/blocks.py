@@ -78,7 +78,7 @@ class BlockModel:
       cut: tuple[int, int] | None = None,
       head: bool = True,
   ) -> 'BlockModel':
-    """A model of linen modules that know nothing of blocks.
+    """Makes a model from ordinary linen modules.
 
     Clients of two architectures share a block if both have its name, so two
     architectures need different names, of the model or of their blocks.

@@ -1,4 +1,4 @@
-"""How a module says which of its channels a narrow copy of it holds.
+"""Declares which channels of a module a narrow copy holds.
 
 A module that can be narrowed has a class attribute `slices`:
 

@@ -1,4 +1,4 @@
-"""A report's part on classes and clients: which of them a model knows."""
+"""A report's sections on accuracy by class and on single clients."""
 
 from collections.abc import Mapping
 import pathlib
@@ -155,7 +155,7 @@ def _shares(confusion: Confusion) -> dict[str, np.ndarray]:
 
 
 def _maps(confusion: Confusion | None, facts) -> dict[str, np.ndarray]:
-  """What each client holds and, with models of their own, what they know."""
+  """Class shares of each client and, if clients have models, their accuracy."""
   held = np.array(facts['partition'], float)
   size = held.sum(axis=1, keepdims=True)
   shares = held / np.maximum(size, 1)

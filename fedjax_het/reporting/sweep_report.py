@@ -136,7 +136,7 @@ def _overview(table: Table, cells: Cells) -> list[list[str]]:
 
 
 def _column(table: Table, cells: Cells, column: str) -> str:
-  """A line a method, with all that its cells of one column say."""
+  """The table of one column of a sweep, one row per method."""
   labels = [
       label
       for label in table.labels
@@ -214,7 +214,7 @@ def _notes(table: Table, cells: Cells, column: str) -> str:
 
 
 def _orders(table: Table, cells: Cells, column: str) -> list[str]:
-  """A sentence for each of the paper's settings whose order is another here."""
+  """Sentences on the settings where methods rank differently in the paper."""
   found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
   for label in table.labels:
     target = table.target(label, column)

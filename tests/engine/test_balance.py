@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.engine.balance import assign, assign_cohort, step_weights
+from fedjax_het.engine.balance import assign, assign_cohort, step_costs
 from fedjax_het.engine.cohort import make_plan
 from tests.tiny import tiny_data, tiny_federation
 
@@ -94,7 +94,7 @@ def test_a_second_group_goes_on_from_the_first():
 def test_small_groups_share_the_devices():
   """Groups of one client each, the most expensive first, on two devices."""
   federation = tiny_federation((1, 2, 3), norm=False)
-  counts = step_weights(federation)
+  counts = step_costs(federation)
   names = [group.name for group in federation.groups]
   assert list(counts) == names[::-1] and max(counts.values()) == 1.0
   data = tiny_data((8,) * federation.num_clients)

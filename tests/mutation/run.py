@@ -2,9 +2,9 @@
 
   python -m tests.mutation.run --methods=fedprox,fedin --number=10 --seed=0
 
-Each mutant of a method's module, or of its package, is put into a copy of the
-repository. Its own test file runs first, then the shared suite on this method.
-A mutant that all of these pass has survived: a test is missing, or the change
+Each mutant of a file of a method is put into a copy of the repository. The
+method's own test files run first, then the shared suite on this method. A
+mutant that all of these pass has survived: a test is missing, or the change
 makes no difference. Results go to a JSON file a method; those that are there
 are not run again.
 """
@@ -29,10 +29,12 @@ ALGORITHM_TESTS = pathlib.Path('tests', 'algorithms')
 def sources(method: str) -> list[pathlib.Path]:
   """A method's files, relative to the repository."""
   folder = pathlib.Path('fedjax_het', 'algorithms')
-  package = ROOT / folder / method
-  if package.is_dir():
-    return [path.relative_to(ROOT) for path in sorted(package.glob('*.py'))]
-  return [folder / f'{method}.py']
+  found = [
+      path
+      for pattern in (f'{method}.py', f'{method}_*.py', f'{method}/**/*.py')
+      for path in sorted((ROOT / folder).glob(pattern))
+  ]
+  return [path.relative_to(ROOT) for path in found]
 
 
 def own_tests(method: str) -> list[str]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.mutation.mutants import mutants
+from tests.mutation.run import sources
 
 MODULE = '''
 def step(w, g, mask, *, mu: float = 0.1):
@@ -38,3 +39,12 @@ def test_mutants_are_modules_that_differ_in_one_line():
 @pytest.mark.parametrize('text', ['', 'x = 1 + 2\n', 'import jax\n'])
 def test_what_is_no_function_has_no_mutant(text):
   assert mutants(text) == []
+
+
+def test_all_files_of_a_method_are_changed():
+  assert [path.name for path in sources('heterofl')] == [
+      'heterofl.py', 'heterofl_widths.py',
+  ]  # fmt: skip
+  assert [path.name for path in sources('fedgkt')] == [
+      '__init__.py', 'server.py',
+  ]  # fmt: skip

@@ -80,9 +80,11 @@ def penalised(strength, aim, anchor):
   """
 
   def penalty(params):
+    # lambda / 2 |R - C|
     return strength / 2 * jnp.abs(distance(params, anchor) - aim)
 
   def hook(grads, params):
+    # g <- g + grad (lambda / 2 |R - C|)
     return jax.tree.map(jnp.add, grads, jax.grad(penalty)(params))
 
   return hook
@@ -101,10 +103,12 @@ def released(update, clip: float, sigma: float, num_clients: int, key):
   Returns:
     A tree like `update`.
   """
+  # U <- U / max(1, ||U|| / S)
   factor = jnp.maximum(1.0, optax.global_norm(update) / clip)
   update = jax.tree.map(lambda u: u / factor, update)
   if not sigma:
     return update
+  # U <- U + S sigma / sqrt(N) z,  z ~ N(0, 1)
   noise = optax.tree.random_like(key, update)
   scale = clip * sigma / num_clients**0.5
   return jax.tree.map(lambda u, z: u + scale * z, update, noise)

@@ -363,9 +363,9 @@ def fedepth(
     return exchange.assemble(group, client.own, sent)
 
   def calibrate_fn(server, data):
-    model, weights = federation.groups[0].model, server_variables(server)
-    opt_state = state_of(tx, server, weights.params)
-    ready = calibrated(weights, data, model, federation.local.batch_size)
+    model, variables = federation.groups[0].model, server_variables(server)
+    opt_state = state_of(tx, server, variables.params)
+    ready = calibrated(variables, data, model, federation.local.batch_size)
     return with_state(ready, opt_state)
 
   return FederatedAlgorithm(

@@ -144,15 +144,18 @@ def mixed(models, w, mix: str):
   Returns:
     {block: tree}; a model whose coefficient is 1 is copied bit for bit.
   """
+  # a_n = max(w_n, 0)
   a = jnp.maximum(w, 0.0)
 
   def block(values, present):
+    # a_n / sum_n a_n; the sum is over those who hold the block, or over all.
     held = jnp.where(present, a, 0.0)
     total = jnp.sum(held if mix == 'block' else a)
     share = held / jnp.where(total > 0, total, 1.0)
     best = jnp.argmax(share)
 
     def leaf(v):
+      # b + sum_n a_n (theta_n - b) / sum_n a_n
       move = jnp.tensordot(share, v - v[:1], 1, precision='highest')
       return jnp.where(share[best] == 1, v[best], v[0] + move)
 

@@ -87,6 +87,7 @@ def diversity_loss(noise, z) -> jax.Array:
   Returns:
     A scalar, 1 where all outputs are equal.
   """
+  # L_div = exp(-mean_{b,b'} d_eps(b, b') d_z(b, b'))
   d_eps = jnp.mean((noise[:, None] - noise[None]) ** 2, axis=2)
   d_z = jnp.mean(jnp.abs(z[:, None] - z[None]), axis=2)
   return jnp.exp(-jnp.mean(d_eps * d_z))
@@ -124,7 +125,7 @@ def generator_loss(
   def loss_fn(variables, batch, key):
     del key
     z, stats = generate(net, variables, batch.x, batch.y, train=True)
-    # sum_k mean_b omega_k(y_b) CE(head_k(G(y_b)), y_b).
+    # sum_k mean_b omega_k(y_b) CE(H_k(G(y_b)), y_b) + eta L_div
     losses = jax.vmap(task.losses, (0, None))(head_logits(heads, z), batch.y)
     teacher = jnp.sum(jnp.mean(omega[:, batch.y] * losses, axis=1))
     diversity = diversity_loss(batch.x, z)
@@ -179,11 +180,13 @@ def train_generator(
     return variables, opt_state, {}
   num = steps * local.batch_size
   keys = jax.random.split(jax.random.fold_in(turn.key, 2))
+  # y uniform over the qualified labels.
   drawn = InMemory(
       draw_noise(keys[0], num, net.noise_size),
       draw_labels(keys[1], qualified, num),
       jnp.where(jnp.any(qualified), num, 0),
   )
+  # G <- Adam on sum_k mean_b omega_k(y_b) CE(H_k(G(y_b)), y_b) + eta L_div.
   variables, opt_state, metrics, num_steps = fit(
       loss_fn, local, variables, drawn, turn, opt_state=opt_state
   )

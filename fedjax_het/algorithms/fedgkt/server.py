@@ -194,6 +194,8 @@ def train_server(
     net, opt_state, logits, loss, steps = state
     slot = order[i]
     client_id, h, z_c, y, size = jax.tree.map(lambda a: a[slot], uploads)
+    # W_s <- W_s - lr grad (alpha CE(z_s, y) + T^2 KL(softmax(z_c/T) ||
+    # softmax(z_s/T))) on each of the client's batches, by the optimiser.
     net, opt_state, means, num_steps, rows = fit_and_record(
         loss_fn(z_c),
         local,

@@ -107,7 +107,7 @@ def digest_loss(model: BlockModel, consensus):
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
     gap = logits - consensus[batch.position]
-    # Not `jnp.abs`, whose derivative at 0 is 1: agreement is to move nothing.
+    # Not `jnp.abs`: its derivative at 0 is 1, but equal logits need gradient 0.
     gap = jnp.mean(gap * jax.lax.stop_gradient(jnp.sign(gap)), axis=1)
     return masked_mean(gap, batch.mask), (stats, {})
 
