@@ -107,6 +107,11 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
   def smaller(name, module):
     changes = {}
     for field in _slices(name, module).fields:
+      if not hasattr(module, field):
+        raise ValueError(
+            f'Block {name!r}: the slices of {type(module).__name__} name the '
+            f'field {field!r}, which it does not have.'
+        )
       full = getattr(module, field)
       if full is None:
         raise ValueError(
@@ -247,6 +252,12 @@ def _block_index(name: str, cut: Cut, stats):
   for layer, (source, target) in declared.layers.items():
     if layer not in cut.params:
       continue
+    if source not in sets:
+      raise ValueError(
+          f'Block {name!r}: the slices of {type(cut.full).__name__} give '
+          f'{layer!r} the inputs {source!r}, which is the set of no layer '
+          f'before it; there are {", ".join(sorted(sets))}.'
+      )
     mine, kept = cut.params[layer], cut.small_params[layer]
     if target not in sets:
       size, k = (jax.tree.leaves(t)[-1].shape[-1] for t in (mine, kept))

@@ -213,3 +213,24 @@ def test_splitmix_refuses_convolutions_that_no_norm_follows():
   with pytest.raises(ValueError, match="'mine_trunk' of 'mine' has no norm"):
     ALGORITHMS['splitmix'](mine, num_bases=2)
   ALGORITHMS['splitmix'](mine, num_bases=2, rescale=False)
+
+
+class WrongOrder(Net):
+  slices = Slices(('features',), dict(Conv_1=('h', 'y'), Conv_0=('x', 'h')))
+
+
+class NoField(Net):
+  slices = Slices(('width',), Net.slices.layers)
+
+
+@pytest.mark.parametrize(
+    ('net', 'message'),
+    [
+        (WrongOrder, "WrongOrder give 'Conv_1' the inputs 'h', which is"),
+        (NoField, "NoField name the field 'width', which it does not"),
+    ],
+)
+def test_wrong_slices_are_refused_in_one_line(net, message):
+  with pytest.raises(ValueError, match=message) as error:
+    make_level(model_of(net(4)), Fraction(1, 2))
+  assert '\n' not in str(error.value)
