@@ -1,5 +1,6 @@
 """The examples of the pages for users run as they stand."""
 
+from fractions import Fraction
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 import fedjax_het as fh
 from fedjax_het import experiment
+from fedjax_het.aggregation.slicing import make_level
 from tests.experiment.tiny_runs import tiny_config
 from tests.test_docs import ROOT, examples, execute
 
@@ -94,6 +96,15 @@ def test_a_module_is_a_model(tmp_path, monkeypatch):
   (tmp_path / 'my_file.py').write_text(code['module'] + code['function'])
   made = fh.create('my_file:net', (8, 8, 1), 10, features=4)
   assert made.outputs['my_file_net_features4_trunk'] == (4,)
+
+
+def test_a_module_is_narrowed():
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  level = make_level(execute(code['widths'])['model'], Fraction(1, 2))
+  params = level.model.abstract_variables.params
+  inner = params['net8_trunk']['module']
+  assert inner['Conv_1']['kernel'].shape == (3, 3, 4, 4)
+  assert params['net8_head']['kernel'].shape == (8 * 8 * 4, 10)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ References:
 
 from collections.abc import Callable
 from fractions import Fraction
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ import numpy as np
 
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.models.slices import Cut, Slices
+from fedjax_het.models.slices import Cut, Slices, change_innermost
 from fedjax_het.options import between
 
 # `(size, kept) -> [kept] int`: which of a layer's channels are kept.
@@ -106,6 +107,11 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
   def smaller(name, module):
     changes = {}
     for field in _slices(name, module).fields:
+      if not hasattr(module, field):
+        raise ValueError(
+            f'Block {name!r}: the slices of {type(module).__name__} name the '
+            f'field {field!r}, which it does not have.'
+        )
       full = getattr(module, field)
       if full is None:
         raise ValueError(
@@ -121,7 +127,7 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
       changes[field] = kept
     return module.clone(**changes)
 
-  return model.with_modules(smaller)
+  return _change_modules(model, smaller)
 
 
 def without_running_stats(model: BlockModel) -> BlockModel:
@@ -149,7 +155,7 @@ def without_running_stats(model: BlockModel) -> BlockModel:
       )
     return module
 
-  return model.with_modules(plain)
+  return _change_modules(model, plain)
 
 
 def width_index(
@@ -205,14 +211,23 @@ def width_index(
   return Variables(params, stats)
 
 
+def _change_modules(model: BlockModel, change) -> BlockModel:
+  """`(block name, module) -> module` of each block's innermost module."""
+  return model.with_modules(
+      lambda name, module: change_innermost(
+          module, functools.partial(change, name)
+      )
+  )
+
+
 def _slices(name: str, module: Any) -> Slices:
   """The `slices` of a module; raises ValueError if it has none."""
   declared = getattr(module, 'slices', None)
   if not isinstance(declared, Slices):
     raise ValueError(
         f'Block {name!r} is a {type(module).__name__}, which does not say how '
-        'it is narrowed; give the class an attribute slices=Slices(...), see '
-        'docs/adding_a_model.md.'
+        'it is narrowed; give the class (of a library, a subclass) an '
+        'attribute slices=Slices(...), see docs/adding_a_model.md.'
     )
   return declared
 
@@ -220,6 +235,8 @@ def _slices(name: str, module: Any) -> Slices:
 def _block_index(name: str, cut: Cut, stats):
   """One block's index of parameters and statistics, and its output set."""
   declared = _slices(name, cut.full)
+  if declared.inner:
+    return _inner_index(name, declared, cut, stats)
   if declared.flattens:
     cut = cut._replace(x=_flatten(cut.x, cut.shape))
   sets = {'*': None, 'x': cut.x}
@@ -235,6 +252,12 @@ def _block_index(name: str, cut: Cut, stats):
   for layer, (source, target) in declared.layers.items():
     if layer not in cut.params:
       continue
+    if source not in sets:
+      raise ValueError(
+          f'Block {name!r}: the slices of {type(cut.full).__name__} give '
+          f'{layer!r} the inputs {source!r}, which is the set of no layer '
+          f'before it; there are {", ".join(sorted(sets))}.'
+      )
     mine, kept = cut.params[layer], cut.small_params[layer]
     if target not in sets:
       size, k = (jax.tree.leaves(t)[-1].shape[-1] for t in (mine, kept))
@@ -250,6 +273,26 @@ def _block_index(name: str, cut: Cut, stats):
           lambda leaf, t=sets[target]: _axes('', leaf, None, t), stats[layer]
       )
   return index, moments, sets.get('y', cut.x)
+
+
+def _inner_index(name: str, declared: Slices, cut: Cut, stats):
+  """`_block_index` of a module whose parameters are those of one inside."""
+  full, small = (getattr(m, declared.inner) for m in (cut.full, cut.small))
+  key = next(iter(cut.params), declared.inner)
+  inner = cut._replace(
+      full=full,
+      small=small,
+      params=cut.params.get(key, {}),
+      small_params=cut.small_params.get(key, {}),
+  )
+  index, moments, current = _block_index(name, inner, stats.get(key, {}))
+  if declared.unflattened is not None:
+    current = _flatten(current, declared.unflattened(cut.shape))
+  return (
+      {key: index} if key in cut.params else {},
+      {key: moments} if moments else {},
+      current,
+  )
 
 
 def _axes(leaf_name: str, leaf, source, target):

@@ -68,6 +68,7 @@ from fedjax_het.engine.types import (
 )
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import scaled_outputs
+from fedjax_het.models.slices import innermost
 from fedjax_het.options import at_least, group_shares, one_of
 
 
@@ -369,7 +370,7 @@ def _predict(base, number, group, bases, x):
 def _check_scale(model: BlockModel) -> None:
   """Raises ValueError if only training scales the classifier's input."""
   for name, module in model.blocks:
-    if getattr(module, 'keeps_scale', False):
+    if getattr(innermost(module), 'keeps_scale', False):
       raise ValueError(
           f'SplitMix with rescale: block {name!r} of {model.name!r} has no '
           'norm, so its classifier would see other features in training than '

@@ -1,14 +1,16 @@
 """Linen modules of users as models of named blocks."""
 
 from collections.abc import Mapping
+import functools
 import inspect
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.models.heads import Block
+from fedjax_het.models.heads import Block, shapes
 from fedjax_het.models.layers import Linear
+from fedjax_het.models.slices import Slices
 
 # Parameters by which modules are told that they are trained, and their value.
 _SWITCHES = dict(
@@ -23,6 +25,8 @@ _COLLECTIONS = {'params', 'batch_stats'}
 
 class Identity(nn.Module):
   """Passes its input on, in the place of an extractor or a classifier."""
+
+  slices = Slices()
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -45,6 +49,12 @@ class Adapted(nn.Module):
   module: nn.Module
   flatten: bool = False
 
+  @property
+  def slices(self) -> Slices:
+    """Those of the module."""
+    maps = functools.partial(_output_shape, self.clone(flatten=False))
+    return Slices(inner='module', unflattened=maps if self.flatten else None)
+
   def __call__(self, x, train=False, mask=None):
     """[B, ...] -> [B, ...]; dropout and batch norm follow `train`."""
     names = [*inspect.signature(type(self.module).__call__).parameters]
@@ -59,6 +69,11 @@ class Adapted(nn.Module):
       }
       y = self.module(x, **switches)
     return y.reshape((y.shape[0], -1)) if self.flatten else y
+
+
+def _output_shape(module, shape):
+  """Per-example output shape of a block's module."""
+  return shapes((Block('', module),), (), shape)[''][1]
 
 
 def adapted_blocks(

@@ -55,12 +55,40 @@ class Slices(NamedTuple):
     flattens: Whether the module flattens its input first.
     sets: `(Cut) -> {name: [k] int}` for sets that do not follow from the sizes
       of the layers alone; None for none.
+    inner: Name of the field with the module that is narrowed instead, of a
+      module that only calls that one; its `slices` count. '' for none.
+    unflattened: Of a module with `inner` that flattens its output: `(input
+      shape) -> output shape before that`, both of one example. None for others.
   """
 
   fields: tuple[str, ...] = ()
   layers: Mapping[str, tuple[str, str]] = {}
   flattens: bool = False
   sets: Callable[[Cut], Mapping[str, Any]] | None = None
+  inner: str = ''
+  unflattened: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+
+
+def innermost(module: nn.Module) -> nn.Module:
+  """The module inside those that say by `Slices.inner` that they call it."""
+  field = _inner_field(module)
+  return innermost(getattr(module, field)) if field else module
+
+
+def change_innermost(
+    module: nn.Module, change: Callable[[nn.Module], nn.Module]
+) -> nn.Module:
+  """A copy of the module with `change(innermost(module))` inside."""
+  field = _inner_field(module)
+  if not field:
+    return change(module)
+  inner = change_innermost(getattr(module, field), change)
+  return module.clone(**{field: inner})
+
+
+def _inner_field(module):
+  declared = getattr(module, 'slices', None)
+  return declared.inner if isinstance(declared, Slices) else ''
 
 
 def shortcut(last_conv: str) -> Callable[[Cut], Mapping[str, Any]]:

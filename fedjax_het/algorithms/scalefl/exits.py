@@ -16,7 +16,7 @@ from fedjax_het.models import layers
 from fedjax_het.models.blocks import Block, BlockModel, Head
 from fedjax_het.models.depth import head_blocks, numbered_blocks
 from fedjax_het.models.norm import norm_layer
-from fedjax_het.models.slices import Slices
+from fedjax_het.models.slices import Slices, innermost
 from fedjax_het.options import share
 
 
@@ -60,7 +60,7 @@ def exit_head(model: BlockModel, after: str, name: str) -> Head:
     The head. Norms and initialisers are those of the block.
   """
   modules = dict(model.blocks)
-  shape, block = model.outputs[after], modules[after]
+  shape, block = model.outputs[after], innermost(modules[after])
   *front, last = head_blocks(model)
   if len(shape) == 3:
     conv = ExitConv(
