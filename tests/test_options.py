@@ -183,6 +183,33 @@ def test_every_entry_of_a_run_refuses_what_is_not_of_its_type():
     ))  # fmt: skip
 
 
+def test_what_is_no_function_and_no_model_is_refused():
+  federation = tiny_federation()
+  a_number = (math.nan, math.inf, 0.1)
+  rows = [(federation.local, 'learning_rate', v, 'a function of the round, '
+           'such as lambda round_num: 0.1') for v in a_number]
+  rows += [
+      (federation.local, 'optimizer', None, 'a function of the learning rate, '
+       'such as optax.adam'),
+      (federation.local, 'task', None, 'a Task'),
+      (federation, 'local', math.nan, 'a LocalTraining'),
+      (federation, 'server_model', math.nan, 'a BlockModel or None'),
+      (federation, 'groups', math.nan, 'a tuple or a list'),
+      (federation, 'groups', (math.nan,), 'a Group'),
+      (federation.groups[0], 'model', None, 'a BlockModel'),
+      (federation.groups[0], 'partner', math.nan, 'a BlockModel or None'),
+      (federation.groups[0], 'client_ids', math.nan, 'a row of integers'),
+      (federation.groups[0], 'client_ids', [math.nan], 'integers of at least'),
+      (federation.groups[0], 'client_ids', [0.0], 'integers of at least 0, '),
+      (federation.groups[0], 'client_ids', [-1], 'integers of at least 0, '),
+  ]
+  for whole, name, value, words in rows:
+    with pytest.raises(ValueError, match=rf'^{name} must be {words}.*got '):
+      dataclasses.replace(whole, **{name: value})
+  with pytest.raises(ValueError, match=r'^groups must hold at least'):
+    dataclasses.replace(federation, groups=())
+
+
 def test_a_width_is_a_share():
   model = create('mlp', (4,), 2)
   for rate in (math.nan, math.inf, -math.inf, 0, 1.5, 'x', True):
