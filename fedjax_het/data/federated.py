@@ -187,9 +187,9 @@ class FederatedData:
 def check_scale(mean, std) -> None:
   """Raises ValueError for a mean not finite, or a deviation not above 0."""
   for value in np.atleast_1d(mean).tolist():
-    check_type('mean', value, float)
+    check_type('mean of the features', value, float)
   for value in np.atleast_1d(std).tolist():
-    positive(std=value)
+    positive(**{'std of the features': value})
 
 
 @dataclasses.dataclass(frozen=True)
