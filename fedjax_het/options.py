@@ -1,9 +1,9 @@
 """Checks of options, for all constructors and for configs, in one line each.
 
 A constructor checks ranges with `at_least`, `integer_between`, `between`,
-`positive`, `not_negative` and `one_of`. The types of its keyword-only
-parameters are checked with `check_options` in a config and with `check_call`
-in a call.
+`positive`, `not_negative` and `one_of`, and other values with `counts` and
+`function_of`. The types of its keyword-only parameters are checked with
+`check_options` in a config and with `check_call` in a call.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -148,6 +148,40 @@ def at_least(low: int, **options: int) -> None:
   integer_between(low, None, **options)
 
 
+def counts(**options: Any) -> None:
+  """Raises ValueError for what is no row of integers of at least 0.
+
+  Args:
+    **options: Arrays or sequences by name.
+  """
+  for name, values in options.items():
+    found = np.asarray(values)
+    if found.ndim != 1:
+      raise ValueError(
+          f'{name} must be a row of integers, got {shown(values)}.'
+      )
+    if not np.issubdtype(found.dtype, np.integer) or np.any(found < 0):
+      raise ValueError(
+          f'{name} must be integers of at least 0, got {shown(values)}.'
+      )
+
+
+def function_of(what: str, example: str, **options: Callable) -> None:
+  """Raises ValueError for an option that cannot be called.
+
+  Args:
+    what: What it is a function of, such as 'the round'.
+    example: Such a function, as a user would write it.
+    **options: Values by name.
+  """
+  for name, value in options.items():
+    if not callable(value):
+      raise ValueError(
+          f'{name} must be a function of {what}, such as {example}, got '
+          f'{shown(value)}.'
+      )
+
+
 def booleans(**options: bool) -> None:
   """Raises ValueError for an option that is neither True nor False."""
   for name, value in options.items():
@@ -260,7 +294,11 @@ def _is_union(kind: Any) -> bool:
 
 def _describe(kind: Any) -> str:
   kinds = typing.get_args(kind) if _is_union(kind) else (kind,)
-  return ' or '.join(_WORDS.get(k) or str(k) for k in kinds)
+  return ' or '.join(_WORDS.get(k) or _name(k) for k in kinds)
+
+
+def _name(kind: Any) -> str:
+  return f'a {kind.__name__}' if isinstance(kind, type) else str(kind)
 
 
 def check_type(

@@ -180,16 +180,13 @@ def define_flags() -> None:
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """absl's flags parser with one line per error."""
+  from fedjax_het.options import integer_between
+
   rest = terminal.parse_flags(argv)
-  if flags.FLAGS.num_public < 1:
-    terminal.fail(
-        f'num_public must be at least 1, got {flags.FLAGS.num_public}.'
-    )
-  if flags.FLAGS.num_public > _MOST_PUBLIC:
-    terminal.fail(
-        f'num_public must be at most {_MOST_PUBLIC}, got '
-        f'{flags.FLAGS.num_public}.'
-    )
+  try:
+    integer_between(1, _MOST_PUBLIC, num_public=flags.FLAGS.num_public)
+  except ValueError as error:
+    terminal.fail(error)
   return rest
 
 

@@ -7,15 +7,23 @@ import math
 import typing
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het import depthwise
 from fedjax_het import options as opt
+from fedjax_het.aggregation.averaging import model_training
 from fedjax_het.aggregation.slicing import make_level
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.federated import crop_flip, cut_out
 from fedjax_het.data.partition import PARTITIONS, partition
 from fedjax_het.engine.clock import Device
+from fedjax_het.engine.distill import distillation
+from fedjax_het.engine.rounds import make_rounds
 from fedjax_het.models import MODELS, create
+from fedjax_het.models.norm import BatchNorm, GroupNorm, LayerNorm
 from fedjax_het.names import check_name
 from tests.algorithms.suite import needed_federation
 from tests.tiny import tiny_federation
@@ -181,6 +189,71 @@ def test_every_entry_of_a_run_refuses_what_is_not_of_its_type():
     refused(name, lambda n=name: dataclasses.replace(
         federation.local, **{n: -1}
     ))  # fmt: skip
+
+
+def test_what_is_no_function_and_no_model_is_refused():
+  federation = tiny_federation()
+  a_number = (math.nan, math.inf, 0.1)
+  rows = [(federation.local, 'learning_rate', v, 'a function of the round, '
+           'such as lambda round_num: 0.1') for v in a_number]
+  rows += [
+      (federation.local, 'optimizer', None, 'a function of the learning rate, '
+       'such as optax.adam'),
+      (federation.local, 'task', None, 'a Task'),
+      (federation, 'local', math.nan, 'a LocalTraining'),
+      (federation, 'server_model', math.nan, 'a BlockModel or None'),
+      (federation, 'groups', math.nan, 'a tuple or a list'),
+      (federation, 'groups', (math.nan,), 'a Group'),
+      (federation.groups[0], 'model', None, 'a BlockModel'),
+      (federation.groups[0], 'partner', math.nan, 'a BlockModel or None'),
+      (federation.groups[0], 'client_ids', math.nan, 'a row of integers'),
+      (federation.groups[0], 'client_ids', [math.nan], 'integers of at least'),
+      (federation.groups[0], 'client_ids', [0.0], 'integers of at least 0, '),
+      (federation.groups[0], 'client_ids', [-1], 'integers of at least 0, '),
+  ]
+  for whole, name, value, words in rows:
+    with pytest.raises(ValueError, match=rf'^{name} must be {words}.*got '):
+      dataclasses.replace(whole, **{name: value})
+  with pytest.raises(ValueError, match=r'^groups must hold at least'):
+    dataclasses.replace(federation, groups=())
+
+
+NOT_COUNTS = (math.nan, math.inf, 0.5, -1)
+NOT_AMOUNTS = (math.nan, math.inf, -1.0)
+
+
+def calls_with_a_number():
+  """(name, a function of the number, numbers that it must refuse)."""
+  model, image = create('mlp', (4,), 2), jnp.zeros((1, 2, 2, 1))
+  above_0, logits = (*NOT_AMOUNTS, 0), jnp.zeros((1, 2))
+  key = jax.random.key(0)
+  return [
+      ('capacity', lambda v: make_rounds(None, v), (*NOT_COUNTS, 0)),
+      ('budget', lambda v: depthwise.pack([1, 2], v), above_0),
+      ('slack', lambda v: depthwise.pack([1, 2], 3, v), NOT_AMOUNTS),
+      ('costs', lambda v: depthwise.pack([v, 2], 3), NOT_AMOUNTS),
+      ('batch_size', lambda v: depthwise.paper_costs(model, v), NOT_COUNTS),
+      ('full', lambda v: depthwise.budget_mb('1/2', v), above_0),
+      ('budget', lambda v: depthwise.Schedule((), (), v), above_0),
+      ('num_models', lambda v: depthwise.Schedule((), (), 1, v), NOT_COUNTS),
+      ('num_classes', lambda v: dataclasses.replace(model, num_classes=v),
+       (*NOT_COUNTS, 0)),
+      ('momentum', lambda v: BatchNorm(momentum=v), (*NOT_AMOUNTS, 1.5)),
+      ('epsilon', lambda v: BatchNorm(epsilon=v), NOT_AMOUNTS),
+      ('groups', lambda v: GroupNorm(groups=v), (*NOT_COUNTS, 0)),
+      ('epsilon', lambda v: GroupNorm(epsilon=v), NOT_AMOUNTS),
+      ('eps', lambda v: LayerNorm(eps=v), NOT_AMOUNTS),
+      ('mu', lambda v: model_training(tiny_federation().local, v), NOT_AMOUNTS),
+      ('temperature', lambda v: distillation(logits, logits, v), above_0),
+      ('side', lambda v: cut_out(key, image, side=v), NOT_COUNTS),
+      ('pad', lambda v: crop_flip(key, image, pad=v), NOT_COUNTS),
+  ]  # fmt: skip
+
+
+def test_numbers_out_of_their_range_are_refused_when_they_are_given():
+  for name, call, wrong in calls_with_a_number():
+    for value in wrong:
+      refused(name, functools.partial(call, value))
 
 
 def test_a_width_is_a_share():

@@ -7,6 +7,7 @@ from fedjax_het.aggregation.exchange import WeightExchange
 from fedjax_het.engine.local import fit_model, init_optimizer
 from fedjax_het.engine.types import FederatedAlgorithm, LocalTraining, Uplink
 from fedjax_het.models.blocks import Variables
+from fedjax_het.options import not_negative
 
 
 class Client(NamedTuple):
@@ -38,7 +39,11 @@ def model_training(
   Returns:
     `train` and `keep` as `average_weights` takes them; the optimiser is
     reset in each visit unless `local.keep_optimizer` says otherwise.
+
+  Raises:
+    ValueError: If `mu` is negative or not finite.
   """
+  not_negative(mu=mu)
   keep = local.keeps_optimizer(False)
 
   def train(group, start, data, visit, opt_state=None):

@@ -6,6 +6,7 @@ gathered, normalised and augmented inside the compiled step.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import NamedTuple, Protocol
 
 import flax.struct
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import arrays
+from fedjax_het.options import at_least, check_type, positive
 
 
 class Batch(NamedTuple):
@@ -182,21 +184,36 @@ class FederatedData:
     )
 
 
-class Normalise(NamedTuple):
+def check_scale(mean, std) -> None:
+  """Raises ValueError for a mean not finite, or a deviation not above 0."""
+  for value in np.atleast_1d(mean).tolist():
+    check_type('mean of the features', value, float)
+  for value in np.atleast_1d(std).tolist():
+    positive(**{'std of the features': value})
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalise:
   """Maps uint8 images to zero mean and unit variance per channel.
 
   Attributes:
     mean: Per-channel mean of the training images in [0, 1].
-    std: Per-channel standard deviation in [0, 1].
+    std: Per-channel standard deviation in [0, 1], above 0.
     augment: `(key, images [B, H, W, C] uint8) -> images`, applied when a key
       is given; None for no augmentation.
     augment_after: The same for normalised images, float32, with the same key.
+
+  Raises:
+    ValueError: If a number is out of its range.
   """
 
   mean: tuple[float, ...]
   std: tuple[float, ...]
   augment: Callable[..., jax.Array] | None = None
   augment_after: Callable[..., jax.Array] | None = None
+
+  def __post_init__(self):
+    check_scale(self.mean, self.std)
 
   def __call__(self, images, key=None):
     """[B, H, W, C] uint8 -> float32, augmented if there is a key."""
@@ -225,7 +242,11 @@ def crop_flip(key, images, *, pad=4, flip=True):
 
   Returns:
     [B, H, W, C] uint8.
+
+  Raises:
+    ValueError: If `pad` is no integer of at least 0.
   """
+  at_least(0, pad=pad)
   num, height, width, channels = images.shape
   crop_key, flip_key, _ = jax.random.split(key, 3)
   padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -256,10 +277,14 @@ def cut_out(key, images, *, side: int):
   Returns:
     [B, H, W, C] of the same type.
 
+  Raises:
+    ValueError: If `side` is no integer of at least 0.
+
   References:
     DeVries and Taylor, `Improved Regularization of Convolutional Neural
     Networks with Cutout <https://arxiv.org/abs/1708.04552>`_, 2017.
   """
+  at_least(0, side=side)
   num, height, width, _ = images.shape
   _, _, cut_key = jax.random.split(key, 3)
   centre = jax.random.randint(

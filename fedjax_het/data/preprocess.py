@@ -7,19 +7,20 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.data.federated import Normalise, unchanged
+from fedjax_het.data.federated import Normalise, check_scale, unchanged
 
 # Examples whose statistics are computed at once.
 _CHUNK = 2048
 
 
-class Standardise(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Standardise:
   """Maps float features to zero mean and unit variance on their last axis.
 
   Attributes:
@@ -28,12 +29,18 @@ class Standardise(NamedTuple):
     augment: `(key, features) -> features`, applied when a key is given; None
       for no augmentation.
     augment_after: The same for standardised features, with the same key.
+
+  Raises:
+    ValueError: If a number is out of its range.
   """
 
   mean: tuple[float, ...]
   std: tuple[float, ...]
   augment: Callable[..., jax.Array] | None = None
   augment_after: Callable[..., jax.Array] | None = None
+
+  def __post_init__(self):
+    check_scale(self.mean, self.std)
 
   def __call__(
       self, features: jax.Array, key: jax.Array | None = None
@@ -128,6 +135,9 @@ def make_preprocess(
 
   Returns:
     `(features, key or None) -> inputs`; see the module docstring.
+
+  Raises:
+    ValueError: If a mean is not finite, or a deviation not above 0.
   """
   features = np.asarray(features)
   if mean is None or std is None:

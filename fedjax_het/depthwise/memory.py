@@ -36,6 +36,7 @@ import jax.numpy as jnp
 from fedjax_het.depthwise.stages import head_start
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.names import shown
+from fedjax_het.options import at_least, not_negative, positive
 
 MB = 2**20
 
@@ -120,7 +121,19 @@ class Costs(NamedTuple):
 
 
 def paper_costs(model: BlockModel, batch_size: int = 32) -> Costs:
-  """The paper's estimate, in which a stage costs the sum of its units."""
+  """The paper's estimate, in which a stage costs the sum of its units.
+
+  Args:
+    model: The whole model.
+    batch_size: Examples a step.
+
+  Returns:
+    The costs, in MB.
+
+  Raises:
+    ValueError: If `batch_size` is no integer of at least 1.
+  """
+  at_least(1, batch_size=batch_size)
   table = block_table(model)
   head = head_start(model)
   units = [paper_mb(cost, batch_size) for cost in table[1:head]]
@@ -149,11 +162,15 @@ def pack(
     Half-open ranges of units, ascending.
 
   Raises:
-    ValueError: If the last unit does not fit; names the smallest budget that
-      would do.
+    ValueError: If a number is out of its range, or the last unit does not fit;
+      names the smallest budget that would do.
   """
+  positive(budget=budget)
+  not_negative(slack=slack)
   if not isinstance(costs, Costs):
     units = tuple(costs)
+    for cost in units:
+      not_negative(costs=cost)
     costs = Costs(sum(units), lambda a, b: math.fsum(units[a:b]), len(units))
   # A budget of exactly a stage's cost holds it, whatever the rounding.
   limit = budget * (1 + slack) * (1 + 1e-9)
@@ -217,7 +234,8 @@ def budget_mb(budget: str | float, full: float) -> float:
     MB, above 0.
 
   Raises:
-    ValueError: If it cannot be read.
+    ValueError: If it cannot be read, or `full` is not above 0.
   """
+  positive(full=full)
   number, absolute = read_budget('budget', budget)
   return number if absolute else number * full

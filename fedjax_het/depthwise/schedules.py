@@ -1,18 +1,19 @@
 """Schedules of stages for memory budgets."""
 
+import dataclasses
 import functools
-from typing import NamedTuple
 
 from fedjax_het.depthwise import memory
 from fedjax_het.depthwise.measured import measured_costs, step_memory
 from fedjax_het.depthwise.stages import Stage, head_start, make_stages
 from fedjax_het.engine.types import Federation, Group, LocalTraining
-from fedjax_het.options import at_least, not_negative, one_of
+from fedjax_het.options import at_least, not_negative, one_of, positive
 
 PLANS = ('paper', 'measured')
 
 
-class Schedule(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Schedule:
   """The schedule of a group's clients.
 
   Attributes:
@@ -20,12 +21,20 @@ class Schedule(NamedTuple):
     stages: The stages.
     budget: MB, as the plan counts them; None for a group without a budget.
     num_models: Whole models that are trained together (MKD); 1 for none.
+
+  Raises:
+    ValueError: If a number is out of its range.
   """
 
   spans: tuple[tuple[int, int], ...]
   stages: tuple[Stage, ...]
   budget: float | None = None
   num_models: int = 1
+
+  def __post_init__(self):
+    if self.budget is not None:
+      positive(budget=self.budget)
+    at_least(1, num_models=self.num_models)
 
 
 def make_schedules(

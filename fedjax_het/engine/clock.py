@@ -23,7 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.names import check_name
-from fedjax_het.options import between, not_negative, positive
+from fedjax_het.options import (
+    at_least,
+    between,
+    check_type,
+    counts,
+    not_negative,
+    positive,
+)
 
 MODES = ('async', 'sequential')
 _UPLOAD, _DOWNLOAD = 0, 1  # The order of events at one time.
@@ -75,7 +82,8 @@ class Device:
     between(0, 1, **{'drop_out of a device': self.drop_out})
 
 
-class Fleet(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Fleet:
   """Devices and work of the clients; one entry per client.
 
   Attributes:
@@ -84,6 +92,10 @@ class Fleet(NamedTuple):
     down_bytes: Bytes of its download.
     up_bytes: Bytes of its upload.
     seed: Seed of jitter, pauses and losses. Every client has its own stream.
+
+  Raises:
+    ValueError: If there is no device, or a field does not hold one integer of
+      at least 0 for each.
   """
 
   devices: Sequence[Device]
@@ -91,6 +103,21 @@ class Fleet(NamedTuple):
   down_bytes: Sequence[int]
   up_bytes: Sequence[int]
   seed: int = 0
+
+  def __post_init__(self):
+    if not len(self.devices):
+      raise ValueError('devices must hold at least one Device, got none.')
+    for device in self.devices:
+      check_type('devices', device, Device)
+    for name in ('examples', 'down_bytes', 'up_bytes'):
+      values = getattr(self, name)
+      counts(**{name: values})
+      if len(values) != len(self.devices):
+        raise ValueError(
+            f'{name} must be {len(self.devices)} integers, one for each '
+            f'device, got {len(values)}.'
+        )
+    check_type('seed', self.seed, int, high=math.inf)
 
   def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
     """Yields a client's visits: seconds, whether lost, seconds of pause."""
@@ -178,10 +205,13 @@ def stream(
     `Schedule`.
 
   Raises:
-    ValueError: If the mode is unknown, no upload would ever arrive, or, while
-      iterating, a visit takes no time or a million visits in a row are lost.
+    ValueError: If the mode is unknown, `max_staleness` is no integer of at
+      least 0, no upload would ever arrive, or, while iterating, a visit takes
+      no time or a million visits in a row are lost.
   """
   check_name('mode', mode, MODES)
+  if max_staleness is not None:
+    at_least(0, max_staleness=max_staleness)
   if all(device.drop_out == 1 for device in fleet.devices):
     raise ValueError(
         'No upload would ever arrive: drop_out is 1 for every client.'
@@ -252,9 +282,10 @@ def plan(
     The schedule.
 
   Raises:
-    ValueError: If the mode is unknown, no upload would ever arrive, or a visit
-      takes no time.
+    ValueError: If the mode is unknown, a number is no integer of at least 0, no
+      upload would ever arrive, or a visit takes no time.
   """
+  at_least(0, num_uploads=num_uploads)
   uploads, downloads, losses = [], [], []
   for kind, event in stream(fleet, mode, max_staleness):
     if len(uploads) == num_uploads:

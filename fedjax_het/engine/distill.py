@@ -8,6 +8,8 @@ References:
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.options import positive
+
 
 def distillation(
     student, teacher, temperature: float = 1.0, *, detach: bool = True
@@ -20,12 +22,17 @@ def distillation(
   Args:
     student: [B, C] logits.
     teacher: [B, C] logits.
-    temperature: T, above 0.
+    temperature: T, above 0; an array, maybe traced, is not checked.
     detach: Whether nothing flows back into the teacher's logits.
 
   Returns:
     [B] in nats.
+
+  Raises:
+    ValueError: If `temperature` is a number that is not above 0, or not finite.
   """
+  if not isinstance(temperature, jax.Array):
+    positive(temperature=temperature)
   if detach:
     teacher = jax.lax.stop_gradient(teacher)
   log_p = jax.nn.log_softmax(teacher / temperature)

@@ -19,6 +19,7 @@ from fedjax_het.engine.rows import put_row
 from fedjax_het.engine.traffic import num_bytes
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.engine.visits import round_key
+from fedjax_het.options import at_least
 
 
 class State(NamedTuple):
@@ -205,7 +206,11 @@ def make_rounds(
     (int, may differ from call to call) of these are run. Leaves of `reports`
     are [R, ...], zeros from `num` on. It is one compiled program, which donates
     `state`.
+
+  Raises:
+    ValueError: If `capacity` is no integer of at least 1.
   """
+  at_least(1, capacity=capacity)
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=shardings)
   def run_rounds(state, data, key, who, num):

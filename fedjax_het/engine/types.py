@@ -15,8 +15,13 @@ import optax
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.models.blocks import BlockModel
-from fedjax_het.names import shown
-from fedjax_het.options import at_least, booleans
+from fedjax_het.options import (
+    at_least,
+    booleans,
+    check_type,
+    counts,
+    function_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,9 @@ class Group:
       methods with one; None for none.
     options: {name: value}, the method's options of this group, such as a memory
       budget; see `Needs.group_options`.
+
+  Raises:
+    ValueError: If a model is none, or the ids are no row of integers.
   """
 
   name: str
@@ -38,6 +46,11 @@ class Group:
   client_ids: np.ndarray
   partner: BlockModel | None = None
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    check_type('model', self.model, BlockModel)
+    check_type('partner', self.partner, BlockModel | None)
+    counts(client_ids=self.client_ids)
 
   @property
   def num_clients(self) -> int:
@@ -70,8 +83,9 @@ class LocalTraining:
     task: The loss that is minimised, and the metrics that are reported.
 
   Raises:
-    ValueError: If a number is out of its range, or the optimizer is no function
-      of a learning rate.
+    ValueError: If a number is out of its range, the optimizer is no function
+      of a learning rate, the learning rate none of the round, or the task no
+      `Task`.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -91,6 +105,13 @@ class LocalTraining:
           'optax.lion or lambda rate: optax.chain(optax.clip(1.0), '
           'optax.sgd(rate)), got a transformation.'
       )
+    function_of(
+        'the learning rate', 'optax.adam', optimizer=self.optimizer
+    )
+    function_of(
+        'the round', 'lambda round_num: 0.1', learning_rate=self.learning_rate
+    )
+    check_type('task', self.task, Task)
     at_least(0, epochs=self.epochs)
     at_least(1, batch_size=self.batch_size)
     if self.steps is not None:
@@ -108,16 +129,12 @@ class LocalTraining:
 
 def _check_sizes(sizes, num_clients: int) -> None:
   """Raises ValueError unless they are one count for each client."""
-  sizes = np.asarray(sizes)
-  if sizes.shape != (num_clients,):
+  if np.shape(sizes) != (num_clients,):
     raise ValueError(
         f'sizes must be {num_clients} integers, one for each client, got the '
-        f'shape {sizes.shape}.'
+        f'shape {np.shape(sizes)}.'
     )
-  if not np.issubdtype(sizes.dtype, np.integer) or np.any(sizes < 0):
-    raise ValueError(
-        f'sizes must be integers of at least 0, got {shown(sizes)}.'
-    )
+  counts(sizes=sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +153,8 @@ class Federation:
     server_model: The architecture of the server's own model, or None.
 
   Raises:
-    ValueError: If groups do not fit together, or a number is out of its range.
+    ValueError: If there is no group, groups do not fit together, or a value is
+      of the wrong type or out of its range.
   """
 
   groups: tuple[Group, ...]
@@ -148,6 +166,13 @@ class Federation:
   server_model: BlockModel | None = None
 
   def __post_init__(self):
+    check_type('local', self.local, LocalTraining)
+    check_type('server_model', self.server_model, BlockModel | None)
+    check_type('groups', self.groups, tuple | list)
+    if not self.groups:
+      raise ValueError('groups must hold at least one Group, got none.')
+    for group in self.groups:
+      check_type('groups', group, Group)
     names = [group.name for group in self.groups]
     if len(set(names)) != len(names):
       raise ValueError(f'Group names must differ, got {names}.')

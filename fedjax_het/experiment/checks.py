@@ -40,7 +40,12 @@ from fedjax_het.models import (
   model_options,
 )
 from fedjax_het.names import check_name, shown, suggest
-from fedjax_het.options import INT32_MAX, check_options, keyword_options
+from fedjax_het.options import (
+    INT32_MAX,
+    check_options,
+    integer_between,
+    keyword_options,
+)
 from fedjax_het.renamed import check_renamed
 
 # Names that would be mistaken for another key of a metrics line.
@@ -79,11 +84,9 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_needs(config)
   libraries.check(config.conv_backend)
   total = sum(group_spec(config, name).clients for name in config.groups)
-  if config.cohort_size is not None and config.cohort_size > total:
-    raise ValueError(
-        f'cohort_size={config.cohort_size} is larger than the population of '
-        f'{total} clients; it must be between 1 and {total}.'
-    )
+  if config.cohort_size is not None:
+    size = config.cohort_size
+    integer_between(1, total, **{f'cohort_size of {total} clients': size})
   _check_clock(config, total)
   _check_callbacks(config.callbacks)
   _check_dispatch(config)

@@ -16,7 +16,7 @@ from fedjax_het.engine.visits import check_inputs
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import write_atomically
 from fedjax_het.names import check_name
-from fedjax_het.options import at_least
+from fedjax_het.options import integer_between
 
 
 class Model(NamedTuple):
@@ -146,12 +146,7 @@ class Trained:
             f'one of the clients {chosen.client_ids.tolist()!r:.80}.'
         )
     else:
-      at_least(0, client=client)
-      if client >= federation.num_clients:
-        raise ValueError(
-            f'client must be one of 0..{federation.num_clients - 1}, got '
-            f'{client}.'
-        )
+      integer_between(0, federation.num_clients - 1, client=client)
       group_of, row_of = federation.places()
       chosen = federation.groups[group_of[client]]
       row = int(row_of[client])

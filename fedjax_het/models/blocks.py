@@ -24,6 +24,7 @@ from fedjax_het.models import heads as heads_lib
 from fedjax_het.models.forward import Variables
 from fedjax_het.models.heads import Block, Head
 from fedjax_het.names import check_name
+from fedjax_het.options import at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,7 @@ class BlockModel:
   heads: tuple[Head, ...] = ()
 
   def __post_init__(self):
+    at_least(1, num_classes=self.num_classes)
     heads_lib.check_blocks(self.name, self.blocks, self.heads)
     if not 0 < self.cut[0] < self.cut[1] < len(self.blocks):
       raise ValueError(

@@ -27,7 +27,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_het.kernels.layer_norm import layer_norm
-from fedjax_het.options import one_of
+from fedjax_het.options import at_least, between, not_negative, one_of
 
 
 def _example_mean(x):
@@ -83,6 +83,9 @@ class BatchNorm(nn.Module):
       own, too.
     epsilon: Added to the variance.
 
+  Raises:
+    ValueError: If a number is out of its range.
+
   References:
     Ioffe and Szegedy, `Batch Normalization
     <https://arxiv.org/abs/1502.03167>`_, 2015.
@@ -90,6 +93,12 @@ class BatchNorm(nn.Module):
 
   momentum: float | None = 0.9
   epsilon: float = 1e-5
+
+  def __post_init__(self):
+    if self.momentum is not None:
+      between(0, 1, momentum=self.momentum)
+    not_negative(epsilon=self.epsilon)
+    super().__post_init__()
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -133,12 +142,20 @@ class GroupNorm(nn.Module):
     groups: Number of groups, lowered to the largest divisor of the channels.
     epsilon: Added to the variance.
 
+  Raises:
+    ValueError: If a number is out of its range.
+
   References:
     Wu and He, `Group Normalization <https://arxiv.org/abs/1803.08494>`_, 2018.
   """
 
   groups: int = 4
   epsilon: float = 1e-5
+
+  def __post_init__(self):
+    at_least(1, groups=self.groups)
+    not_negative(epsilon=self.epsilon)
+    super().__post_init__()
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -165,9 +182,16 @@ class LayerNorm(nn.Module):
 
   Attributes:
     eps: Added to the variance.
+
+  Raises:
+    ValueError: If it is negative or not finite.
   """
 
   eps: float = 1e-6
+
+  def __post_init__(self):
+    not_negative(eps=self.eps)
+    super().__post_init__()
 
   @nn.compact
   def __call__(self, x):

@@ -1,7 +1,7 @@
 """Exchange: what travels, means over owners, server steps, refusals."""
 
 import math
-import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fedjax_het.aggregation.server import (
 )
 from fedjax_het.aggregation.sharing import Sharing, ends_only
 from fedjax_het.engine.types import Federation, Group
-from fedjax_het.models.blocks import Variables
+from fedjax_het.models.blocks import BlockModel, Variables
 from tests.tiny import tiny_federation, tiny_local, tiny_model
 
 
@@ -31,8 +31,10 @@ def stub_group(name, ids, sizes, stats=()):
       {block: {'w': leaf(n)} for block, n in sizes.items()},
       {block: {'mean': leaf(1), 'var': leaf(1)} for block in stats},
   )
-  model = types.SimpleNamespace(
-      abstract_variables=variables, intermediate=tuple(sizes)[1:-1]
+  model = mock.Mock(
+      spec=BlockModel,
+      abstract_variables=variables,
+      intermediate=tuple(sizes)[1:-1],
   )
   return Group(name, model, np.asarray(ids))
 

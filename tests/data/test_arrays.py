@@ -163,6 +163,22 @@ def test_the_preprocessing_follows_the_type():
   assert as_floats(images('bool')).dtype == np.float32
 
 
+@pytest.mark.parametrize('kind', ['uint8', 'float32'])
+def test_a_scale_that_is_not_finite_is_refused(kind):
+  features = images(kind, (2,))
+  for wrong in (np.nan, np.inf, -np.inf, 0.0, -1.0):
+    with pytest.raises(ValueError, match=r'^std of the features must be '):
+      make_preprocess(features, (0.5, 0.5), (1.0, wrong))
+  for wrong in (np.nan, np.inf, -np.inf):
+    with pytest.raises(ValueError, match=r'^mean of the features must be a f'):
+      make_preprocess(features, (0.5, wrong), (1.0, 1.0))
+
+
+def test_features_without_a_mean_are_refused():
+  with pytest.raises(ValueError, match=r'^mean of the features must be a f'):
+    make_preprocess(np.array([[1.0, np.nan]]))
+
+
 def test_standardised_features_are_augmented_with_a_key():
   def add(amount):
     return lambda key, x: x + amount

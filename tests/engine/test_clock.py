@@ -10,6 +10,7 @@ from fedjax_het.engine.clock import (
   Fleet,
   Schedule,
   plan,
+  stream,
   synchronous_times,
 )
 
@@ -84,7 +85,7 @@ def test_deterministic_and_extendable(mode):
   assert_prefix(short, long)
   assert_prefix(plan(many, 40, mode), long)
   assert len(long.client) == 40 and len(long.lost_client) > 0
-  other = plan(many._replace(seed=6), 40, mode)
+  other = plan(dataclasses.replace(many, seed=6), 40, mode)
   assert not np.array_equal(other.time, long.time)
   assert np.all(np.diff(long.time) >= 0)
 
@@ -169,6 +170,25 @@ def test_wrong_devices_are_refused(options, expected):
   with pytest.raises(ValueError) as error:
     Device(**options)
   assert str(error.value) == expected
+
+
+def test_a_wrong_fleet_and_a_wrong_plan_are_refused():
+  two = fleet(device(1), device(2))
+  wrong = [('devices', (), 'must hold at'), ('devices', (1,), 'must be a Dev')]
+  for name in ('examples', 'down_bytes', 'up_bytes'):
+    wrong += [
+        (name, [1, value], 'must be integers of at least 0, got ')
+        for value in (float('nan'), float('inf'), -1, 0.5)
+    ]
+    wrong += [(name, [1], 'must be 2 integers, one for each device, got 1')]
+  for name, value, words in (*wrong, ('seed', 0.5, 'must be an integer')):
+    with pytest.raises(ValueError, match=f'^{name} {words}'):
+      dataclasses.replace(two, **{name: value})
+  for value in (0.5, float('nan'), float('inf'), -1):
+    with pytest.raises(ValueError, match=r'^num_uploads must be '):
+      plan(two, value)
+    with pytest.raises(ValueError, match=r'^max_staleness must be '):
+      stream(two, max_staleness=value)
 
 
 def test_what_can_never_run_is_refused():

@@ -1,5 +1,6 @@
 """A schedule planned as rounds need it is the one planned as a whole."""
 
+import dataclasses
 import itertools
 import tracemalloc
 
@@ -149,8 +150,8 @@ def test_a_fleet_that_loses_nearly_all_is_refused(monkeypatch):
     synchronous_times(losing, np.array([[0]]))
   # Very many losses of one client between two uploads of another.
   mixed = fleet(1e-7, 1)
-  mixed = mixed._replace(
-      devices=[fleet(1e-7, drop_out=1.0).devices[0], mixed.devices[1]]
+  mixed = dataclasses.replace(
+      mixed, devices=[fleet(1e-7, drop_out=1.0).devices[0], mixed.devices[1]]
   )
   with pytest.raises(ValueError, match='1000 visits in a row were lost'):
     plan(mixed, 1)

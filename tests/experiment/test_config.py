@@ -63,8 +63,7 @@ def test_default_config_of_every_algorithm_is_right(name):
         (dict(nonfinite='ignore'), "Unknown nonfinite 'ignore'; known are"),
         (
             dict(cohort_size=6),
-            'cohort_size=6 is larger than the population of 5 clients; it must '
-            'be between 1 and 5.',
+            'cohort_size of 5 clients must be at least 1 and at most 5, got 6.',
         ),
         (
             dict(target_accuracy=90.0),

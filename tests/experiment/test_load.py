@@ -122,8 +122,8 @@ def test_wrong_questions_are_refused(results, tmp_path):
       (lambda: shared.model(), 'either a group or a client'),
       (lambda: shared.model('small', client=0), 'either a group or a client'),
       (lambda: shared.model('smal'), "Unknown group 'smal'; did you mean"),
-      (lambda: shared.model(client=5), r'client must be one of 0\.\.4, got 5'),
-      (lambda: shared.model(client=-1), 'client must be at least 0'),
+      (lambda: shared.model(client=5), '^client must be at least 0 and at mos'),
+      (lambda: shared.model(client=-1), '^client must be at least 0 and at mo'),
       (lambda: personal.model('small'), r'name one of the clients \[2, 3, 4\]'),
   ):
     with pytest.raises(ValueError, match=message):

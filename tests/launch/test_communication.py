@@ -89,4 +89,6 @@ def test_the_command_prints_both_tables():
 def test_mistakes_take_one_line():
   done = forks.run('communication', ['--num_public=0'], ROOT)
   assert done.code == 2
-  assert done.err == 'Error: num_public must be at least 1, got 0.\n'
+  assert done.err == (
+      'Error: num_public must be at least 1 and at most 1000000, got 0.\n'
+  )
