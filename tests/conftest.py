@@ -11,7 +11,8 @@ import pytest
 # and half as long with the older code for fused loops. An unknown flag ends a
 # process, so it is set for the versions that are known to have it, and where
 # no other flags are set. Two processes run tests, so one thread each is to
-# compile.
+# compile. The tests of a file run in one of them (`--dist loadfile`), and share
+# what they compile.
 # Programs that tests start take these settings from the environment.
 if jax.__version_info__[:2] == (0, 10):
   os.environ.setdefault(
@@ -60,19 +61,6 @@ def pytest_configure(config):
   """
   if config.option.markexpr == 'not slow':
     jax.config.update('jax_default_prng_impl', _GENERATOR)
-
-
-def pytest_collection_modifyitems(items):
-  """Tests of one file run in one process, which shares their compilations.
-
-  The shared suite runs algorithm by algorithm instead.
-  """
-  for item in items:
-    group = item.path.stem
-    params = item.callspec.params if hasattr(item, 'callspec') else {}
-    if group == 'test_suite':
-      group = f'{group}-{params.get("name")}'
-    item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _resident_bytes() -> int:

@@ -48,12 +48,15 @@ def draw(shapes, seed):
 
 
 def zeros(shapes):
-  return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  return jax.tree.map(
+      lambda s: jnp.asarray(np.zeros(s.shape, s.dtype)), shapes
+  )
 
 
 def masked(model, index, part):
   """The narrow parameters in a full model of zeros."""
-  return scatter_add(zeros(model.abstract_variables.params), index, part)
+  full = zeros(model.abstract_variables.params)
+  return jax.jit(lambda full, part: scatter_add(full, index, part))(full, part)
 
 
 def kept_layer_norm(kept):

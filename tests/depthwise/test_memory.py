@@ -186,17 +186,14 @@ def temporary(model, span):
 
 def test_frozen_blocks_keep_nothing_for_a_backward_pass():
   model = small_preresnet((4, 4, 4, 4, 8), size=16)
-  behind_one, behind_two, behind_three, both, all_four = (
-      temporary(model, span)
-      for span in ((1, 2), (2, 3), (3, 4), (2, 4), (0, 4))
+  behind_one, behind_three, all_four = (
+      temporary(model, span) for span in ((1, 2), (3, 4), (0, 4))
   )
   # However many blocks are frozen in front, a stage takes the same, ...
-  np.testing.assert_allclose(behind_two, behind_one, rtol=0.02)
   np.testing.assert_allclose(behind_three, behind_one, rtol=0.02)
   # ... and each block that is trained takes its share.
   one_image = 4 * 32 * 16 * 16 * 4
-  assert both > behind_three + 2 * one_image
-  assert all_four > both + 4 * one_image
+  assert all_four > behind_three + 6 * one_image
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """All backends run the same clients, sum the same, and skip the padding."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,15 +38,23 @@ def expected(states, steps, num_valid):
   return np.array(totals[:num_valid]), np.array(steps[:num_valid])
 
 
+def compiled(fn, backend, chunk):
+  mapped = mapping.map_clients(fn, mapping.Backend(backend, chunk))
+  return jax.jit(mapped) if backend in mapping.TRACEABLE else mapped
+
+
+@functools.cache
+def mapped_visit(backend, chunk):
+  """One program for all numbers of clients."""
+  return compiled(visit, backend, chunk)
+
+
 @pytest.mark.parametrize('backend,chunk', CASES)
 @pytest.mark.parametrize('num_valid', [0, 1, 5, 7])
 def test_closed_form(backend, chunk, num_valid):
   states = np.arange(7, dtype=np.float32)
   steps = np.array([3, 0, 2, 5, 1, 4, 2], np.int32)
-  mapped = mapping.map_clients(visit, mapping.Backend(backend, chunk))
-  if backend in mapping.TRACEABLE:
-    mapped = jax.jit(mapped)
-  summed, (totals, counts) = mapped(
+  summed, (totals, counts) = mapped_visit(backend, chunk)(
       jnp.float32(0.5), (jnp.asarray(states), jnp.asarray(steps)), num_valid
   )
   want_totals, want_steps = expected(states, steps, num_valid)
@@ -75,7 +85,7 @@ def test_parts_without_entries(backend, chunk):
     del shared
     return (), (arg, jnp.zeros((0,)))
 
-  mapped = mapping.map_clients(fn, mapping.Backend(backend, chunk))
+  mapped = compiled(fn, backend, chunk)
   summed, (same, empty) = mapped((), jnp.arange(6.0), 6)
   assert summed == ()
   np.testing.assert_array_equal(same, np.arange(6.0))
