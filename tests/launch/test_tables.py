@@ -61,7 +61,7 @@ def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
   assert report.stdout.startswith("FedIN v2, Table 1 (scale 'quick')\n")
   assert f'| {100 * result["last"]:.1f} |' in report.stdout
   assert 'last - paper' not in report.stdout
-  assert (out / 'curves-fashion_mnist_iid.png').exists()
+  assert (out / 'curves.png').exists()
 
 
 def test_commands_refuse_in_one_line(tmp_path):
