@@ -189,6 +189,31 @@ def test_the_client_measures_its_outputs_against_the_target(space, regulariser):
   assert np.abs(pairs - np.asarray(got)).min() < 1e-5
 
 
+def test_a_step_of_the_head_by_hand():
+  """b <- b - lr mean(p - y + distill_weight (p - t_y))."""
+  rate, weight = 0.1, 0.5
+  local = tiny_local(optax.sgd, rate, epochs=1, batch_size=4)
+  federation = tiny_federation((1,), norm=False, local=local)
+  data = tiny_data((4, 4))
+  group, (y, x) = federation.groups[0], (data.labels, data.images)
+  algorithm = fd(federation, distill_weight=weight, space='logit')
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  rows = jnp.array([[1.0, 2.0, 3.0], [0.5, 0.0, 0.5], [4.0, 1.0, 0.0]])
+  visit = Visit(jnp.int32(0), jnp.int32(1), jax.random.key(0))
+  after, _, _ = algorithm.client_update(
+      group, client, Maybe(rows, jnp.ones(3, bool)), data.client(0), visit
+  )
+  mine = data.index[0, :4]
+  logits, _ = group.model.apply(client.variables, data.preprocess(x[mine]))
+  p, labels = jax.nn.softmax(logits), np.asarray(y[mine])
+  pull = p - jax.nn.softmax(rows)[labels]
+  step = np.mean(p - np.eye(3)[labels] + weight * pull, axis=0)
+  got, before = (
+      c.variables.params['head']['Dense_0']['bias'] for c in (after, client)
+  )
+  np.testing.assert_allclose(got, before - rate * step, rtol=1e-5, atol=1e-7)
+
+
 def test_distill_weight_0_is_private_bit_for_bit():
   local = tiny_local(keep_optimizer=True)
   federation, data = tiny_federation((1,), local=local), tiny_data((5, 8))
