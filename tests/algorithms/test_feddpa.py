@@ -271,7 +271,7 @@ def norm(a):
   return np.sqrt(np.sum(a**2))
 
 
-def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip):
+def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip, target):
   """The client's new weights and what it sends, step by step as printed."""
   total = {n: {i: 0.0 for i in w_k[n]} for n in names}
   for one, label in zip(inputs, labels):
@@ -290,7 +290,7 @@ def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip):
       n: {i: np.where(mask[n][i], w_k[n][i], x[n][i]) for i in w_k[n]}
       for n in names
   }
-  for personal, strength, aim in ((True, 0.1, 0.0), (False, 0.05, 0.5)):
+  for personal, strength, aim in ((True, 0.1, 0.0), (False, 0.05, target)):
     for _ in range(steps):
       g = oracle_gradient(w, names, inputs, labels)
       r = sum(norm(w[n][i] - x[n][i]) for n in names for i in w[n])
@@ -319,7 +319,8 @@ def dense(tree):
 def test_one_round_in_numpy():
   """Two architectures, three of four clients, weighted by examples."""
   federation, data = small()
-  algorithm = feddpa(federation, clip=0.3, weights='data')
+  target = 2.0  # Distances are 2.7 to 3.
+  algorithm = feddpa(federation, clip=0.3, weights='data', target=target)
   rng = np.random.default_rng(0)
 
   def noise(tree):
@@ -356,7 +357,7 @@ def test_one_round_in_numpy():
       w, sent, mask = oracle_visit(
           before, x, group.model.block_names,
           images[index].reshape(len(index), -1).astype(np.float64),
-          np.asarray(data.labels)[index], 0.1, 3, 0.3,
+          np.asarray(data.labels)[index], 0.1, 3, 0.3, target,
       )  # fmt: skip
       assert_trees(got, w, **CLOSE)
       flat = np.concatenate([np.ravel(m) for m in jax.tree.leaves(mask)])

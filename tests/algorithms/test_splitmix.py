@@ -16,6 +16,7 @@ from fedjax_het.algorithms.splitmix import (
   Sent,
   bases_of,
   choose_bases,
+  draw_base,
   first_choice,
 )
 from fedjax_het.engine import rounds, traffic
@@ -34,6 +35,7 @@ from tests.tiny import (
   tiny_data,
   tiny_federation,
   tiny_local,
+  tiny_model,
   with_group_options,
 )
 
@@ -301,6 +303,12 @@ def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):
         for tree in (narrow_, wide)),
   )  # fmt: skip
   np.testing.assert_allclose([ratio['stem'], ratio['layer1']], [1.0, 0.5])
+  model, key = tiny_model(2, norm=False), jax.random.key(0)
+  for factor in (1, 2):
+    plain, drawn = model.init(key).params, draw_base(model, key, factor).params
+    for block, scale in (('stem', 1.0), ('mid0', factor**-0.5)):
+      got, want = (t[block]['Dense_0']['kernel'] for t in (drawn, plain))
+      np.testing.assert_allclose(got, scale * want, rtol=1e-6)
 
 
 def test_outputs_of_convolutions_and_scalers_are_rescaled_dense_ones_not():
