@@ -3,7 +3,7 @@
   python -m tests.mutation.run --methods=fedprox,fedin --number=10 --seed=0
 
 Each mutant of a file of a method is put into a copy of the repository. The
-method's own test files run first, then the shared suite on this method. A
+method's own test files run first, then the shared ones on this method. A
 mutant that all of these pass has survived: a test is missing, or the change
 makes no difference. Results go to a JSON file a method; those that are there
 are not run again.
@@ -24,6 +24,8 @@ from tests.mutation.mutants import mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALGORITHM_TESTS = pathlib.Path('tests', 'algorithms')
+# Tests that run every method.
+SHARED = [ALGORITHM_TESTS / f'test_{name}.py' for name in ('suite', 'clocks')]
 
 
 def sources(method: str) -> list[pathlib.Path]:
@@ -51,7 +53,7 @@ def is_killed(copy: pathlib.Path, method: str, timeout: float) -> str:
   command = [sys.executable, '-m', 'pytest', '-n', '0', '-x', '-q']
   for name, tests in (
       ('own', own_tests(method)),
-      ('suite', [str(ALGORITHM_TESTS / 'test_suite.py'), '-k', method]),
+      ('suite', [*map(str, SHARED), '-k', method]),
   ):
     if not tests:
       continue
