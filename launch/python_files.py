@@ -74,4 +74,3 @@ def _text(error: BaseException) -> str:
   kind = '' if isinstance(error, plain) else f'{type(error).__name__}: '
   text = line(error)
   return new_name_in(text) or kind + text
-

@@ -269,4 +269,3 @@ def make_exchange(
   check_shared_shapes(federation, SHARINGS[aggregation])
   sharing = Sharing(SHARINGS[aggregation], federation.local_stats)
   return WeightExchange(federation, sharing, weights, tx)
-

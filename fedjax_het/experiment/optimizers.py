@@ -229,4 +229,3 @@ def _try(entry: str, local, trial: Callable[[], Any]) -> None:
         f'local.{entry}={local[entry]!r} cannot be used with local.{entry}_args'
         f'={shown(local[f"{entry}_args"].to_dict())}: {reason}'
     ) from e
-

@@ -233,4 +233,3 @@ def test_the_cache_is_off_and_on_again(tmp_path):
   finally:
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', seconds)
-

@@ -300,4 +300,3 @@ def test_the_command_says_why_a_callback_has_ended_a_run(tmp_path, monkeypatch):
   done = programs.call('train', args)
   assert done.code == 1
   assert 'Error: The callback Mine failed in on_row: no. When that' in done.err
-
