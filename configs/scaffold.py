@@ -11,7 +11,7 @@ def get_config(arg=''):
   Run: `python -m launch.train --config=configs/scaffold.py[:variant,...]`.
 
   Measured without variants, seed 0, two CPU cores: mean client accuracy
-  96.9 % after 20 rounds.
+  98.1 % after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
