@@ -398,9 +398,10 @@ class Oracle:
     return new, w
 
   def round(self, cohort):
-    uploads = {}
+    uploads, self.helpers = {}, {}
     for k in cohort:
       self.base[k], w = self.mix(k)
+      self.helpers[k] = sum(w[n] > 0 for n in w if n != k)
       weights = {n: dict(self.base[k][n]) for n in self.names[k]}
       for _ in range(self.num_steps):
         grads = oracle_gradient(weights, self.names[k], *self.train[k])
@@ -434,6 +435,13 @@ def test_three_rounds_in_numpy():
   for state, report in zip(states[1:], reports, strict=True):
     oracle.round(cohort_of(report))
     np.testing.assert_allclose(state.server.affinity, oracle.p, **CLOSE)
+    helpers = {
+        int(k): int(num)
+        for group in report.values()
+        for k, num in zip(group.client_id, group.metrics['helpers'])
+        if k < len(names)
+    }
+    assert helpers == oracle.helpers
     now = evaluated(algorithm, federation, data, state)
     for group in federation.groups:
       for row, k in enumerate(group.client_ids.tolist()):
