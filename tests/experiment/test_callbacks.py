@@ -27,6 +27,8 @@ from tests.experiment.tiny_runs import (
   without_seconds,
 )
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def row(round_num, split='test', **numbers):
   return dict(round=round_num, split=split, seconds=1.0, **numbers)

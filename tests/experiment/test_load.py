@@ -11,6 +11,8 @@ from fedjax_het.data import sources
 from fedjax_het.reporting import shown
 from tests.experiment.tiny_runs import tiny_config
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def tiny(algorithm, **changes):
   config = tiny_config(algorithm, num_rounds=2, **changes)

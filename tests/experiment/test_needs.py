@@ -20,6 +20,8 @@ from fedjax_het.models import Block, Head, model_options
 from tests.algorithms import suite
 from tests.experiment.tiny_runs import tiny_config
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 seen = []
 
 

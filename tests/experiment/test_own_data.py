@@ -10,6 +10,8 @@ from fedjax_het.data.raw_formats import Splits
 from fedjax_het.experiment.workdir import new_workdir
 from tests.experiment.tiny_runs import tiny_config
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 COLUMNS = 6
 
 

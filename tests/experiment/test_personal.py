@@ -15,6 +15,8 @@ from fedjax_het.experiment.workdir import settle_config
 from fedjax_het.reporting import comparison, tables
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def scores(accuracy, size, first=0):
   accuracy = np.array(accuracy, np.float32)
