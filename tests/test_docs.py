@@ -81,6 +81,7 @@ def test_the_readme_marks_two_commands_for_ci():
   ]
 
 
+@pytest.mark.slow
 def test_running_an_experiment_by_import(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   names = execute(examples(FROM_PYTHON)['run'])

@@ -193,7 +193,12 @@ def test_keys_rule_the_run(name, reference):
 @pytest.mark.parametrize(
     ('name', 'case'),
     [
-        pytest.param(name, case, id=f'{name}-{number}')
+        pytest.param(
+            name,
+            case,
+            id=f'{name}-{number}',
+            marks=[pytest.mark.slow] if number else [],
+        )
         for name in sorted(ALGORITHMS)
         for number, case in enumerate(cases(name))
     ],

@@ -79,16 +79,10 @@ def test_the_stages_are_those_of_the_algorithm():
   assert numbers[0] == 1 and numbers == sorted(numbers) and numbers[-1] > 4
 
 
-_COMPILES_LONG = ('fedin', 'fedepth', 'fedhe', 'simulation')
-CASES = [
-    pytest.param(
-        f'{name}/{workload.quick[0]}',
-        marks=[pytest.mark.slow] if name in _COMPILES_LONG else [],
-    )
-    for name, workload in WORKLOADS.items()
-]
+CASES = [f'{name}/{workload.quick[0]}' for name, workload in WORKLOADS.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('not_stored')
 @pytest.mark.parametrize('name', CASES)
 def test_every_form_runs_and_compiles_once(name, monkeypatch):

@@ -184,6 +184,7 @@ def temporary(model, span):
     return measured_lib.step_memory(stage, local_training()).temporary
 
 
+@pytest.mark.slow
 def test_frozen_blocks_keep_nothing_for_a_backward_pass():
   model = small_preresnet((4, 4, 4, 4, 8), size=16)
   behind_one, behind_three, all_four = (

@@ -62,9 +62,10 @@ def test_runs_of_a_transformer():
         (lambda: small_preresnet((2, 2, 2, 4)), singles(0, 4)),
         # With running statistics, and nothing trained in front of the run.
         (lambda: small_preresnet((2, 2, 2), norm='batch'), singles(1, 3)),
-        (
+        pytest.param(
             lambda: create('mini_vit4', (8, 8, 1), 3, patch=4),
             singles(0, 3),
+            marks=pytest.mark.slow,
         ),
     ],
 )
