@@ -14,7 +14,8 @@ def materialise(x: jax.Array) -> jax.Array:
   that reads their result, even if it reads the result many times. The slices
   of all taps of a 5x5 kernel compute the ReLU and the pooling before it 25
   times. XLA ignores `optimization_barrier` here, but it does not fuse into a
-  conditional.
+  conditional. It removes a conditional whose branches are equal, so these
+  differ.
 
   Args:
     x: A floating array. Batched by `vmap`, the condition becomes a `select`,
@@ -26,7 +27,16 @@ def materialise(x: jax.Array) -> jax.Array:
   """
   if jax.default_backend() != 'cpu' or x.size < _LEAST:
     return x
+  return _apart(x)
+
+
+@jax.custom_vjp
+def _apart(x):
   first = x[(0,) * x.ndim]
   # Always true; XLA does not know it.
   always = (first == first) | (first != first)
-  return lax.cond(always, lambda x: x, lambda x: x, x)
+  return lax.cond(always, lambda x: x, lambda x: -x, x)
+
+
+# Without it the backward pass would hold a conditional, too.
+_apart.defvjp(lambda x: (_apart(x), None), lambda _, dy: (dy,))

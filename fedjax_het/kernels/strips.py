@@ -57,10 +57,12 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   strips = _strips(x, geometry, length, after)
   dy = taps_lib.pad_images(dy, ((0, 0), (0, -width % length)), 0)
   dy = dy.reshape((*strips.shape[:3], length * num_out))
-  dw = dot(strips, dy, (0, 1, 2), (0, 1, 2), precision)
-  dw = dw.reshape((height, length + taps - 1, x.shape[3], length, num_out))
+  # The strips second: a product that sums over rows copies its first operand.
+  dw = dot(dy, strips, (0, 1, 2), (0, 1, 2), precision)
+  dw = dw.reshape((length, num_out, height, length + taps - 1, x.shape[3]))
   # Output t of a strip reads its columns t to t + w - 1.
-  return sum(dw[:, t : t + taps, :, t] for t in range(length))
+  dw = sum(dw[t, :, :, t : t + taps] for t in range(length))
+  return dw.transpose((1, 2, 3, 0))
 
 
 def _length(num_out: int, width: int, least: int = 1) -> int:

@@ -460,6 +460,21 @@ def test_what_products_read_many_times_is_computed_once(monkeypatch):
   assert 'cond[' not in grad('native')
 
 
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason='for CPUs')
+@pytest.mark.parametrize('least, sines', [(1, 1), (1 << 30, 2)])
+def test_xla_writes_it_once(least, sines, monkeypatch):
+  """The other way round XLA computes it for each reader."""
+  monkeypatch.setattr(materialise_lib, '_LEAST', least)
+
+  @jax.jit
+  def taps_of_a_product(x):
+    x = jnp.pad(materialise(jnp.sin(x) * x), ((0, 0), (0, 2)))
+    return sum(x[:, i : i + 512] for i in range(3))
+
+  compiled = taps_of_a_product.lower(draw((64, 512), 0)).compile()
+  assert compiled.as_text().count(' sine(') == sines
+
+
 @pytest.mark.parametrize('first', [0.0, jnp.nan, -jnp.inf])
 def test_materialise_changes_nothing(first, monkeypatch):
   monkeypatch.setattr(materialise_lib, '_LEAST', 1)
