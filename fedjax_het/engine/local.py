@@ -140,8 +140,9 @@ def train_epochs(
 
   shapes = jax.eval_shape(first_metrics, carry)
   totals = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  # Not the number 0, which is weakly typed: the step would be traced twice.
   carry, totals, _ = jax.lax.fori_loop(
-      0, num_steps, body, (carry, totals, no_order)
+      jnp.int32(0), num_steps, body, (carry, totals, no_order)
   )
   means = jax.tree.map(lambda t: t / jnp.maximum(num_steps, 1), totals)
   return carry, means, num_steps

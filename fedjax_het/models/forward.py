@@ -80,14 +80,28 @@ def apply_blocks(
     rngs = (
         None if key is None else {'dropout': jax.random.fold_in(key, position)}
     )
-    if train and name in stats:
-      x, updated = module.apply(
-          tree, x, train, mask, rngs=rngs, mutable=['batch_stats']
-      )
-      stats[name] = updated['batch_stats']
-    else:
-      x = module.apply(tree, x, train, mask, rngs=rngs)
+    # A changed call of a layer is not part of what `jit` compares.
+    changed = bool(nn.module._global_interceptor_stack)
+    apply = _apply_block if changed else _apply_traced_block
+    x, updated = apply(module, train, tree, x, mask, rngs)
+    if updated is not None:
+      stats[name] = updated
   return x, stats
+
+
+def _apply_block(module, train, tree, x, mask, rngs):
+  """A block's output, and its new statistics or None."""
+  if train and 'batch_stats' in tree:
+    x, updated = module.apply(
+        tree, x, train, mask, rngs=rngs, mutable=['batch_stats']
+    )
+    return x, updated['batch_stats']
+  return module.apply(tree, x, train, mask, rngs=rngs), None
+
+
+# Equal modules on equal shapes, of whatever position, architecture or pass, are
+# traced, differentiated and lowered once in a process. XLA sees no difference.
+_apply_traced_block = jax.jit(_apply_block, static_argnums=(0, 1))
 
 
 def apply_paths(

@@ -67,6 +67,24 @@ def test_every_epoch_sees_every_example_once():
   assert not np.array_equal(epochs[0], epochs[1])
 
 
+def test_the_step_is_traced_once():
+  traced = []
+
+  def step(carry, batch, step_num, key):
+    del batch, key
+    traced.append(step_num)
+    return carry + 1, {}
+
+  client = make_data([7]).client(0)
+  jax.eval_shape(
+      lambda key: local.train_epochs(
+          step, jnp.int32(0), client, key, epochs=1, batch_size=3
+      ),
+      jax.random.key(0),
+  )
+  assert len(traced) == 1
+
+
 def test_drop_last_leaves_out_the_partial_batch():
   data = make_data([7, 2])
   batches = seen_batches(data.client(0), epochs=2, batch_size=3, drop_last=True)

@@ -1,5 +1,6 @@
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,3 +158,34 @@ def test_create_refuses_in_one_line(args, options, message):
   with pytest.raises(ValueError, match=message) as error:
     create(*args, **options)
   assert '\n' not in str(error.value)
+
+
+def test_equal_blocks_are_traced_once_and_changed_calls_are_heard():
+  calls = []
+
+  class Counted(nn.Module):
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+      calls.append(x.shape)
+      return nn.Dense(x.shape[-1])(x)
+
+  net = BlockModel.from_module(
+      {'a': Counted(), 'b': Counted(), 'c': Counted()}, (4,), 3
+  )
+  variables = net.init(jax.random.key(0))
+  x = jnp.ones((2, 4))
+  calls.clear()
+  plain = net.apply(variables, x, stop=2)[0]
+  net.apply(variables, 2 * x, stop=2)
+  assert len(calls) == 1
+
+  def zero(call, args, kwargs, context):
+    out = call(*args, **kwargs)
+    return 0 * out if isinstance(context.module, nn.Dense) else out
+
+  with nn.intercept_methods(zero):
+    hidden = net.apply(variables, x, stop=2)[0]
+  np.testing.assert_array_equal(hidden, jnp.zeros((2, 4)))
+  again = net.apply(variables, x, stop=2)[0]
+  np.testing.assert_array_equal(again, plain)

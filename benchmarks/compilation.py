@@ -1,0 +1,151 @@
+"""Times what a run compiles before its first round, program by program.
+
+  python -m benchmarks.compilation [--works=default,resnets,...] [--quick]
+    [--output=FILE]
+
+Each work is prepared in two processes: the first with an empty folder of
+compiled programs, the second with what the first has left there. A process
+builds the experiment, compiles the round and evaluates once; it trains nothing.
+The table has the CPU seconds of the whole process, of the imports and of the
+rest, and for the largest programs the seconds of tracing, of lowering to XLA,
+of compiling and of loading from the folder. These four are wall times: let the
+machine be idle, or divide by the share of a core that the process gets.
+"""
+
+import argparse
+import collections
+import importlib
+import json
+import tempfile
+import time
+
+import jax
+
+from benchmarks import common
+from fedjax_het.experiment import programs
+from fedjax_het.experiment.build import build
+
+# {work: a config of `configs` and its variants}. All take the digits, resized
+# for nets of larger images: what is compiled depends on their shape alone.
+WORKS = {
+    'default': 'fedin',
+    'resnets': 'fedin:v2',
+    'fedhe': 'fedhe:fedhe',
+    'fedepth': 'fedepth:fedepth',
+}
+_QUICK = {'quick': 'fedavg:quick'}
+# Ends of the names of JAX's events.
+_PARTS = {
+    'jaxpr_trace_duration': 'trace',
+    'jaxpr_to_mlir_module_duration': 'lower',
+    'backend_compile_duration': 'compile',
+    'cache_retrieval_time_sec': 'load',
+}
+
+
+class Programs:
+  """Adds up the seconds of each part of a compilation, by program.
+
+  Attributes:
+    seconds: {program: {part: seconds}}; loading has no program's name in JAX
+      and is in 'compile' of its program as well.
+    count: Programs that were compiled or loaded.
+  """
+
+  def __init__(self):
+    self.seconds = collections.defaultdict(collections.Counter)
+    self.count = 0
+    jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+  def _hear(self, event: str, seconds: float, **kwargs) -> None:
+    part = _PARTS.get(event.rpartition('/')[2])
+    if part is None:
+      return
+    name = str(kwargs.get('fun_name', 'all programs'))
+    name = name.removeprefix('jit(').removesuffix(')')
+    self.seconds[name][part] += seconds
+    self.count += part == 'compile'
+
+
+def prepare(config) -> None:
+  """Does what `experiment.run` does before the first round, and evaluates.
+
+  Args:
+    config: Its config.
+  """
+  built = build(config)
+  driver = programs.make_driver(built)
+  state = driver.init(programs.run_keys(built.config)[0])
+  made = programs.compile_programs(built, driver, state)
+  jax.block_until_ready(made.evaluate(state))
+
+
+def _config(text: str):
+  """The config of a work on the digits."""
+  name, _, variants = text.partition(':')
+  module = importlib.import_module(f'fedjax_het.configs.{name}')
+  config = module.get_config(variants)
+  if config.dataset != 'digits':
+    config.dataset, config.image_size = 'digits', 32
+  config.backend = 'map'
+  return config
+
+
+def measure(text: str, cache: str) -> dict[str, object]:
+  """Figures of this process, which stores programs in the folder `cache`."""
+  jax.config.update('jax_compilation_cache_dir', cache)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  found = Programs()
+  config = _config(text)
+  imports, begin = time.process_time(), time.perf_counter()
+  prepare(config)
+  return dict(
+      imports=imports,
+      cpu=time.process_time() - imports,
+      seconds=time.perf_counter() - begin,
+      count=found.count,
+      programs=found.seconds,
+  )
+
+
+def lines(work: str, found: dict[str, dict], most: int = 6) -> list[str]:
+  """A work's table: a line for each cache, then its largest programs."""
+  text = []
+  for cache, one in found.items():
+    text.append(
+        f'{work}, {cache} cache: {one["cpu"]:.1f} CPU s in {one["seconds"]:.1f}'
+        f' s after {one["imports"]:.1f} CPU s of imports; '
+        f'{one["count"]} programs'
+    )
+    by_size = sorted(one['programs'].items(), key=lambda p: -sum(p[1].values()))
+    for name, parts in by_size[:most]:
+      shares = ', '.join(f'{k} {v:.2f}' for k, v in sorted(parts.items()))
+      text.append(f'  {name[:40]:40} {shares}')
+  return text
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--works', default=','.join(WORKS))
+  parser.add_argument('--quick', action='store_true', help='one small work')
+  parser.add_argument('--output', help='JSON file to write')
+  parser.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.child:
+    print(json.dumps(measure(*args.child)))
+    return
+  works = _QUICK if args.quick else {w: WORKS[w] for w in args.works.split(',')}
+  results = {}
+  for work, text in works.items():
+    with tempfile.TemporaryDirectory() as cache:
+      results[work] = {
+          state: common.in_child('benchmarks.compilation', text, cache)
+          for state in ('empty', 'warm')
+      }
+    print(*lines(work, results[work]), sep='\n', flush=True)
+  if args.output:
+    common.write(args.output, results)
+
+
+if __name__ == '__main__':
+  main()
