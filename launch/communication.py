@@ -208,7 +208,7 @@ def overheads(table, data_dir: str | None = None) -> Iterator[list[str]]:
     if data_dir is not None:
       config = config.copy_and_resolve_references()
       config.data_dir = data_dir
-    found = count(build(config))
+    found = count(build(config, check_memory=False))
     numbers = (found.sent, found.received)
     held = (found.model, found.received, found.kept, found.held, found.server)
     printed = paper.get(row, ('-', '-')) if paper else ()
