@@ -22,7 +22,7 @@ def get_config(arg=''):
 
   Models are personal, and are evaluated on the test set that all share.
 
-  Measured without variants, seed 0, one CPU core: mean client accuracy
+  Measured without variants, seed 0, one thread: mean client accuracy
   61.9 % after 20 rounds.
 
   Args:

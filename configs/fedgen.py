@@ -20,7 +20,7 @@ def get_config(arg=''):
   clients' batch size. Classifiers of all groups must take vectors of one size:
   those of `fedhe`'s nets do not.
 
-  Measured without variants, seed 0, one CPU core: mean client accuracy
+  Measured without variants, seed 0, one thread: mean client accuracy
   94.7 % after 20 rounds.
 
   Args:

@@ -54,7 +54,7 @@ def get_config(arg=''):
   such as `--config=configs/fedrolex.py:v2,fair`. Clients, widths and models are
   those of `heterofl.py`, but with `v2`: a fifth of the clients has each width.
 
-  Measured without variants, seed 0, two CPU cores: accuracy of the full width
+  Measured without variants, seed 0, one thread: accuracy of the full width
   83.4 % after 20 rounds.
 
   Args:

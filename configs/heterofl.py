@@ -79,7 +79,7 @@ def get_config(arg=''):
   such as `--config=configs/heterofl.py:v2,fair`. FedIN v2 compares with widths
   of a ResNet152 (`resnet152` in the library), here they are of a ResNet26.
 
-  Measured without variants, seed 0, two CPU cores: accuracy of the full width
+  Measured without variants, seed 0, one thread: accuracy of the full width
   85.1 % after 20 rounds.
 
   Args:

@@ -30,7 +30,7 @@ def get_config(arg=''):
   The larger models must extend the smaller ones: those of `v1` and `fedhe` do
   not.
 
-  Measured without variants, seed 0, one CPU core: mean client accuracy
+  Measured without variants, seed 0, one thread: mean client accuracy
   89.4 % after 20 rounds.
 
   Args:

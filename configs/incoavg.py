@@ -26,7 +26,7 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/incoavg.py[:variant,...]`.
 
-  Measured without variants, seed 0, one CPU core: mean client accuracy
+  Measured without variants, seed 0, one thread: mean client accuracy
   92.0 % after 20 rounds.
 
   Args:

@@ -55,7 +55,7 @@ def get_config(arg=''):
   Run: `python -m launch.train --config=configs/scalefl.py[:variant,...]`. With
   `v2` there are five levels, each for a fifth of the clients.
 
-  Measured without variants, seed 0, one CPU core: mean accuracy of the levels
+  Measured without variants, seed 0, one thread: mean accuracy of the levels
   87.2 %, of the full net 85.9 %, after 20 rounds.
 
   Args:

@@ -1,20 +1,26 @@
-"""Prints FedHe's Tables III and IV: numbers that a client and server exchange.
+r"""Prints FedHe's Tables III and IV: numbers that a client and server exchange.
 
   python -m launch.communication
   python -m launch.communication --num_public=5000
+  python -m launch.communication --table=fedin_v2_table1 --scale=full \
+      --cols=cifar10_iid --data_dir=DIR
 
 Counted from the methods' messages, in both directions and with all classes
 present, without training. The paper counts the upload alone, FedAvg on model 9
 with 20 outputs, and FedMD's public images with its logits.
+
+With `--table` instead: for each row of a results table what a client receives,
+keeps and sends, in the first of its columns or of `--cols`. For FedIN v2's
+Table 1 that is its Table 3, beside the printed numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import math
 from typing import NamedTuple
 
 from absl import flags
 
-from . import terminal
+from . import table_files, terminal
 
 # (title, shape of an image, the paper's FedAvg and reduced rate of FedMD).
 TABLES = (
@@ -173,9 +179,66 @@ devices.
 """
 
 
+def overheads(table, data_dir: str | None = None) -> Iterator[list[str]]:
+  """What each row of a results table holds and sends; nothing is trained.
+
+  Args:
+    table: The `Table`; of each row its first column counts.
+    data_dir: Folder of the data sets; None for the configs' own.
+
+  Yields:
+    The header, then a line for each row.
+
+  Raises:
+    ValueError: As `build`.
+    FileNotFoundError: As `build`.
+  """
+  from fedjax_het.experiment.build import build
+  from fedjax_het.experiment.overheads import count
+
+  paper = table.overheads
+  yield [
+      'method', 'sent, M', 'received, M', 'model, MB', 'received, MB',
+      'kept, MB', 'sum, MB', 'server, MB',
+      *['paper: sent, M', 'paper: memory, MB'] * bool(paper),
+  ]  # fmt: skip
+  for row in table.rows:
+    of_row = (table.config(row, column) for column in table.columns)
+    config = next(config for config in of_row if config is not None)
+    if data_dir is not None:
+      config = config.copy_and_resolve_references()
+      config.data_dir = data_dir
+    found = count(build(config, check_memory=False))
+    numbers = (found.sent, found.received)
+    held = (found.model, found.received, found.kept, found.held, found.server)
+    printed = paper.get(row, ('-', '-')) if paper else ()
+    yield [
+        row,
+        *(f'{size / _NUM_BYTES / 1e6:,.2f}' for size in numbers),
+        *(f'{size / 2**20:,.2f}' for size in held),
+        *map(str, printed),
+    ]
+
+
+OVERHEADS_NOTE = """\
+Means over clients; M are millions of numbers of 4 bytes, MB are 2^20 bytes. The
+sum is what a visit holds beside gradients, optimiser and activations: the model
+in training, what it has received and what it keeps between visits. Messages
+count with all their optional parts, and models in full, also where a client
+trains a part of the width. A paper's memory is of one client of each model
+together."""
+
+
 def define_flags() -> None:
   """Defines the flags; not at import, since other programs share names."""
   flags.DEFINE_integer('num_public', 10, "FedMD's public examples, n.")
+  flags.DEFINE_string(
+      'table', None, 'Instead: name of a results table, or path of its file.'
+  )
+  flags.DEFINE_string('scale', None, "The table's first scale by default.")
+  flags.DEFINE_string('data_dir', None, "Folder of the table's data sets.")
+  flags.DEFINE_list('rows', None, 'Rows of the table, instead of all.')
+  flags.DEFINE_list('cols', None, 'Columns; the first one of each row counts.')
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -183,16 +246,44 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   from fedjax_het.options import integer_between
 
   rest = terminal.parse_flags(argv)
+  options = flags.FLAGS
+  if options.table is None:
+    for name in ('scale', 'data_dir', 'rows', 'cols'):
+      if options[name].value is not None:
+        terminal.fail(f'--{name} belongs to a results table: --table=NAME.')
+  elif options['num_public'].present:
+    terminal.fail("--num_public is of FedHe's tables; leave out --table.")
   try:
-    integer_between(1, _MOST_PUBLIC, num_public=flags.FLAGS.num_public)
+    integer_between(1, _MOST_PUBLIC, num_public=options.num_public)
   except ValueError as error:
     terminal.fail(error)
   return rest
 
 
+def _print_overheads() -> None:
+  """Prints what the rows of the table hold and send that the flags name."""
+  from fedjax_het.reporting.tables import as_markdown
+
+  options = flags.FLAGS
+  try:
+    found = table_files.find_table(options.table, options.scale)
+    part = table_files.choose(found.table, None, options.rows, options.cols)
+    where = options.data_dir
+    if where is not None:
+      where = str(terminal.folder('--data_dir', where))
+    lines = [*overheads(part, where)]
+  except (ValueError, OSError, ImportError) as error:
+    terminal.fail(error)
+  print(f'{found.heading}: what each method holds and sends\n')
+  print(f'{as_markdown(lines)}\n\n{OVERHEADS_NOTE}')
+
+
 def main(argv: Sequence[str]) -> None:
-  """Prints both tables."""
+  """Prints both tables, or what the rows of a results table hold and send."""
   del argv
+  if flags.FLAGS.table is not None:
+    _print_overheads()
+    return
   num_public = flags.FLAGS.num_public
   for title, image_shape, fedavg, rate in TABLES:
     table = rows(image_shape, fedavg, rate, num_public)

@@ -52,12 +52,15 @@ def batch_moments(
       [G, B / G] means a batch of G parts with moments of their own.
 
   Returns:
-    Mean and variance, [C] each ([G, C] of G parts); zeros where every example
-    is masked.
+    Mean and variance, [C] each; zeros where every example is masked. [G, C] of
+    G parts, with variance 1 where every example of a part is masked: the other
+    parts' gradients pass by it, and 0 would enlarge it in layer after layer
+    until it is infinite.
   """
   if mask is not None and mask.ndim == 2:
     parts = x.reshape((*mask.shape, *x.shape[1:]))
-    return jax.vmap(batch_moments)(parts, mask)
+    centre, variance = jax.vmap(batch_moments)(parts, mask)
+    return centre, jnp.where(jnp.any(mask, axis=1)[:, None], variance, 1)
 
   def mean(values):
     values = _example_mean(values)

@@ -32,6 +32,8 @@ class Table(NamedTuple):
       Results hold this one, best rounds and targets refer to it. Views are
       means over clients in either case.
     notes: {label: what the row is}, where its name does not say it.
+    overheads: {label: (millions of numbers that a client sends, MB of memory of
+      one client of each model together)}, as the paper prints them.
   """
 
   title: str
@@ -45,6 +47,7 @@ class Table(NamedTuple):
   views: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
   mean: str = 'groups'
   notes: Mapping[str, str] = {}
+  overheads: Mapping[str, tuple[str, str]] = {}
 
   @property
   def labels(self) -> list[str]:

@@ -96,10 +96,25 @@ def render(
       'Test accuracy in percent on the whole test set, mean over '
       f'{table.mean}; mean ± sample deviation over seeds {_seeds(cells)} (of '
       'training, partition and sampling), of which a row has as many as it '
-      f'says. {_best(cells)} '
+      f'says. {_best(cells)} {_missing(table, cells)}'
       f'Hardware: {"; ".join(where)}.\n\n' + ''.join(parts).rstrip() + '\n',
   )
   return '\n\n'.join(shown)
+
+
+def _missing(table: Table, cells: Cells) -> str:
+  """How many cells have no result of any seed, a sentence; '' for none."""
+  known = {
+      (row, column)
+      for column in table.columns
+      for row in table.rows
+      if table.config(row, column) is not None
+  }
+  there = {(cell['row'], cell.get('column', '')) for cell in cells}
+  number = len(known - there)
+  if not number:
+    return ''
+  return f'Incomplete: {number} of {len(known)} cells have not been run. '
 
 
 def _meanings(table: Table) -> str:

@@ -123,6 +123,8 @@ def commands(here: pathlib.Path) -> list[tuple[str, list[str]]]:
       ('communication', ['--num_public=']),
       ('communication', ['--num_public=9' + '9' * 30]),
       ('communication', ['--num_public=1', '--num_public=2']),
+      ('communication', ['--table=none']),
+      ('communication', ['--table=fedin_v2_table1', '--data_dir=file']),
       ('prepare_data', []),
       ('prepare_data', ['--dataset=']),
       ('prepare_data', ['--dataset=cifar11']),

@@ -7,7 +7,10 @@ import sys
 import jax
 import pytest
 
-from launch import communication
+from fedjax_het.experiment import footprint
+from fedjax_het.experiment.build import build
+from fedjax_het.experiment.overheads import count
+from launch import communication, table_files
 from tests.fuzz import forks
 
 ROOT = pathlib.Path(communication.__file__).resolve().parents[1]
@@ -92,3 +95,61 @@ def test_mistakes_take_one_line():
   assert done.err == (
       'Error: num_public must be at least 1 and at most 1000000, got 0.\n'
   )
+
+
+def test_what_the_rows_of_a_table_hold_and_send():
+  """Counted from SCAFFOLD's and MOON's definitions, in models."""
+  table = table_files.find_table('fedin_v2_table1', 'quick').table
+  column = table.columns[-1]
+  found = {}
+  for row in ('FedAvg', 'SCAFFOLD', 'MOON'):
+    experiment = build(table.config(row, column))
+    found[row] = count(experiment)
+  groups = experiment.federation.groups
+  params = sum(
+      4 * leaf.size * group.num_clients
+      for group in groups
+      for leaf in jax.tree.leaves(group.model.abstract_variables.params)
+  ) / experiment.federation.num_clients
+  plain, variates, moon = found.values()
+  assert plain.model == variates.model == moon.model == plain.received
+  assert plain.kept == 0 and plain.held == 2 * plain.model
+  assert plain.sent == plain.received + 4  # The weight of the change.
+  assert variates.received == plain.received + params
+  assert variates.kept == params
+  assert variates.sent == plain.sent + params
+  assert moon.model <= moon.kept <= moon.model + 8
+  assert (moon.sent, moon.received) == (plain.sent, plain.received)
+  assert plain.server < variates.server < 2 * plain.server
+
+
+def test_the_table_of_what_is_held_has_the_papers_numbers_beside(monkeypatch):
+  # Nothing is run, so what does not fit this machine is counted, too.
+  monkeypatch.setattr(footprint, 'available_bytes', lambda: 1)
+  table = table_files.find_table('fedin_v2_table1', 'quick').table
+  part = table_files.choose(table, None, ['FedAvg', 'MOON'])
+  header, *lines = communication.overheads(
+      part._replace(overheads={'MOON': ('12.28', '705.0')})
+  )
+  assert header[-1] == 'paper: memory, MB'
+  assert [line[0] for line in lines] == ['FedAvg', 'MOON']
+  assert [line[-2:] for line in lines] == [['-', '-'], ['12.28', '705.0']]
+  assert all(len(line) == len(header) for line in lines)
+  full = table_files.find_table('fedin_v2_table1', 'full').table
+  assert full.overheads['FedIN'] == ('12.35', '235.3')
+  assert set(full.overheads) <= set(full.rows) and not table.overheads
+
+
+@pytest.mark.parametrize(
+    ('args', 'error'),
+    [
+        (['--scale=quick'], '--scale belongs to a results table: --table='),
+        (['--table=x', '--num_public=5'],
+         "--num_public is of FedHe's tables; leave out --table."),
+        (['--table=fedin_v2_table1', '--rows=FedAvg'], 'fashion_mnist needs'),
+    ],
+)  # fmt: skip
+def test_mistakes_about_tables_take_one_line(args, error):
+  done = forks.run('communication', args, ROOT)
+  assert done.code == 2 and done.err.count('\n') == 1
+  assert done.err.startswith(f'Error: {error}') or error in done.err

@@ -128,6 +128,29 @@ def test_masked_examples_may_hold_anything():
   jax.tree.map(np.testing.assert_array_equal, stats, other)
 
 
+def test_a_part_of_masked_examples_leaves_deep_gradients_finite():
+  """Of 30 layers, each of which would divide what it is given by 0.003."""
+  x = jnp.concatenate([images(), jnp.zeros_like(images())])
+  mask = jnp.stack([MASK, jnp.zeros(4, bool)])
+  norm = BatchNorm()
+  variables = init(norm, x)
+
+  def loss(params):
+    def layer(y, _):
+      tree = {**variables, 'params': params}
+      return norm.apply(tree, y, True, mask, mutable='batch_stats')[0], None
+
+    y, _ = jax.lax.scan(layer, x, None, length=30)
+    return jnp.sum(jnp.square(jnp.where(mask.reshape(8, 1, 1, 1), y, 0)))
+
+  grads = jax.jit(jax.grad(loss))(variables['params'])
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+  mean, var = batch_moments(x, mask)
+  np.testing.assert_array_equal(mean[1], 0)
+  np.testing.assert_array_equal(var[1], 1)
+  np.testing.assert_array_equal(mean[0], batch_moments(x[:4], MASK)[0])
+
+
 @pytest.mark.parametrize('policy', POLICIES)
 def test_parts_of_a_batch_are_normalised_apart(policy):
   """As one call each; the running statistics follow the first part."""

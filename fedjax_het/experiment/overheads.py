@@ -1,0 +1,57 @@
+"""What a method holds and sends, counted from shapes before anything runs."""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_het.engine.visits import message_bytes
+from fedjax_het.experiment import facts
+from fedjax_het.experiment.build import Experiment
+
+
+class Overheads(NamedTuple):
+  """Bytes of a client, means over all clients, and of the server.
+
+  Attributes:
+    model: The client's model, with running statistics of norms.
+    received: What a visit downloads, with all optional parts.
+    kept: What the client keeps between its visits.
+    sent: What a visit uploads, with all optional parts.
+    server: What the server keeps between rounds; not a mean.
+  """
+
+  model: float
+  received: float
+  kept: float
+  sent: float
+  server: int
+
+  @property
+  def held(self) -> float:
+    """Bytes in a visit: the model in training, what came and what is kept."""
+    return self.model + self.received + self.kept
+
+
+def count(experiment: Experiment) -> Overheads:
+  """Counts the arrays of a method; none is computed.
+
+  Args:
+    experiment: The result of `build`.
+
+  Returns:
+    Its overheads. Gradients, the optimiser and activations, which every method
+    has, are not in them.
+  """
+  measured = facts.measure(experiment)
+  total = [0.0] * 4
+  for group in experiment.federation.groups:
+    down, up = message_bytes(experiment.algorithm, group, experiment.data)
+    model = sum(
+        leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(group.model.abstract_variables)
+    )
+    kept = measured['groups'][group.name]['client_bytes']
+    for i, size in enumerate((model, down, kept, up)):
+      total[i] += size * group.num_clients
+  means = (size / experiment.federation.num_clients for size in total)
+  return Overheads(*means, server=measured['server_bytes'])
