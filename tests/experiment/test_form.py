@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
   plain = experiment.run(config, folder / 'plain')
   assert not (folder / 'plain' / 'form.json').exists()
   assert plain.facts['form'] == form_lib.PLAIN._asdict()
-  path = tuned.write(table(dense=(100.0, 1e5)))
+  path = tuned.write(table(dense=(1.0, 100.0)))
 
   whole = experiment.run(config, folder / 'whole')
   form = Form('xla', DEVICES, DATE)
