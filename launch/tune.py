@@ -3,13 +3,13 @@ r"""Measures this machine's speeds, which runs with `auto` follow on a CPU.
   python -m launch.tune
   python -m launch.tune --show
 
-Times local training of five small nets with XLA's and oneDNN's convolutions,
-on one device and on one device per core, in about a minute. Let the machine be
-idle. The speeds are a file in the user's cache folder, for this processor,
-number of cores and version of jaxlib. New runs then take the form that is
-predicted to end first; runs that were begun before keep theirs, since forms
-differ in rounding. To undo it, remove the file. Exit codes: 0, or 2 if the
-command is wrong, the device is no CPU or the file cannot be written.
+Times local training of six small nets with XLA's and oneDNN's convolutions,
+on one device and on one device per core (at most 16), in about a minute. Let
+the machine be idle. The speeds are a file in the user's cache folder, for this
+processor, number of cores and version of jaxlib. New runs then take the form
+that is predicted to end first; runs that were begun before keep theirs, since
+forms differ in rounding. To undo it, remove the file. Exit codes: 0, or 2 if
+the command is wrong, the device is no CPU or the file cannot be written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het.experiment import tuned
 
   values = flags.FLAGS
-  tuned.start_devices(tuned.cores())
+  tuned.start_devices(tuned.devices())
   try:
     if values.show:
       table = tuned.read()

@@ -214,9 +214,7 @@ def _goes_on(form: Form) -> Form:
 
 
 def _title(form: Form) -> str:
-  where = 'one device'
-  if form.devices > 1:
-    where = f'{form.devices} devices, one per core'
+  where = f'{form.devices} CPU devices' if form.devices > 1 else 'one device'
   return f"{libraries.title(form.conv_backend)}'s convolutions on {where}"
 
 
@@ -332,16 +330,21 @@ def predict(
 
 
 def _nearest(net: tuned.Net, table: tuned.Table) -> tuned.Case | None:
-  """The measured net of the same kind whose width is nearest."""
+  """The measured net of the same kind that is nearest.
+
+  The width says more than the size of a product, whose logarithm counts half.
+  """
+
+  def distance(case):
+    size = case.net.work / case.net.kernels * net.kernels / net.work
+    width = case.net.width / net.width
+    return abs(math.log(width)) + abs(math.log(size)) / 2
+
   cases = [
       case for case in table.cases.values()
       if case.net.convolutional == net.convolutional
   ]  # fmt: skip
-  return min(
-      cases,
-      key=lambda case: abs(math.log(case.net.width / net.width)),
-      default=None,
-  )
+  return min(cases, key=distance, default=None)
 
 
 def _row(case: tuned.Case, form: Form) -> tuned.Row | None:

@@ -24,6 +24,8 @@ from fedjax_het.files import read_json, write_atomically
 _log = logging.getLogger(__name__)
 # Another format is another file, so that old ones are not read.
 _FORMAT = 1
+# Each device has a copy of the data.
+_MOST_DEVICES = 16
 _ADVICE = 'it is ignored; `fedjax-het tune` measures again'
 
 
@@ -90,6 +92,11 @@ def cores() -> int:
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def devices() -> int:
+  """The most devices of a form: one per core, as far as memory allows."""
+  return min(cores(), _MOST_DEVICES)
 
 
 def cpu_name() -> str:

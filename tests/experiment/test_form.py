@@ -98,6 +98,27 @@ def test_nets_are_described_by_their_shapes():
   assert net.kernels == 4 and net.convolutional and 32 < net.width < 128
 
 
+def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
+  def nearest(net):
+    found = form_lib._nearest(net, measured)
+    return next(name for name, case in cases.items() if case is found)
+
+  nets = dict(
+      thin=CONVOLUTIONS,
+      wide=CONVOLUTIONS._replace(width=256.0),
+      maps=CONVOLUTIONS._replace(width=256.0, work=3e8),
+      dense=DENSE,
+  )
+  cases = {name: tuned.Case(net, ()) for name, net in nets.items()}
+  measured = tuned.Table(DATE, 1, cases)
+  for name, net in nets.items():
+    assert nearest(net) == name
+  assert nearest(CONVOLUTIONS._replace(width=8.0, work=1e6)) == 'thin'
+  assert nearest(DENSE._replace(width=256.0, work=3e8)) == 'dense'
+  del cases['dense']
+  assert form_lib._nearest(DENSE, measured) is None
+
+
 def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
   federation = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
 
@@ -139,7 +160,7 @@ def test_what_a_config_says_is_kept(folder, library, caplog):
   tuned.write(table())
   assert chosen(tiny_config()) == Form('xla', DEVICES, DATE)
   assert caplog.messages[-1] == (
-      f"XLA's convolutions on {DEVICES} devices, one per core: measured on "
+      f"XLA's convolutions on {DEVICES} CPU devices: measured on "
       f'this machine on {DATE}.'
   )
   for entry in (
