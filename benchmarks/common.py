@@ -17,6 +17,7 @@ import optax
 
 from fedjax_het.data.federated import FederatedData, Normalise, federate
 from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.experiment import tuned
 from fedjax_het.models import BlockModel
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
@@ -146,7 +147,7 @@ def machine() -> dict[str, object]:
     except importlib.metadata.PackageNotFoundError:
       versions[name] = None
   return {
-      'cpu': _cpu_name(),
+      'cpu': tuned.cpu_name(),
       'cpus': os.cpu_count(),
       'devices': [device.device_kind for device in jax.devices()],
       'system': platform.platform(),
@@ -166,13 +167,6 @@ def same_machine(found: Mapping[str, object]) -> bool:
   """
   now, then = machine(), found['machine']
   return all(then[k] == now[k] for k in now if k != 'load_average')
-
-
-def _cpu_name() -> str:
-  info = pathlib.Path('/proc/cpuinfo')
-  lines = info.read_text().splitlines() if info.is_file() else []
-  names = [line.split(':')[1].strip() for line in lines if 'model name' in line]
-  return names[0] if names else platform.processor()
 
 
 def markdown(header: list[str], rows: list[list[object]]) -> str:

@@ -52,6 +52,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   from fedjax_het.data.sources import shape_of
   from fedjax_het.experiment.config import group_spec
   from fedjax_het.experiment.local import local_training
+  from fedjax_het.kernels import libraries
   from fedjax_het.models import create
   from fedjax_het.reporting.tables import as_text
 
@@ -64,7 +65,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
         shape,
         num_classes,
         matmul_dtype=config.matmul_dtype,
-        conv_backend=config.conv_backend,
+        conv_backend=libraries.concrete(config.conv_backend),
         **spec.options,
     )
     models.setdefault(net, []).append(name)

@@ -37,6 +37,9 @@ jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+# Tests choose what users without measured speeds have, also where there are
+# some.
+os.environ['FEDJAX_HET_TUNED'] = str(_CACHE / 'fedjax_het' / 'not_tuned')
 # Of programs in a process that runs tests.
 _MOST_BYTES = 3 << 30
 

@@ -24,6 +24,7 @@ from fedjax_het.engine.types import (
   Group,
 )
 from fedjax_het.experiment import examples, footprint
+from fedjax_het.experiment import form as form_lib
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.config import (
   GroupSpec,
@@ -34,6 +35,7 @@ from fedjax_het.experiment.config import (
   needs_in,
 )
 from fedjax_het.experiment.local import local_training
+from fedjax_het.kernels import libraries
 from fedjax_het.models import BlockModel, constructor, create
 from fedjax_het.options import INT32_MAX, keyword_options
 
@@ -78,12 +80,18 @@ class Experiment(NamedTuple):
 
 
 def build(
-    config: ml_collections.ConfigDict, *, check_memory: bool = True
+    config: ml_collections.ConfigDict,
+    choose: Callable[[ml_collections.ConfigDict, Federation],
+                     ml_collections.ConfigDict] | None = None,
+    *,
+    check_memory: bool = True,
 ) -> Experiment:
   """Turns a config into an experiment.
 
   Args:
     config: See `default_config`.
+    choose: `(config, federation) -> config` with other values of `backend` and
+      `conv_backend`, chosen for the federation; None leaves them.
     check_memory: False for an experiment that is only looked at, and so may be
       too large for this machine.
 
@@ -96,9 +104,7 @@ def build(
     FileNotFoundError: If the data set's files are not there.
   """
   check(config)
-  mesh = None
-  if resolve_backend(config.backend) == 'shard_map':
-    mesh = client_mesh()
+  resolve_backend(config.backend)  # Raises before data are read.
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(spec.clients for spec in groups.values())
   dataset = load_entries(*(config[entry] for entry in ENTRIES))
@@ -140,6 +146,13 @@ def build(
       config.num_rounds,
       make('server_model', model_spec(config, config.server_model)),
   )
+  if choose is not None:
+    config = choose(config, federation)
+    library = libraries.concrete(config.conv_backend)
+    federation = form_lib.with_conv_backend(federation, library)
+  mesh = None
+  if resolve_backend(config.backend) == 'shard_map':
+    mesh = client_mesh()
   options = config.algorithm.to_dict()
   make_algorithm = ALGORITHMS[options.pop('name')]
   with examples.naming('algorithm'):
@@ -201,7 +214,7 @@ def _make_model(
         dataset.train_images.shape[1:],
         dataset.num_classes,
         matmul_dtype=config.matmul_dtype,
-        conv_backend=config.conv_backend,
+        conv_backend=libraries.concrete(config.conv_backend),
         **spec.options,
     )
 

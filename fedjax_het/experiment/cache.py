@@ -6,12 +6,27 @@ import pathlib
 import jax
 
 
+def user_folder(name: str) -> pathlib.Path:
+  """The folder `fedjax_het/name` in `$XDG_CACHE_HOME`, by default `~/.cache`.
+
+  Args:
+    name: Its name.
+
+  Returns:
+    Its path; nothing is created.
+
+  Raises:
+    RuntimeError: If there is no home folder.
+  """
+  parent = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(parent) / 'fedjax_het' / name
+
+
 def enable_compilation_cache() -> pathlib.Path | None:
   """Keeps XLA's programs on disk, so that the next start compiles nothing.
 
   A folder that the user has already chosen (`JAX_COMPILATION_CACHE_DIR`, or
-  jax's config) stays. Else it is `fedjax_het/xla` in `$XDG_CACHE_HOME`, by
-  default `~/.cache`.
+  jax's config) stays. Else it is `user_folder('xla')`.
 
   Returns:
     The folder, or None if it cannot be written; then nothing is cached.
@@ -19,8 +34,7 @@ def enable_compilation_cache() -> pathlib.Path | None:
   if jax.config.jax_compilation_cache_dir:
     return pathlib.Path(jax.config.jax_compilation_cache_dir)
   try:
-    parent = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-    folder = pathlib.Path(parent) / 'fedjax_het' / 'xla'
+    folder = user_folder('xla')
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f'.probe-{os.getpid()}'
     probe.touch()

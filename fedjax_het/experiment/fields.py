@@ -8,7 +8,7 @@ from ml_collections import config_dict
 from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
 from fedjax_het.experiment.optimizers import SCHEDULES
-from fedjax_het.kernels.libraries import CONV_BACKENDS
+from fedjax_het.kernels.libraries import AUTO, CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
 from fedjax_het.names import check_name
 from fedjax_het.options import check_range, check_type, shown
@@ -166,9 +166,10 @@ FIELDS = dict(
     # Type of the operands of the models' products; their sums, the weights and
     # all else are float32.
     matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
-    # Library of the models' convolutions on a CPU. Programs with oneDNN are
-    # not kept in the compilation cache.
-    conv_backend=Field('xla', str, choices=CONV_BACKENDS),
+    # Library of the models' convolutions on a CPU, and how clients are mapped.
+    # 'auto' follows what `fedjax-het tune` has measured on this machine.
+    # Programs with oneDNN are not kept in the compilation cache.
+    conv_backend=Field(AUTO, str, choices=(AUTO, *CONV_BACKENDS)),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
     # Rounds that are run without asking the host, but for evaluations and

@@ -8,10 +8,13 @@ import os
 import pathlib
 from typing import Any, NamedTuple
 
+import ml_collections
+
 from fedjax_het.engine.drivers import Driver
 from fedjax_het.engine.rounds import State
 from fedjax_het.experiment import callbacks as callbacks_lib
 from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment import form as form_lib
 from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
@@ -117,6 +120,7 @@ def run(
   """
   if workdir is not None:
     check_local(workdir, 'workdir')
+  form_lib.start_devices(config, workdir and pathlib.Path(workdir))
   with contextlib.ExitStack() as stack:
     stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
@@ -129,16 +133,19 @@ def run(
         )
     )
     _keep_programs(config)  # Before `build`, which compiles some of them.
-    experiment = processes.together(lambda: build(config))
+    choose = form_lib.Chooser(folder, stack)
+    experiment = processes.together(lambda: build(config, choose))
+    asked = ml_collections.FrozenConfigDict(config)
     config = experiment.config
     if observe is None:
       observe = _progress(experiment, stack)
-    processes.check_config(config)
+    processes.check_config(asked)
     driver = processes.together(lambda: make_driver(experiment))
 
     def claim():
       stack.enter_context(lock(folder))
-      settle_config(folder, config)
+      if settle_config(folder, asked):
+        choose.store()
       path = folder / 'metrics.jsonl'
       if not (folder / 'checkpoints').exists() and _holds_anything(path):
         raise _without_checkpoints(path)
@@ -153,7 +160,7 @@ def run(
     )
     stack.callback(checkpoints.close)
     state, rows, notes = _begin(experiment, driver, folder, checkpoints)
-    processes.on_first(lambda: store_config(folder, config))
+    processes.on_first(lambda: store_config(folder, asked))
     facts = facts_lib.measure(experiment)
     todo = int(state.round_num) < config.num_rounds or not rows
     some = bool(follow)  # In all processes, but the first alone calls them.
@@ -175,7 +182,7 @@ def run(
       programs = processes.together(
           lambda: compile_programs(experiment, driver, state)
       )
-      facts['program_memory'] = programs.memory
+      facts.update(program_memory=programs.memory, **choose.facts())
       if processes.is_first():
         if experiment.algorithm.facts is not None:
           facts.update(experiment.algorithm.facts())

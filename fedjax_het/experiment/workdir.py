@@ -59,11 +59,13 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
   return path
 
 
+# Values that versions without 'auto' had in its place.
+_BEFORE_AUTO = {'conv_backend': 'xla'}
 # What a run writes, as files and as folders.
 _FILES = (
-    'config.json', 'facts.json', 'report.md', 'partition.png', 'curves.png',
-    'times.png', 'confusion.npz', 'confusion.png',
-    'classes.png', 'clients.png',
+    'config.json', 'facts.json', 'form.json', 'report.md',
+    'partition.png', 'curves.png', 'times.png',
+    'confusion.npz', 'confusion.png', 'classes.png', 'clients.png',
     'train.csv', 'test.csv', 'validation.csv', 'warm_up.csv',
 )  # fmt: skip
 _FOLDERS = (
@@ -131,7 +133,7 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def settle_config(folder: pathlib.Path, config) -> None:
+def settle_config(folder: pathlib.Path, config) -> bool:
   """Stores the config in a new workdir, or compares it with the one there.
 
   That one is left as it is; see `store_config`.
@@ -139,6 +141,9 @@ def settle_config(folder: pathlib.Path, config) -> None:
   Args:
     folder: The workdir.
     config: The config.
+
+  Returns:
+    Whether the workdir is new.
 
   Raises:
     ValueError: If the workdir holds a run of another config, or one whose
@@ -158,14 +163,15 @@ def settle_config(folder: pathlib.Path, config) -> None:
           + (f'; and {more} more' if more > 0 else '')
           + '. Choose another workdir, or the config of that run.'
       )
-  else:
-    for name in ('metrics.jsonl', 'checkpoints'):
-      if os.path.lexists(folder / name):
-        raise ValueError(
-            f'The workdir {folder} holds {name} but no config.json, so its '
-            'run cannot be resumed; choose another workdir.'
-        )
-    store_config(folder, config)
+    return False
+  for name in ('metrics.jsonl', 'checkpoints'):
+    if os.path.lexists(folder / name):
+      raise ValueError(
+          f'The workdir {folder} holds {name} but no config.json, so its '
+          'run cannot be resumed; choose another workdir.'
+      )
+  store_config(folder, config)
+  return True
 
 
 def store_config(folder: pathlib.Path, config) -> None:
@@ -198,12 +204,14 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
           *config_lib.FIELDS, 'local', 'algorithm', 'clock'
       )
   }
-  defaults |= _flat(stored_config.older_entries(old))
+  defaults |= _BEFORE_AUTO | _flat(stored_config.older_entries(old))
   sentences = []
   for name in sorted({*new, *was}):
     # An entry that a newer version added has had its default so far, or what
     # `older_entries` says.
     before = was.get(name, defaults.get(name))
+    if name in _BEFORE_AUTO and new.get(name) == 'auto':
+      before = 'auto' if before == _BEFORE_AUTO[name] else before
     if name not in free and new.get(name) != before:
       there, here = (_show(d, name) for d in (was, new))
       sentences.append(f'{name} is {there} there and {here} here')

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het.kernels import onednn
+from fedjax_het.kernels.onednn import no_compilation_cache
 
 
 class Library(NamedTuple):
@@ -52,6 +53,19 @@ LIBRARIES = {
     )
 }
 CONV_BACKENDS = ('xla', *LIBRARIES)
+# The library that a run chooses, see `experiment.form`.
+AUTO = 'auto'
+
+
+def concrete(conv_backend: str) -> str:
+  """One of `CONV_BACKENDS`: that of `AUTO` where nothing was measured."""
+  return 'xla' if conv_backend == AUTO else conv_backend
+
+
+def title(conv_backend: str) -> str:
+  """The name in a text of one of `CONV_BACKENDS`."""
+  library = LIBRARIES.get(conv_backend)
+  return 'XLA' if library is None else library.title
 
 
 def why_not(conv_backend: str) -> str | None:
@@ -89,5 +103,5 @@ def allowed_cache(conv_backend: str) -> contextlib.AbstractContextManager:
     A context manager.
   """
   if uncacheable(conv_backend):
-    return onednn.no_compilation_cache()
+    return no_compilation_cache()
   return contextlib.nullcontext()

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from fedjax_het import experiment
+from fedjax_het.experiment import tuned
 from fedjax_het.kernels import onednn
+from tests.experiment.test_form import table
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
 pytestmark = [
@@ -51,6 +53,26 @@ def test_a_run_is_near_to_one_of_xla_and_resumes_exactly(tmp_path):
   experiment.run(config('onednn'), resumed)
   assert without_seconds(resumed / 'metrics.jsonl') == without_seconds(
       tmp_path / 'own' / 'metrics.jsonl'
+  )
+
+
+@pytest.mark.slow
+def test_auto_takes_it_where_it_was_measured_to_be_faster(
+    tmp_path, monkeypatch
+):
+  """The run is the one that asks for it by name, with a cache in use, too."""
+  monkeypatch.setenv('FEDJAX_HET_TUNED', str(tmp_path / 'tuned'))
+  slow = table(convolutions=(1e-4, 1e-4, 1e-2, 1e-4))
+  tuned.write(slow._replace(devices=1))
+  folder = jax.config.jax_compilation_cache_dir
+  auto = experiment.run(
+      config('auto', compilation_cache=True), tmp_path / 'auto'
+  )
+  assert jax.config.jax_compilation_cache_dir == folder
+  assert auto.facts['form']['conv_backend'] == 'onednn'
+  experiment.run(config('onednn'), tmp_path / 'named')
+  assert without_seconds(tmp_path / 'auto' / 'metrics.jsonl') == (
+      without_seconds(tmp_path / 'named' / 'metrics.jsonl')
   )
 
 

@@ -1,0 +1,377 @@
+"""How a run computes on a CPU: its convolutions, and over how many devices.
+
+`auto` takes the form that is predicted to end first, by the speeds of
+`experiment.tuned`. A run that goes on keeps the form with which it began,
+since forms differ in rounding.
+"""
+
+import contextlib
+import dataclasses
+import heapq
+import json
+import logging
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_het.engine.local import visit_steps
+from fedjax_het.engine.types import Federation
+from fedjax_het.experiment import tuned
+from fedjax_het.files import read_json, write_atomically
+from fedjax_het.kernels import libraries
+from fedjax_het.kernels.libraries import AUTO
+from fedjax_het.models import BlockModel
+
+_log = logging.getLogger(__name__)
+_FILE = 'form.json'
+# Another form must be predicted to take less than this share of the time of
+# the one that is used without a table.
+_GAIN = 0.95
+
+
+class Form(NamedTuple):
+  """A form.
+
+  Attributes:
+    conv_backend: Library of convolutions.
+    devices: Over how many devices clients are divided; 1 for what `auto` uses
+      without a table.
+    date: When the speeds were measured that chose it; '' if none were.
+  """
+
+  conv_backend: str
+  devices: int
+  date: str = ''
+
+
+PLAIN = Form(libraries.concrete(AUTO), 1)
+
+
+def describe(model: BlockModel) -> tuned.Net:
+  """What is known of a model's speed from its shapes alone.
+
+  Each kernel of a block counts as if applied at each place of its output.
+  """
+  params, kernels = model.abstract_variables.params, []
+  for name, shape in model.outputs.items():
+    places = math.prod(shape[:-1])
+    leaves = [leaf.shape for leaf in jax.tree.leaves(params.get(name, {}))]
+    kernels += [(s, places * math.prod(s)) for s in leaves if len(s) > 1]
+  work = max(1, sum(times for _, times in kernels))
+  taps = sum(
+      times for s, times in kernels if len(s) == 4 and math.prod(s[:2]) > 1
+  )
+  width = sum(times * math.log(s[-1]) for s, times in kernels) / work
+  return tuned.Net(float(work), len(kernels), math.exp(width), 2 * taps >= work)
+
+
+def start_devices(config, folder: pathlib.Path | None) -> None:
+  """Has JAX start with the devices that a form of this run may use.
+
+  Args:
+    config: The config, maybe a wrong one.
+    folder: The workdir, or None for a new one.
+  """
+  if config.get('backend') != AUTO or jax.distributed.is_initialized():
+    return
+  begun = _stored(folder) if folder else None
+  table = None if begun else tuned.read()
+  number = begun.devices if begun else table.devices if table else 1
+  if number > 1:
+    tuned.start_devices(number)
+
+
+def settle(
+    config, federation: Federation, folder: pathlib.Path | None
+) -> Form | None:
+  """The form of a run, and a line of the log about it.
+
+  Args:
+    config: The config.
+    federation: Its federation.
+    folder: The workdir, or None for a new one.
+
+  Returns:
+    The form; None where there is nothing to choose: not on a CPU, of several
+    processes, or if the config says both entries.
+  """
+  asked = config.backend, config.conv_backend
+  if AUTO not in asked or asked[0] not in (AUTO, 'map', 'shard_map'):
+    return None
+  if jax.distributed.is_initialized() or jax.default_backend() != 'cpu':
+    return None
+  if folder is not None and (folder / 'config.json').exists():
+    form = _goes_on(_stored(folder) or PLAIN)
+  else:
+    form = _choose(config, federation, tuned.read())
+  if asked[1] != AUTO:
+    form = form._replace(conv_backend=asked[1])
+  _log.info('%s', _line(form))
+  return form
+
+
+def _resolved(config, form: Form | None):
+  """The config with a form that was measured in place of `auto`."""
+  if form is None or not form.date:
+    return config
+  made = ml_collections.ConfigDict(config.to_dict())
+  with made.ignore_type():
+    if form.devices > 1:
+      made.backend = 'shard_map'
+    made.conv_backend = form.conv_backend
+  return made
+
+
+class Chooser:
+  """What a run chooses; `build` calls it.
+
+  Attributes:
+    form: The form; None before, and where there is nothing to choose.
+  """
+
+  def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack):
+    """Makes one.
+
+    Args:
+      folder: The workdir.
+      stack: Where the compilation cache is left out until the run ends, if the
+        programs of the form cannot be stored there.
+    """
+    self.form: Form | None = None
+    self._folder, self._stack = folder, stack
+
+  def __call__(self, config, federation: Federation):
+    """The config with a form in place of `auto`, see `settle`."""
+    self.form = settle(config, federation, self._folder)
+    config = _resolved(config, self.form)
+    self._stack.enter_context(libraries.allowed_cache(config.conv_backend))
+    return config
+
+  def store(self) -> None:
+    """Stores the form of a new run, if measurements chose it.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    path = self._folder / _FILE
+    if self.form is None or not self.form.date:
+      path.unlink(missing_ok=True)
+    else:
+      write_atomically(path, json.dumps(self.form._asdict()) + '\n')
+
+  def facts(self) -> dict[str, dict[str, Any]]:
+    """The form, for facts.json; nothing where none was chosen."""
+    return {} if self.form is None else dict(form=self.form._asdict())
+
+
+def with_conv_backend(federation: Federation, name: str) -> Federation:
+  """The federation with all models on one library of convolutions."""
+
+  def change(model):
+    return model and dataclasses.replace(model, conv_backend=name)
+
+  groups = tuple(
+      dataclasses.replace(
+          group, model=change(group.model), partner=change(group.partner)
+      )
+      for group in federation.groups
+  )
+  return dataclasses.replace(
+      federation, groups=groups, server_model=change(federation.server_model)
+  )
+
+
+def _stored(folder: pathlib.Path) -> Form | None:
+  """The form with which the run in a folder began; None for an unmeasured."""
+  path = folder / _FILE
+  try:
+    found = Form(**read_json(path, 'the run goes on with the plain form'))
+    if isinstance(found.devices, int):
+      return found
+  except FileNotFoundError:
+    return None
+  except (TypeError, ValueError) as e:
+    _log.warning('%s: %s', path, e)
+  return None
+
+
+def _goes_on(form: Form) -> Form:
+  """A run's form if this process can have it, else the plain one."""
+  reason = libraries.why_not(form.conv_backend)
+  if form.devices not in (1, len(jax.local_devices())):
+    reason = f'there are {len(jax.local_devices())} devices'
+  if reason is None:
+    return form
+  _log.warning(
+      'The run was begun with %s, and goes on without (%s): last bits may '
+      'differ.', _title(form), reason,
+  )  # fmt: skip
+  return PLAIN
+
+
+def _title(form: Form) -> str:
+  where = f'{form.devices} CPU devices' if form.devices > 1 else 'one device'
+  return f"{libraries.title(form.conv_backend)}'s convolutions on {where}"
+
+
+def _line(form: Form) -> str:
+  """What was chosen, and why."""
+  how = _title(form)
+  if form.date:
+    how += f': measured on this machine on {form.date}.'
+  else:
+    how += ': not measured here; `fedjax-het tune` measures in a minute.'
+  return how[0].upper() + how[1:]
+
+
+def _choose(
+    config, federation: Federation, table: tuned.Table | None
+) -> Form:
+  """The form of a new run."""
+  if table is None:
+    return PLAIN
+  fixed = None if config.conv_backend == AUTO else config.conv_backend
+  seconds = predict(
+      federation,
+      config.cohort_size,
+      config.num_rounds,
+      table,
+      cached=config.compilation_cache,
+  )
+  numbers = _devices(config, table)
+  seconds = {
+      form: value
+      for form, value in seconds.items()
+      if form.devices in numbers
+      and fixed in (None, form.conv_backend)
+      and libraries.why_not(form.conv_backend) is None
+  }
+  plain = Form(fixed or PLAIN.conv_backend, min(numbers), table.date)
+  if plain not in seconds:
+    return PLAIN
+  best = min(seconds, key=seconds.__getitem__)
+  return best if seconds[best] < _GAIN * seconds[plain] else plain
+
+
+def _devices(config, table: tuned.Table) -> set[int]:
+  """The numbers of devices over which a run's clients may be divided."""
+  several = table.devices == len(jax.local_devices())
+  if config.backend == 'shard_map' and several:
+    return {table.devices}
+  if (
+      config.backend == AUTO
+      and several
+      and config.chunk is None
+      and config.clock.mode == 'synchronous'
+      and config.client_store == 'device'
+  ):
+    return {1, table.devices}
+  return {1}
+
+
+def predict(
+    federation: Federation,
+    cohort_size: int | None,
+    num_rounds: int,
+    table: tuned.Table,
+    *,
+    cached: bool = True,
+) -> dict[Form, float]:
+  """Seconds of local training of a run, and of compilations at each start.
+
+  A group trains as fast as the measured net that is nearest to its own, per
+  multiplication. Clients are divided over devices as
+  `engine.balance.assign` does.
+
+  Args:
+    federation: The federation, with `sizes`.
+    cohort_size: Clients a round; None for all.
+    num_rounds: Rounds.
+    table: The speeds.
+    cached: Whether programs are kept on disk, where they can be; these take no
+      time then.
+
+  Returns:
+    {form: seconds}, of the forms that all nearest nets were measured in; none
+    if there is no net for a group.
+  """
+  nets = {group.name: describe(group.model) for group in federation.groups}
+  near = {name: _nearest(net, table) for name, net in nets.items()}
+  if not all(near.values()):
+    return {}
+  steps = np.asarray(visit_steps(federation.local, federation.sizes))
+  images = steps * float(federation.local.batch_size)
+  cohort = np.random.default_rng(0).permutation(len(images))[:cohort_size]
+  forms = [
+      Form(library, devices, table.date)
+      for library in libraries.CONV_BACKENDS
+      for devices in sorted({1, table.devices})
+  ]
+  found = {}
+  for form in forms:
+    loads, compiling = np.zeros(len(images)), 0.0
+    for group in federation.groups:
+      row, case = _row(near[group.name], form), near[group.name].net
+      if row is None:
+        break
+      net = nets[group.name]
+      rate = row.images_per_second * case.work / net.work
+      loads[group.client_ids] = images[group.client_ids] / rate
+      if not cached or libraries.uncacheable(form.conv_backend):
+        compiling += row.compile_seconds * net.kernels / case.kernels
+    else:
+      busiest = _busiest(loads[cohort], form.devices)
+      found[form] = num_rounds * busiest + compiling
+  return found
+
+
+def _nearest(net: tuned.Net, table: tuned.Table) -> tuned.Case | None:
+  """The measured net of the same kind that is nearest.
+
+  The width says more than the size of a product, whose logarithm counts half.
+  """
+
+  def distance(case):
+    size = case.net.work / case.net.kernels * net.kernels / net.work
+    width = case.net.width / net.width
+    return abs(math.log(width)) + abs(math.log(size)) / 2
+
+  cases = [
+      case for case in table.cases.values()
+      if case.net.convolutional == net.convolutional
+  ]  # fmt: skip
+  return min(cases, key=distance, default=None)
+
+
+def _row(case: tuned.Case, form: Form) -> tuned.Row | None:
+  """The measurement of a form; dense nets have no library of convolutions."""
+  library = form.conv_backend
+  if not case.net.convolutional:
+    library = PLAIN.conv_backend
+  rows = [
+      row for row in case.rows
+      if (row.conv_backend, row.devices) == (library, form.devices)
+  ]  # fmt: skip
+  return rows[0] if rows else None
+
+
+def _busiest(loads: np.ndarray, devices: int) -> float:
+  """Seconds of a round: of the device with the most work.
+
+  Args:
+    loads: [K] seconds of each client, if all devices work on such clients.
+    devices: Their number.
+
+  Returns:
+    Seconds; a client alone keeps its device `devices` times as long.
+  """
+  if devices == 1:
+    return float(loads.sum())
+  heap = [0.0] * devices
+  for load in np.sort(loads)[::-1]:
+    heapq.heapreplace(heap, heap[0] + float(load) * devices)
+  return max(heap)

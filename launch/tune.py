@@ -1,0 +1,106 @@
+r"""Measures this machine's speeds, which runs with `auto` follow on a CPU.
+
+  python -m launch.tune
+  python -m launch.tune --show
+
+Times local training of six small nets with XLA's and oneDNN's convolutions,
+on one device and on one device per core (at most 16), in about a minute. Let
+the machine be idle. The speeds are a file in the user's cache folder, for this
+processor, number of cores and version of jaxlib. New runs then take the form
+that is predicted to end first; runs that were begun before keep theirs, since
+forms differ in rounding. To undo it, remove the file. Exit codes: 0, or 2 if
+the command is wrong, the device is no CPU or the file cannot be written.
+"""
+
+from collections.abc import Iterator, Sequence
+import os
+
+from absl import flags
+
+from . import terminal
+
+# Above this load, other processes make a measurement slower.
+_IDLE = 0.5
+
+
+def define_flags() -> None:
+  """Defines the flags; not at import, since other programs share names."""
+  flags.DEFINE_bool('show', False, 'Print what was measured, and stop.')
+  flags.DEFINE_bool('quick', False, 'Tiny batches, to test the command.')
+  flags.DEFINE_float(
+      'seconds', 60.0, 'No further net is begun after this time.', 0.0
+  )
+
+
+def lines(table) -> Iterator[str]:
+  """What a table holds, images a second."""
+  from fedjax_het.kernels import libraries
+  from fedjax_het.reporting import tables
+
+  forms = dict.fromkeys(
+      (row.devices, row.conv_backend)
+      for case in table.cases.values()
+      for row in case.rows
+  )
+  header = ['images/s', *(f'{libraries.title(b)}, {d}' for d, b in forms)]
+  rows = [header]
+  for name, case in table.cases.items():
+    found = {(row.devices, row.conv_backend): row for row in case.rows}
+    rows.append([
+        name,
+        *(f'{found[form].images_per_second:,.0f}' if form in found else '-'
+          for form in forms),
+    ])  # fmt: skip
+  yield tables.as_text(rows)
+  yield 'Behind each library: over how many devices clients are divided.'
+
+
+def main(argv: Sequence[str]) -> None:
+  """Measures and stores, or shows what is stored."""
+  del argv
+  from fedjax_het.experiment import tuned
+
+  values = flags.FLAGS
+  tuned.start_devices(tuned.devices())
+  try:
+    if values.show:
+      table = tuned.read()
+      if table is None:
+        terminal.fail(
+            'Nothing was measured with this processor, number of cores and '
+            'jaxlib; python -m launch.tune does so.'
+        )
+    else:
+      table = _measure(values)
+  except (ValueError, OSError, RuntimeError) as e:
+    terminal.fail(e)
+  terminal.show('\n'.join(lines(table)))
+  place = tuned.table_path()
+  terminal.show(f'Measured on {table.date}: {place}')
+
+
+def _measure(values):
+  """Measures and stores the speeds."""
+  from fedjax_het.experiment import tune, tuned
+
+  load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0.0
+  if load > _IDLE * tuned.cores():
+    terminal.show(
+        f'Warning: other processes run (load {load:.1f}); measure again when '
+        'the machine is idle.'
+    )
+  table = tune.measure(
+      seconds=values.seconds, small=values.quick, say=terminal.show
+  )
+  tuned.write(table)
+  return table
+
+
+def run() -> None:
+  """Runs the program."""
+  define_flags()
+  terminal.run(main, terminal.parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()

@@ -1,0 +1,263 @@
+"""The form that `auto` takes: from a table, stored, and resumed with."""
+
+import json
+
+import jax
+import pytest
+
+from fedjax_het import experiment
+from fedjax_het.experiment import form as form_lib
+from fedjax_het.experiment import tuned
+from fedjax_het.experiment.form import Form
+from fedjax_het.experiment.workdir import settle_config
+from fedjax_het.kernels import libraries, onednn
+from fedjax_het.models import create
+from tests.experiment.tiny_runs import tiny_config, without_seconds
+
+DEVICES = 4  # Of tests.
+DATE = '2026-01-31'
+DENSE = tuned.Net(work=1e5, kernels=3, width=64.0, convolutional=False)
+CONVOLUTIONS = tuned.Net(work=1e7, kernels=3, width=32.0, convolutional=True)
+
+
+def table(dense=(100.0, 1000.0), convolutions=(100.0, 150.0, 200.0, 250.0)):
+  """Images a second with one device and with one a core; oneDNN's last."""
+  forms = [('xla', 1), ('xla', DEVICES), ('onednn', 1), ('onednn', DEVICES)]
+  cases = {
+      'dense': (DENSE, dense), 'convolutions': (CONVOLUTIONS, convolutions)
+  }  # fmt: skip
+  return tuned.Table(DATE, DEVICES, {
+      name: tuned.Case(net, tuple(
+          tuned.Row(*form, speed, 2.0) for form, speed in zip(forms, speeds)
+      ))
+      for name, (net, speeds) in cases.items()
+  })  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """A folder of tables of its own."""
+  monkeypatch.setenv('FEDJAX_HET_TUNED', str(tmp_path / 'tuned'))
+  return tmp_path
+
+
+@pytest.fixture
+def library(monkeypatch):
+  """oneDNN, wherever the tests run."""
+  monkeypatch.setattr(libraries, 'why_not', lambda conv_backend: None)
+
+
+def federation_of(config, **models):
+  if models:
+    config.groups = models
+    config.model = {}
+  return experiment.build(config).federation
+
+
+def test_a_table_comes_back_as_it_was_written(folder):
+  assert tuned.read() is None
+  path = tuned.write(table())
+  assert tuned.read() == table()
+  assert [p.name for p in (folder / 'tuned').iterdir()] == [path.name]
+
+
+def test_a_table_of_another_version_is_not_used(folder, monkeypatch):
+  path = tuned.write(table())
+  other = {**tuned.key(), 'jaxlib': '0.0.1'}
+  monkeypatch.setattr(tuned, 'key', lambda: other)
+  assert tuned.read() is None
+  # Nor if a file has the name of another key.
+  path.rename(tuned.table_path())
+  assert tuned.read() is None
+
+
+@pytest.mark.parametrize(
+    'old, new',
+    [
+        ('}', ''),
+        ('"key"', '"keys"'),
+        ('"cases"', '"case"'),
+        ('"images_per_second": 100.0', '"images_per_second": null'),
+        ('"devices": 4', '"devices": 0'),
+    ],
+)
+def test_a_damaged_table_is_ignored_in_one_line(folder, caplog, old, new):
+  path = tuned.write(table())
+  path.write_text(path.read_text().replace(old, new))
+  assert tuned.read() is None
+  (record,) = caplog.records
+  assert 'is damaged' in record.message
+  assert record.message.endswith('`fedjax-het tune` measures again.')
+
+
+def test_nets_are_described_by_their_shapes():
+  net = form_lib.describe(create('mlp', (8, 8, 1), 10, hidden=8))
+  work = 64 * 8 + 8 * 8 + 8 * 10
+  assert (net.work, net.kernels, net.convolutional) == (work, 3, False)
+  net = form_lib.describe(create('dropout_cnn', (8, 8, 1), 10))
+  assert net.kernels == 4 and net.convolutional and 32 < net.width < 128
+
+
+def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
+  def nearest(net):
+    found = form_lib._nearest(net, measured)
+    return next(name for name, case in cases.items() if case is found)
+
+  nets = dict(
+      thin=CONVOLUTIONS,
+      wide=CONVOLUTIONS._replace(width=256.0),
+      maps=CONVOLUTIONS._replace(width=256.0, work=3e8),
+      dense=DENSE,
+  )
+  cases = {name: tuned.Case(net, ()) for name, net in nets.items()}
+  measured = tuned.Table(DATE, 1, cases)
+  for name, net in nets.items():
+    assert nearest(net) == name
+  assert nearest(CONVOLUTIONS._replace(width=8.0, work=1e6)) == 'thin'
+  assert nearest(DENSE._replace(width=256.0, work=3e8)) == 'dense'
+  del cases['dense']
+  assert form_lib._nearest(DENSE, measured) is None
+
+
+def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
+  federation = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
+
+  def best(num_rounds, **options):
+    found = form_lib.predict(federation, None, num_rounds, table(), **options)
+    return min(found, key=found.get)
+
+  assert best(10_000) == Form('onednn', DEVICES, DATE)
+  # A program of oneDNN is compiled at each start.
+  assert best(1) == Form('xla', DEVICES, DATE)
+  assert best(1, cached=False) == Form('onednn', DEVICES, DATE)
+
+
+def test_unequal_clients_stay_on_one_device():
+  """A client alone leaves the other devices idle."""
+  found = form_lib.predict(
+      federation_of(tiny_config()), 1, 10, table(dense=(100.0, 300.0))
+  )
+  one, all_of_them = (Form('xla', n, DATE) for n in (1, DEVICES))
+  assert found[one] < found[all_of_them]
+  assert found[all_of_them] == pytest.approx(found[one] * DEVICES / 3)
+
+
+def chosen(config, folder=None):
+  return form_lib.settle(config, experiment.build(config).federation, folder)
+
+
+def test_without_a_table_nothing_is_chosen(folder, caplog):
+  caplog.set_level('INFO', 'fedjax_het')
+  assert chosen(tiny_config()) == form_lib.PLAIN
+  assert caplog.messages[-1] == (
+      "XLA's convolutions on one device: not measured here; `fedjax-het tune` "
+      'measures in a minute.'
+  )
+
+
+def test_what_a_config_says_is_kept(folder, library, caplog):
+  caplog.set_level('INFO', 'fedjax_het')
+  tuned.write(table())
+  assert chosen(tiny_config()) == Form('xla', DEVICES, DATE)
+  assert caplog.messages[-1] == (
+      f"XLA's convolutions on {DEVICES} CPU devices: measured on "
+      f'this machine on {DATE}.'
+  )
+  for entry in (
+      dict(backend='map'), dict(chunk=2), dict(client_store='host'),
+      dict(clock__mode='async'),
+  ):  # fmt: skip
+    assert chosen(tiny_config(**entry)) == Form('xla', 1, DATE), entry
+  assert chosen(tiny_config(backend='vmap')) is None
+  assert chosen(tiny_config(backend='map', conv_backend='xla')) is None
+
+
+def test_a_gain_of_a_few_percent_changes_nothing(folder):
+  tuned.write(table(dense=(100.0, 104.0)))
+  assert chosen(tiny_config(cohort_size=None)) == Form('xla', 1, DATE)
+
+
+def test_a_form_that_is_not_possible_here_is_not_resumed(folder, caplog):
+  (folder / 'config.json').write_text('{}')
+  form = Form('xla', 99, DATE)
+  (folder / 'form.json').write_text(json.dumps(form._asdict()))
+  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert 'last bits may differ' in caplog.text
+  (folder / 'form.json').write_text('{')
+  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert 'the run goes on with the plain form' in caplog.text
+
+
+def test_a_library_that_is_gone_is_not_resumed_with(
+    folder, monkeypatch, caplog
+):
+  (folder / 'config.json').write_text('{}')
+  form = Form('onednn', 1, DATE)
+  (folder / 'form.json').write_text(json.dumps(form._asdict()))
+  monkeypatch.setattr(onednn, 'TESTED', ('0.0.1',))
+  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert "with oneDNN's convolutions on one device" in caplog.text
+
+
+def test_a_run_that_goes_on_keeps_its_form(folder):
+  (folder / 'config.json').write_text('{}')
+  tuned.write(table())
+  # Begun before anything was measured.
+  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  form = Form('xla', 1, DATE)
+  (folder / 'form.json').write_text(json.dumps(form._asdict()))
+  assert chosen(tiny_config(), folder) == form
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
+  """Also if other speeds were measured since."""
+  config = tiny_config(cohort_size=None, num_rounds=2, checkpoint_every=1)
+  plain = experiment.run(config, folder / 'plain')
+  assert not (folder / 'plain' / 'form.json').exists()
+  assert plain.facts['form'] == form_lib.PLAIN._asdict()
+  path = tuned.write(table(dense=(1.0, 100.0)))
+
+  whole = experiment.run(config, folder / 'whole')
+  form = Form('xla', DEVICES, DATE)
+  assert whole.facts['form'] == form._asdict()
+  stored = json.loads((folder / 'whole' / 'config.json').read_text())
+  assert stored['backend'] == stored['conv_backend'] == 'auto'
+
+  rows, cut = [], folder / 'cut'
+  experiment.run(config, cut, observe=rows.append, stop=lambda: bool(rows))
+  path.unlink()
+  assert experiment.run(config, cut).facts['form'] == form._asdict()
+  assert without_seconds(cut / 'metrics.jsonl') == without_seconds(
+      folder / 'whole' / 'metrics.jsonl'
+  )
+  # And a run that began before does not take it up.
+  tuned.write(table())
+  config.num_rounds = 3
+  longer = experiment.run(config, folder / 'plain')
+  assert longer.facts['form'] == form_lib.PLAIN._asdict()
+  assert experiment.load_run(folder / 'whole').models()
+
+
+def test_runs_of_versions_without_auto_go_on(folder):
+  config = tiny_config()
+  assert settle_config(folder, config)
+  stored = json.loads((folder / 'config.json').read_text())
+  for value in ('xla', None, 'auto'):
+    stored['conv_backend'] = value
+    if value is None:
+      del stored['conv_backend']
+    (folder / 'config.json').write_text(json.dumps(stored))
+    assert not settle_config(folder, config)
+  stored['conv_backend'] = 'onednn'
+  (folder / 'config.json').write_text(json.dumps(stored))
+  with pytest.raises(ValueError, match="conv_backend is 'onednn' there"):
+    settle_config(folder, config)
+
+
+def test_devices_are_left_to_a_user_who_sets_them(folder, monkeypatch):
+  """Here the tests do, and JAX has started."""
+  before = jax.config.jax_num_cpu_devices
+  tuned.write(table()._replace(devices=2))
+  form_lib.start_devices(tiny_config(), None)
+  assert jax.config.jax_num_cpu_devices == before == DEVICES
