@@ -1,10 +1,11 @@
 """Loads data sets from local files.
 
-`digits` is embedded in scikit-learn. The other data sets of `DATASETS` are read
-from the folder `data_dir`, and those of users as `own_files` says: `npz` from
-`data_file`, `image_folder` and `tfds:NAME` from `data_dir`. Nothing is
-downloaded, and no missing file is replaced. `load` reads the first of these
-that exists for a `name` of `DATASETS`:
+`digits` and the tables `breast_cancer`, `wine` and `iris` are embedded in
+scikit-learn. The other data sets of `DATASETS` are read from the folder
+`data_dir`, and those of users as `own_files` says: `npz` from `data_file`,
+`image_folder` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and no
+missing file is replaced. `load` reads the first of these that exists for a
+`name` of `DATASETS`:
 
 1. `data_dir/<name>/<version>/`, written by `fedjax-het prepare-data`, or
    by tensorflow-datasets with `file_format='array_record'`. The highest version
@@ -30,7 +31,8 @@ class Dataset(NamedTuple):
 
   Attributes:
     name: Key in `DATASETS`, or a name of `own_files`.
-    train_images: [N, H, W, C] uint8; of users' data features [N, ...].
+    train_images: [N, H, W, C] uint8; of tables [N, columns] float32, of users'
+      data features [N, ...].
     train_labels: [N] int32.
     test_images: [M, H, W, C] uint8, the official test split; of users' data
       features [M, ...] of the same type.
@@ -71,7 +73,7 @@ def _dataset(
   ):
     if images.shape[1:] != source.image_shape:
       raise ValueError(
-          f'{where}: {name} has images of shape {source.image_shape}, got'
+          f'{where}: {name} has examples of shape {source.image_shape}, got'
           f' {images.shape[1:]} in {split}.'
       )
     if len(images) != len(labels) or not len(labels):
@@ -171,10 +173,11 @@ def load(
   Args:
     name: Key in `DATASETS`: digits, mnist, fashion_mnist, cifar10, cifar100
       (fine labels), svhn_cropped (without the extra images) or cinic10
-      (without the validation images); or npz, image_folder or tfds:NAME, see
+      (without the validation images); the tables breast_cancer, wine and iris;
+      or npz, image_folder or tfds:NAME, see
       `own_files`.
     data_dir: Folder of prepared or raw data; see the module docstring. Not
-      used by digits and npz.
+      used by what is embedded, and by npz.
     data_file: The file of npz; not used by others.
     image_size: Height and width to which an image folder's images are resized
       while they are read; not used by others.

@@ -26,6 +26,7 @@ from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
+from fedjax_het.models.text import text
 from fedjax_het.models.vit import vit
 from fedjax_het.names import check_name
 from fedjax_het.options import (
@@ -56,6 +57,7 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
     'simple_cnn': simple_cnn,
     'dropout_cnn': dropout_cnn,
     'mlp': mlp,
+    'text': text,
 }
 
 
@@ -123,7 +125,7 @@ def create(
   Args:
     name: See `constructor`.
     input_shape: (height, width, channels) of one example; of any rank for the
-      models that flatten it (`mlp`).
+      models that flatten it (`mlp`, `text`).
     num_classes: C.
     matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
       and all else stay float32; see `kernels.matmul_dtype`.
