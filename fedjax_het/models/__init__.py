@@ -18,7 +18,7 @@ import flax.linen as nn
 
 from fedjax_het.kernels import libraries
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
-from fedjax_het.models import by_path
+from fedjax_het.models import adapt, by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
@@ -160,7 +160,7 @@ def create(
   if not isinstance(model, BlockModel):
     raise ValueError(
         f'Model {name!r} must be a BlockModel or a flax.linen module, got '
-        f'{type(model).__name__}.'
+        f'{type(model).__name__}.{adapt.how_to_wrap(model)}'
     )
   return dataclasses.replace(
       model, matmul_dtype=matmul_dtype, conv_backend=conv_backend
