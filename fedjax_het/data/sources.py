@@ -3,7 +3,7 @@
 `digits` and the tables `breast_cancer`, `wine` and `iris` are embedded in
 scikit-learn. The other data sets of `DATASETS` are read from the folder
 `data_dir`, and those of users as `own_files` says: `npz` from `data_file`,
-`image_folder` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and no
+`image_folder`, `hf` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and no
 missing file is replaced. `load` reads the first of these that exists for a
 `name` of `DATASETS`:
 
@@ -20,7 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het import names
-from fedjax_het.data import catalog, own_files, raw_formats, tfds_source
+from fedjax_het.data import (
+    catalog,
+    hf_source,
+    own_files,
+    raw_formats,
+    tfds_source,
+)
 from fedjax_het.data.preprocess import statistics
 
 DATASETS = catalog.DATASETS
@@ -55,8 +61,9 @@ class Dataset(NamedTuple):
 
 def check_name(name: str, what: str = 'data set') -> None:
   """Raises ValueError, with the closest known name, if `name` is unknown."""
-  if not (isinstance(name, str) and name.startswith(own_files.TFDS)) or (
-      name == own_files.TFDS
+  prefixes = own_files.PREFIXES
+  if not (isinstance(name, str) and name.startswith(prefixes)) or (
+      name in prefixes
   ):
     known = (*DATASETS, *own_files.NAMES, f'{own_files.TFDS}NAME')
     names.check_name(what, name, known)
@@ -174,13 +181,13 @@ def load(
     name: Key in `DATASETS`: digits, mnist, fashion_mnist, cifar10, cifar100
       (fine labels), svhn_cropped (without the extra images) or cinic10
       (without the validation images); the tables breast_cancer, wine and iris;
-      or npz, image_folder or tfds:NAME, see
-      `own_files`.
+      or npz, image_folder or tfds:NAME, see `own_files`, or hf or
+      hf:FEATURES,LABEL, see `hf_source`.
     data_dir: Folder of prepared or raw data; see the module docstring. Not
       used by what is embedded, and by npz.
     data_file: The file of npz; not used by others.
-    image_size: Height and width to which an image folder's images are resized
-      while they are read; not used by others.
+    image_size: Height and width to which the images of image_folder and hf are
+      resized while they are read; not used by others.
     verify: Whether to require the official data: the published checksum of
       each raw file (CINIC-10's images have none), the checksum stored by
       `fedjax-het prepare-data`, and the number of examples. False also
@@ -195,7 +202,8 @@ def load(
   Raises:
     FileNotFoundError: If `data_dir` or `data_file` is missing or does not
       contain the data.
-    ImportError: If images of folders are read without Pillow.
+    ImportError: If images of folders are read without Pillow, or hf without
+      the package datasets.
     ValueError: If `name` is unknown, or a file is unreadable, truncated,
       corrupt, not in its format, or (with `verify`) not the official one.
   """
@@ -238,6 +246,9 @@ def _read_own(
   folder = _check_data_dir(name, data_dir)
   if name == own_files.IMAGE_FOLDER:
     return own_files.read_image_folder(folder, image_size)
+  source, _, columns = name.partition(':')
+  if source == own_files.HF:
+    return hf_source.read_hf(folder, columns, image_size)
   return own_files.read_tfds(
       name.removeprefix(own_files.TFDS), folder, verify
   )
