@@ -11,6 +11,7 @@ COMMANDS = {
     'train': 'Run one experiment, or resume it.',
     'sweep': "Run the cells of a results table, or of a user's grid.",
     'report': 'Renew a report, compare runs, or render a results table.',
+    'export': 'Write the trained models of a run to files.',
     'prepare-data': 'Prepare a data set once, in the format of tfds.',
     'plan-memory': 'Print training memory, and schedules for a budget.',
     'communication': 'Print the numbers that methods exchange.',

@@ -1,6 +1,6 @@
-"""Reads a folder that `datasets.DatasetDict.save_to_disk` of Hugging Face wrote.
+"""Reads a folder that Hugging Face `datasets` has saved by `save_to_disk`.
 
-Needs the package `datasets` (extra `hf`); nothing is downloaded.
+Needs that package (extra `hf`); nothing is downloaded.
 """
 
 import importlib.util

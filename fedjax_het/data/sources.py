@@ -3,8 +3,8 @@
 `digits` and the tables `breast_cancer`, `wine` and `iris` are embedded in
 scikit-learn. The other data sets of `DATASETS` are read from the folder
 `data_dir`, and those of users as `own_files` says: `npz` from `data_file`,
-`image_folder`, `hf` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and no
-missing file is replaced. `load` reads the first of these that exists for a
+`image_folder`, `hf` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and
+no missing file is replaced. `load` reads the first of these that exists for a
 `name` of `DATASETS`:
 
 1. `data_dir/<name>/<version>/`, written by `fedjax-het prepare-data`, or

@@ -73,7 +73,8 @@ class TestReading:
 
   def test_token_ids(self, hf, tmp_path):
     ids = [[1, 2], [3, 4], [5, 6]]
-    self.save(hf, tmp_path / 'a', input_ids=ids, label=[0, 1, 1], text=['x'] * 3)
+    columns = dict(input_ids=ids, label=[0, 1, 1], text=['x'] * 3)
+    self.save(hf, tmp_path / 'a', **columns)
     data = sources.load('hf', tmp_path / 'a')
     assert data.train_images.dtype == np.int32 and data.num_classes == 2
     assert data.train_images.tolist() == ids
@@ -87,7 +88,8 @@ class TestReading:
     hf.DatasetDict(train=whole).save_to_disk(str(tmp_path / 'a'))
     with pytest.raises(ValueError, match="Unknown split 'test'"):
       sources.load('hf', tmp_path / 'a')
-    folder = self.save(hf, tmp_path / 'b', features=[[1.0]] * 3, label=[0, 1, 0])
+    columns = dict(features=[[1.0]] * 3, label=[0, 1, 0])
+    folder = self.save(hf, tmp_path / 'b', **columns)
     (file,) = (folder / 'train').glob('*.arrow')
     file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(ValueError, match='b: ') as error:
