@@ -75,6 +75,7 @@ setuptools.setup(
     extras_require={
         'bench': ['torch==2.13.0'],
         'docs': ['mkdocs-material', 'mkdocstrings[python]'],
+        'hf': ['datasets', 'pillow'],
         'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
         'raw': ['pillow', 'scipy'],

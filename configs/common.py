@@ -8,7 +8,7 @@ set, setting, split, method, size, clock; of all but the method's, one at most.
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
 the later journal version of the same title; 'fedhe' is `fedhe_setting.py`,
 'fedepth' the case study of FeDepth (arXiv 2303.04887). Where a paper is silent,
-the value is marked.
+the value is marked. 'text' is no paper's: networks for token ids.
 """
 
 from collections.abc import Callable, Mapping
@@ -169,6 +169,16 @@ def set_options(**options) -> Variant:
       config.algorithm[name] = value
 
   return apply
+
+
+def _text(config):
+  """Ten clients of three text nets, for token ids in a file of the user's."""
+  config.groups = ml_collections.ConfigDict({
+      f'text{depth}': dict(model='text', clients=clients, depth=depth)
+      for depth, clients in ((1, 4), (2, 3), (3, 3))
+  })
+  config.model = ml_collections.ConfigDict(dict(vocabulary=256, width=1.0))
+  config.local.learning_rate = 5e-3  # Most words are rare.
 
 
 # Averages inside each architecture only.
@@ -341,6 +351,7 @@ SETTINGS = {
     'v2': _v2,
     'fedhe': fedhe_setting.apply,
     'fedepth': _fedepth,
+    'text': _text,
 }
 SPLITS = {
     'iid': _iid,

@@ -74,7 +74,8 @@ def list_datasets() -> str:
 def summarize(data: sources.Dataset) -> str:
   """Counts, examples per class, statistics and a checksum of the content."""
   splits = raw_formats.Splits(*data[1:5])
-  lines = [f'{data.name}: images {data.train_images.shape[1:]} uint8']
+  kind = f'{data.train_images.shape[1:]} {data.train_images.dtype}'
+  lines = [f'{data.name}: examples {kind}']
   for split, labels in (
       ('train', data.train_labels),
       ('test', data.test_labels),

@@ -16,7 +16,8 @@ class Source(NamedTuple):
   """Static description of a data set.
 
   Attributes:
-    image_shape: (height, width, channels).
+    image_shape: Shape of one example: (height, width, channels) of an image,
+      (columns,) of a table.
     num_classes: Number of classes.
     num_train: Examples of the official train split.
     num_test: Examples of the official test split.
@@ -28,7 +29,7 @@ class Source(NamedTuple):
     url: The authors' page.
   """
 
-  image_shape: tuple[int, int, int]
+  image_shape: tuple[int, ...]
   num_classes: int
   num_train: int
   num_test: int
@@ -58,11 +59,34 @@ def _read_digits(folder: None) -> Splits:
 
   data = sklearn.datasets.load_digits()
   images = (15 * data.images).astype(np.uint8)[..., None]
-  labels = data.target.astype(np.int32)
+  return _without_official_split(images, data.target)
+
+
+def _read_table(folder: None, name: str) -> Splits:
+  """A table of scikit-learn: all columns as they are, float32.
+
+  There is no official split; it is divided as the digits are.
+  """
+  del folder
+  import sklearn.datasets  # pylint: disable=g-import-not-at-top
+
+  data = getattr(sklearn.datasets, f'load_{name}')()
+  return _without_official_split(data.data.astype(np.float32), data.target)
+
+
+def _without_official_split(features, classes) -> Splits:
+  """Every fifth example of each class, in their order, is a test example."""
+  labels = classes.astype(np.int32)
   test = np.zeros(len(labels), bool)
-  for label in range(10):
+  for label in range(labels.max() + 1):
     test[np.flatnonzero(labels == label)[4::5]] = True
-  return Splits(images[~test], labels[~test], images[test], labels[test])
+  return Splits(features[~test], labels[~test], features[test], labels[test])
+
+
+def _table(name: str, columns: int, classes: int, train: int, test: int):
+  """The entry of a table of scikit-learn."""
+  read = functools.partial(_read_table, name=name)
+  return Source((columns,), classes, train, test, read)
 
 
 def _read_idx(folder: pathlib.Path) -> Splits:
@@ -204,4 +228,7 @@ DATASETS: dict[str, Source] = dict(
         folders=('CINIC-10', 'cinic-10', 'cinic10'),
         url='https://datashare.ed.ac.uk/handle/10283/3192',
     ),
+    breast_cancer=_table('breast_cancer', 30, 2, 456, 113),
+    wine=_table('wine', 13, 3, 144, 34),
+    iris=_table('iris', 4, 3, 120, 30),
 )

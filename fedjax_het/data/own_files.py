@@ -5,6 +5,7 @@ error that names the file and what is wrong. Features keep their type: uint8
 images are normalised by 255, floats are standardised.
 """
 
+from collections.abc import Iterable
 import importlib.util
 import pathlib
 
@@ -14,8 +15,10 @@ from fedjax_het.data import arrays, raw_formats, tfds_source
 from fedjax_het.names import suggest
 
 Splits = raw_formats.Splits
-NPZ, IMAGE_FOLDER, TFDS = 'npz', 'image_folder', 'tfds:'
-NAMES = (NPZ, IMAGE_FOLDER)
+NPZ, IMAGE_FOLDER, TFDS, HF = 'npz', 'image_folder', 'tfds:', 'hf'
+NAMES = (NPZ, IMAGE_FOLDER, HF)
+# Names of a source with something that the user adds.
+PREFIXES = (TFDS, f'{HF}:')
 _ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 _SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm')
 
@@ -168,31 +171,61 @@ def _read_images(
   """[N, H, W, 3 or 1] uint8."""
   from PIL import Image  # pylint: disable=g-import-not-at-top
 
-  found, first = [], None
-  for path in paths:
+  def read(path):
     raw_formats.check_file(path)
     try:
       with Image.open(path) as image:
-        image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
-        if image_size is not None:
-          image = image.resize((image_size, image_size), Image.BILINEAR)
-        pixels = np.asarray(image)
+        return pixels(image, image_size)
     except Exception as e:  # Broken images raise exceptions of many types.
       raise ValueError(
           f'{path}: not a readable image ({" ".join(str(e).split())}).'
       ) from e
-    first = first or (path, pixels.shape[:2])
-    if pixels.shape[:2] != first[1]:
+
+  return stacked((str(path), read(path)) for path in paths)
+
+
+def pixels(image, image_size: int | None) -> np.ndarray:
+  """The pixels of an image of Pillow.
+
+  Args:
+    image: The image, of any mode.
+    image_size: Height and width to which it is resized; None leaves them.
+
+  Returns:
+    [H, W] uint8 of a grey image, else [H, W, 3].
+  """
+  image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
+  if image_size is not None:
+    image = image.resize((image_size, image_size), resample=2)  # Bilinear.
+  return np.asarray(image)
+
+
+def stacked(named: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+  """Images of one size as one array.
+
+  Args:
+    named: (what it is called, [H, W] or [H, W, 3] uint8) of each image.
+
+  Returns:
+    [N, H, W, 3] uint8; [N, H, W, 1] if all are grey.
+
+  Raises:
+    ValueError: Naming the first image of another size.
+  """
+  found, first = [], None
+  for name, image in named:
+    first = first or (name, image.shape[:2])
+    if image.shape[:2] != first[1]:
       raise ValueError(
-          f'{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, but '
+          f'{name} has {image.shape[0]} x {image.shape[1]} pixels, but '
           f'{first[0]} has {first[1][0]} x {first[1][1]}; set image_size to '
           'resize all of them.'
       )
-    found.append(pixels)
-  if any(pixels.ndim == 3 for pixels in found):
+    found.append(image)
+  if any(image.ndim == 3 for image in found):
     found = [
-        pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=-1)
-        for pixels in found
+        image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+        for image in found
     ]
   images = np.stack(found)
   return images if images.ndim == 4 else images[..., None]

@@ -1,10 +1,11 @@
 """Loads data sets from local files.
 
-`digits` is embedded in scikit-learn. The other data sets of `DATASETS` are read
-from the folder `data_dir`, and those of users as `own_files` says: `npz` from
-`data_file`, `image_folder` and `tfds:NAME` from `data_dir`. Nothing is
-downloaded, and no missing file is replaced. `load` reads the first of these
-that exists for a `name` of `DATASETS`:
+`digits` and the tables `breast_cancer`, `wine` and `iris` are embedded in
+scikit-learn. The other data sets of `DATASETS` are read from the folder
+`data_dir`, and those of users as `own_files` says: `npz` from `data_file`,
+`image_folder`, `hf` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and
+no missing file is replaced. `load` reads the first of these that exists for a
+`name` of `DATASETS`:
 
 1. `data_dir/<name>/<version>/`, written by `fedjax-het prepare-data`, or
    by tensorflow-datasets with `file_format='array_record'`. The highest version
@@ -19,7 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het import names
-from fedjax_het.data import catalog, own_files, raw_formats, tfds_source
+from fedjax_het.data import (
+    catalog,
+    hf_source,
+    own_files,
+    raw_formats,
+    tfds_source,
+)
 from fedjax_het.data.preprocess import statistics
 
 DATASETS = catalog.DATASETS
@@ -30,7 +37,8 @@ class Dataset(NamedTuple):
 
   Attributes:
     name: Key in `DATASETS`, or a name of `own_files`.
-    train_images: [N, H, W, C] uint8; of users' data features [N, ...].
+    train_images: [N, H, W, C] uint8; of tables [N, columns] float32, of users'
+      data features [N, ...].
     train_labels: [N] int32.
     test_images: [M, H, W, C] uint8, the official test split; of users' data
       features [M, ...] of the same type.
@@ -53,8 +61,9 @@ class Dataset(NamedTuple):
 
 def check_name(name: str, what: str = 'data set') -> None:
   """Raises ValueError, with the closest known name, if `name` is unknown."""
-  if not (isinstance(name, str) and name.startswith(own_files.TFDS)) or (
-      name == own_files.TFDS
+  prefixes = own_files.PREFIXES
+  if not (isinstance(name, str) and name.startswith(prefixes)) or (
+      name in prefixes
   ):
     known = (*DATASETS, *own_files.NAMES, f'{own_files.TFDS}NAME')
     names.check_name(what, name, known)
@@ -71,7 +80,7 @@ def _dataset(
   ):
     if images.shape[1:] != source.image_shape:
       raise ValueError(
-          f'{where}: {name} has images of shape {source.image_shape}, got'
+          f'{where}: {name} has examples of shape {source.image_shape}, got'
           f' {images.shape[1:]} in {split}.'
       )
     if len(images) != len(labels) or not len(labels):
@@ -171,13 +180,14 @@ def load(
   Args:
     name: Key in `DATASETS`: digits, mnist, fashion_mnist, cifar10, cifar100
       (fine labels), svhn_cropped (without the extra images) or cinic10
-      (without the validation images); or npz, image_folder or tfds:NAME, see
-      `own_files`.
+      (without the validation images); the tables breast_cancer, wine and iris;
+      or npz, image_folder or tfds:NAME, see `own_files`, or hf or
+      hf:FEATURES,LABEL, see `hf_source`.
     data_dir: Folder of prepared or raw data; see the module docstring. Not
-      used by digits and npz.
+      used by what is embedded, and by npz.
     data_file: The file of npz; not used by others.
-    image_size: Height and width to which an image folder's images are resized
-      while they are read; not used by others.
+    image_size: Height and width to which the images of image_folder and hf are
+      resized while they are read; not used by others.
     verify: Whether to require the official data: the published checksum of
       each raw file (CINIC-10's images have none), the checksum stored by
       `fedjax-het prepare-data`, and the number of examples. False also
@@ -192,7 +202,8 @@ def load(
   Raises:
     FileNotFoundError: If `data_dir` or `data_file` is missing or does not
       contain the data.
-    ImportError: If images of folders are read without Pillow.
+    ImportError: If images of folders are read without Pillow, or hf without
+      the package datasets.
     ValueError: If `name` is unknown, or a file is unreadable, truncated,
       corrupt, not in its format, or (with `verify`) not the official one.
   """
@@ -235,6 +246,9 @@ def _read_own(
   folder = _check_data_dir(name, data_dir)
   if name == own_files.IMAGE_FOLDER:
     return own_files.read_image_folder(folder, image_size)
+  source, _, columns = name.partition(':')
+  if source == own_files.HF:
+    return hf_source.read_hf(folder, columns, image_size)
   return own_files.read_tfds(
       name.removeprefix(own_files.TFDS), folder, verify
   )

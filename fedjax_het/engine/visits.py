@@ -61,7 +61,8 @@ def all_finite(tree) -> jax.Array:
 def check_inputs(group: Group, preprocess, features) -> None:
   """Raises ValueError for examples that a group's model does not take.
 
-  It looks at shapes only, so it may be called while a program is traced.
+  It looks at shapes and types only, so it may be called while a program is
+  traced.
 
   Args:
     group: The group.
@@ -70,11 +71,18 @@ def check_inputs(group: Group, preprocess, features) -> None:
   """
   one = jax.ShapeDtypeStruct((1, *features.shape[1:]), features.dtype)
   # A lambda, since a tuple with a `__call__` cannot be traced itself.
-  shape = jax.eval_shape(lambda x: preprocess(x), one).shape[1:]
+  inputs = jax.eval_shape(lambda x: preprocess(x), one)
+  shape = inputs.shape[1:]
   if shape != tuple(group.model.input_shape):
     raise ValueError(
         f'The model of group {group.name!r} takes inputs of shape '
         f'{tuple(group.model.input_shape)}, but the examples have {shape}.'
+    )
+  words = group.model.vocabulary
+  if words is not None and not jnp.issubdtype(inputs.dtype, jnp.integer):
+    raise ValueError(
+        f'The model of group {group.name!r} takes token ids, integers in '
+        f'0..{words - 1}, but the examples are {features.dtype}.'
     )
 
 

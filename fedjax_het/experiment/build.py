@@ -209,7 +209,7 @@ def _make_model(
   if spec is None:
     return None
   with examples.naming(where):
-    return create(
+    model = create(
         spec.model,
         dataset.train_images.shape[1:],
         dataset.num_classes,
@@ -217,6 +217,8 @@ def _make_model(
         conv_backend=libraries.concrete(config.conv_backend),
         **spec.options,
     )
+    examples.check_tokens(model.vocabulary, dataset)
+    return model
 
 
 def _check_batch_size(config, parts) -> None:

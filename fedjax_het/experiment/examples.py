@@ -255,6 +255,33 @@ def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
   return make_preprocess(features, mean, std, *augmentation)
 
 
+def check_tokens(vocabulary: int | None, dataset: Dataset) -> None:
+  """Raises ValueError for examples that are no token ids of a model.
+
+  Args:
+    vocabulary: How many ids the model knows; None for other models, which take
+      all examples.
+    dataset: The data set.
+  """
+  if vocabulary is None:
+    return
+  arrays = dataset.train_images, dataset.test_images
+  dtype = arrays[0].dtype
+  if dtype == np.uint8 or not np.issubdtype(dtype, np.integer):
+    raise ValueError(
+        'it takes token ids, integers of 16 or 32 bits, but the examples of '
+        f'{dataset.name} are {dtype}'
+        + (', which are pixels.' if dtype == np.uint8 else '.')
+    )
+  low, high = min(a.min() for a in arrays), max(a.max() for a in arrays)
+  if low < 0 or high >= vocabulary:
+    remedy = '' if low < 0 else f'; set vocabulary to at least {high + 1}'
+    raise ValueError(
+        f'its vocabulary={vocabulary} holds the token ids 0..{vocabulary - 1}, '
+        f'but {dataset.name} has {low if low < 0 else high}{remedy}.'
+    )
+
+
 _cut_out = functools.partial(cut_out, side=16)
 
 

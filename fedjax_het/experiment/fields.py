@@ -117,7 +117,7 @@ FIELDS = dict(
     seed=SEED,
     sampling_seed=SEED,
     # A key of `DATASETS`, or the user's own: 'npz' reads `data_file`,
-    # 'image_folder' and 'tfds:NAME' read `data_dir`.
+    # 'image_folder', 'hf' and 'tfds:NAME' read `data_dir`.
     dataset=Field('digits', str),
     data_dir=Field(None, str | None),
     data_file=Field(None, str | None),

@@ -14,10 +14,12 @@ from fedjax_het.engine.confusion import class_accuracy
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment.build import build
 from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.export import FORMATS, export
 from fedjax_het.experiment.programs import make_driver
 from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.experiment.trained import Model, Reader, Trained
 from fedjax_het.names import check_name
+from fedjax_het.options import one_of
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
@@ -157,6 +159,28 @@ class Run:
       FileNotFoundError: As `model`.
     """
     return self._trained.models()
+
+  def export(
+      self, folder: str | os.PathLike, *, format: str = 'msgpack'
+  ) -> list[pathlib.Path]:
+    """Writes all trained models, a file or checkpoint each.
+
+    Args:
+      folder: Where to; made if missing.
+      format: 'msgpack' (flax) or 'orbax'.
+
+    Returns:
+      What was written: `<group>.msgpack`, or `client<id>.msgpack` of clients
+      with models of their own; without suffix for orbax.
+
+    Raises:
+      ValueError: If the format is unknown; or as `model`.
+      FileExistsError: If one of them is there already; then none is written.
+      FileNotFoundError: As `model`.
+      OSError: If it cannot be written.
+    """
+    one_of('format', format, FORMATS)  # Before anything is read.
+    return export(self.models(), pathlib.Path(folder), format)
 
 
 def load_run(

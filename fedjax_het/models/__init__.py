@@ -18,7 +18,7 @@ import flax.linen as nn
 
 from fedjax_het.kernels import libraries
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
-from fedjax_het.models import by_path
+from fedjax_het.models import adapt, by_path
 from fedjax_het.models.blocks import Block, BlockModel, Head, Variables
 from fedjax_het.models.fedhe_cnn import fedhe_cnn
 from fedjax_het.models.fedin_v1 import fedin_v1
@@ -26,6 +26,7 @@ from fedjax_het.models.mlp import mlp
 from fedjax_het.models.preresnet import preresnet20
 from fedjax_het.models.resnet import mini_resnet, resnet, resnet14_mnist
 from fedjax_het.models.simple_cnn import dropout_cnn, simple_cnn
+from fedjax_het.models.text import text
 from fedjax_het.models.vit import vit
 from fedjax_het.names import check_name
 from fedjax_het.options import (
@@ -56,6 +57,7 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
     'simple_cnn': simple_cnn,
     'dropout_cnn': dropout_cnn,
     'mlp': mlp,
+    'text': text,
 }
 
 
@@ -123,7 +125,7 @@ def create(
   Args:
     name: See `constructor`.
     input_shape: (height, width, channels) of one example; of any rank for the
-      models that flatten it (`mlp`).
+      models that flatten it (`mlp`, `text`).
     num_classes: C.
     matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
       and all else stay float32; see `kernels.matmul_dtype`.
@@ -158,7 +160,7 @@ def create(
   if not isinstance(model, BlockModel):
     raise ValueError(
         f'Model {name!r} must be a BlockModel or a flax.linen module, got '
-        f'{type(model).__name__}.'
+        f'{type(model).__name__}.{adapt.how_to_wrap(model)}'
     )
   return dataclasses.replace(
       model, matmul_dtype=matmul_dtype, conv_backend=conv_backend

@@ -1,9 +1,12 @@
-"""Linen modules of users as models of named blocks."""
+"""Linen and nnx modules of users as models of named blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import inspect
+from typing import Any
 
+from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,7 +45,8 @@ class Adapted(nn.Module):
     module: Called as `module(x)`, with one of the switches of training that it
       has (`train`, `training`, `is_training`, `deterministic`,
       `use_running_average`), and with `mask` if its parameters are those of a
-      block, `(x, train, mask)`.
+      block, `(x, train, mask)`. Of a `nnx.bridge.ToLinen` the nnx module is
+      called so, after its `train()` or `eval()`.
     flatten: Whether the output is flattened to [B, D].
   """
 
@@ -57,23 +61,79 @@ class Adapted(nn.Module):
 
   def __call__(self, x, train=False, mask=None):
     """[B, ...] -> [B, ...]; dropout and batch norm follow `train`."""
-    names = [*inspect.signature(type(self.module).__call__).parameters]
-    # A `mask` of other modules is none of padding, such as one of attention.
-    if names[2:] == ['train', 'mask']:
-      y = self.module(x, train, mask)
+    if isinstance(self.module, nnx.bridge.ToLinen):
+      call = functools.partial(_call_nnx, train=train, mask=mask)
+      y = self.module(x, nnx_method=call)
     else:
-      switches = {
-          name: train == value
-          for name, value in _SWITCHES.items()
-          if name in names
-      }
-      y = self.module(x, **switches)
+      y = _call(self.module, x, train, mask)
     return y.reshape((y.shape[0], -1)) if self.flatten else y
+
+
+def _call(module: nn.Module | nnx.Module, x, train: bool, mask):
+  """The module on `x`, with the switch that it has."""
+  names = [*inspect.signature(type(module).__call__).parameters]
+  # A `mask` of other modules is none of padding, such as one of attention.
+  if names[2:] == ['train', 'mask']:
+    return module(x, train, mask)
+  switches = {
+      name: train == value
+      for name, value in _SWITCHES.items()
+      if name in names
+  }
+  return module(x, **switches)
+
+
+def _call_nnx(module: nnx.Module, x, *, train: bool, mask):
+  """`_call` of a module in its mode of training or of evaluation."""
+  if train:
+    module.train()
+  else:
+    module.eval()
+  return _call(module, x, train, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithStreams:
+  """Makes an nnx module, with a random stream for whatever it asks.
+
+  Attributes:
+    make: The module's class.
+  """
+
+  make: Callable[..., nnx.Module]
+
+  def __call__(self, *args: Any, rngs: nnx.Rngs, **kwargs: Any) -> nnx.Module:
+    # A linen module is initialised without a stream of dropout, which an nnx
+    # module wants when it is made.
+    if 'default' not in rngs:
+      rngs = nnx.Rngs(0, **{name: rngs[name]() for name in rngs})
+    return self.make(*args, rngs=rngs, **kwargs)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+  """The module; of nnx ones, with plain arrays as variables."""
+  if not isinstance(module, nnx.bridge.ToLinen):
+    return module
+  if module.skip_rng:
+    return module.clone(metadata_fn=None)
+  make = _WithStreams(module.nnx_class)
+  return module.clone(nnx_class=make, metadata_fn=None)
 
 
 def _output_shape(module, shape):
   """Per-example output shape of a block's module."""
   return shapes((Block('', module),), (), shape)[''][1]
+
+
+def how_to_wrap(module: Any) -> str:
+  """What to do with an nnx module; '' for others."""
+  of_nnx = module if inspect.isclass(module) else type(module)
+  if not issubclass(of_nnx, nnx.Module):
+    return ''
+  return (
+      f' Wrap the class, as nnx.bridge.to_linen({of_nnx.__name__}, ...), with '
+      'its arguments but rngs.'
+  )
 
 
 def adapted_blocks(
@@ -107,10 +167,10 @@ def adapted_blocks(
     if not isinstance(module, nn.Module):
       raise ValueError(
           f'Model {name!r}: {key!r} must be a flax.linen module, got '
-          f'{type(module).__name__}.'
+          f'{type(module).__name__}.' + how_to_wrap(module)
       )
     last = key == [*named][-1]
-    blocks.append(Block(key, Adapted(module, flatten=head and last)))
+    blocks.append(Block(key, Adapted(_plain(module), flatten=head and last)))
   if not isinstance(modules, Mapping):
     blocks.insert(0, Block(f'{name}_input', Identity()))
   if head:

@@ -46,6 +46,8 @@ class BlockModel:
       `kernels.lowering`.
     heads: Exits besides the trunk's end. Their variables are beside the
       trunk's, under the names of their blocks.
+    vocabulary: V if the inputs are token ids, integers in 0..V-1; None for
+      other inputs.
   """
 
   name: str
@@ -59,6 +61,7 @@ class BlockModel:
   matmul_dtype: str = 'float32'
   conv_backend: str = 'xla'
   heads: tuple[Head, ...] = ()
+  vocabulary: int | None = None
 
   def __post_init__(self):
     at_least(1, num_classes=self.num_classes)

@@ -3,6 +3,7 @@
 import flax.serialization
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import fedjax_het as fh
@@ -115,6 +116,29 @@ def test_a_model_is_exported_and_read_by_flax(results, tmp_path):
   )
   with pytest.raises(ValueError, match=r'takes inputs of shape \(8, 8, 1\)'):
     model.apply(again, np.zeros((1, 8, 8), np.uint8))
+
+
+@pytest.mark.parametrize('name', ['fedavg', 'private'])
+def test_all_models_are_exported_and_read_back(results, tmp_path, name):
+  run = fh.load_run(results[name].workdir)
+  models = run.models()
+  clients = [f'client{i}' for i in range(5)]
+  names = dict(fedavg=['large', 'small'], private=clients)
+  files = run.export(tmp_path / 'a')
+  assert [path.name for path in files] == [f'{n}.msgpack' for n in names[name]]
+  folders = run.export(tmp_path / 'b', format='orbax')
+  assert [path.name for path in folders] == names[name]
+  for key, file, folder in zip(models, files, folders, strict=True):
+    want = models[key].variables
+    data = flax.serialization.from_bytes(want, file.read_bytes())
+    found = ocp.StandardCheckpointer().restore(folder)
+    tree = flax.serialization.from_state_dict(want, found)
+    jax.tree.map(np.testing.assert_array_equal, data, want)
+    jax.tree.map(np.testing.assert_array_equal, tree, want)
+  with pytest.raises(FileExistsError, match='is there already; name another'):
+    run.export(tmp_path / 'b', format='orbax')
+  with pytest.raises(ValueError, match="'orbx'; did you mean 'orbax'"):
+    run.export(tmp_path / 'c', format='orbx')
 
 
 def test_wrong_questions_are_refused(results, tmp_path):

@@ -1,0 +1,124 @@
+"""Reads a folder that Hugging Face `datasets` has saved by `save_to_disk`.
+
+Needs that package (extra `hf`); nothing is downloaded.
+"""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+
+from fedjax_het.data import own_files, raw_formats
+from fedjax_het.names import check_name
+
+Splits = raw_formats.Splits
+_SPLITS = ('train', 'test')
+# Names that are taken where the types of the columns do not tell.
+_FEATURES = ('image', 'img', 'input_ids', 'features')
+_LABELS = ('label', 'labels')
+
+
+def read_hf(
+    folder: pathlib.Path, columns: str = '', image_size: int | None = None
+) -> tuple[Splits, int]:
+  """Reads the splits `train` and `test` of a saved `DatasetDict`.
+
+  Args:
+    folder: What `save_to_disk` wrote.
+    columns: 'FEATURES,LABEL', the columns to read; '' to find them: the only
+      column of images and the only class label, else by their usual names.
+    image_size: Height and width to which images are resized; None if all have
+      one size.
+
+  Returns:
+    The splits: images [N, H, W, 3 or 1] uint8, or a column of numbers as it
+    is, such as token ids [N, T] int32; and the number of classes.
+
+  Raises:
+    FileNotFoundError: If the folder holds no saved `DatasetDict`.
+    ImportError: If `datasets`, or Pillow for images, is not installed.
+    ValueError: If a split or a column is missing, or data are wrong; in one
+      line.
+  """
+  if not (folder / 'dataset_dict.json').is_file():
+    raise FileNotFoundError(
+        f'{folder} holds no DatasetDict; write one with '
+        'datasets.DatasetDict(train=..., test=...).save_to_disk(FOLDER).'
+    )
+  if importlib.util.find_spec('datasets') is None:
+    raise ImportError(
+        f'{folder}: reading it needs Hugging Face datasets; run '
+        "`pip install 'fedjax_het[hf]'`."
+    )
+  import datasets  # pylint: disable=g-import-not-at-top
+
+  try:
+    found = datasets.load_from_disk(str(folder))
+    for split in _SPLITS:
+      check_name('split', split, found)
+  except Exception as e:  # Damaged files raise exceptions of many types.
+    raise _refused(folder, e) from e
+  kinds = found['train'].features
+  try:
+    names = _columns(datasets, kinds, columns)
+    arrays = []
+    for split in _SPLITS:
+      x = _features(datasets, found[split], names[0], image_size)
+      arrays += [x, found[split].with_format('numpy')[:][names[1]]]
+  except (ValueError, KeyError, OSError) as e:
+    raise _refused(folder, e) from e
+  words = [f'{name} of {split}' for split in _SPLITS for name in names]
+  splits, num_classes = own_files.checked(arrays, str(folder), words)
+  label = kinds[names[1]]
+  if isinstance(label, datasets.ClassLabel):
+    num_classes = max(num_classes, label.num_classes)
+  return splits, num_classes
+
+
+def _refused(folder, error: Exception) -> ValueError:
+  """An error in one line that begins with the folder."""
+  return ValueError(f'{folder}: {" ".join(str(error).split()):.300}')
+
+
+def _columns(datasets, kinds, columns: str) -> tuple[str, str]:
+  """The names of the features' and of the label's column."""
+  if columns:
+    names = [name.strip() for name in columns.split(',')]
+    if len(names) != 2:
+      raise ValueError(
+          f'dataset=hf:{columns} must name two columns, hf:FEATURES,LABEL.'
+      )
+    for name in names:
+      check_name('column', name, kinds)
+    return names[0], names[1]
+  image = _only(kinds, datasets.Image, _FEATURES, 'features')
+  return image, _only(kinds, datasets.ClassLabel, _LABELS, 'label')
+
+
+def _only(kinds, type_: type, usual: tuple[str, ...], what: str) -> str:
+  """The only column of a type, else the only one with a usual name."""
+  of_type = [name for name, kind in kinds.items() if isinstance(kind, type_)]
+  by_name = [name for name in usual if name in kinds]
+  for found in (of_type, by_name):
+    if len(found) == 1:
+      return found[0]
+  raise ValueError(
+      f'which column holds the {what}? Name both columns, as '
+      f'dataset=hf:FEATURES,LABEL; there are {", ".join(kinds)}.'
+  )
+
+
+def _features(datasets, split, name: str, image_size: int | None):
+  """A column as an array of one row an example."""
+  if isinstance(split.features[name], datasets.Image):
+    named = (
+        (f'{name} {i}', own_files.pixels(image, image_size))
+        for i, image in enumerate(split[name])
+    )
+    return own_files.stacked(named)
+  values = split.with_format('numpy')[:][name]
+  if isinstance(values, list) or values.dtype == np.object_:
+    raise ValueError(
+        f'the rows of {name} have several lengths; fill them up to one.'
+    )
+  return values

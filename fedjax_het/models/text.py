@@ -1,0 +1,140 @@
+"""A classifier of token ids: an embedding, convolutions over words, a mean.
+
+Not from a paper of the project; for short texts and other sequences of symbols.
+Without convolutions it is the linear model of fastText.
+
+References:
+  Joulin et al., `Bag of Tricks for Efficient Text Classification
+  <https://arxiv.org/abs/1607.01759>`_, 2017.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.kernels.conv import conv
+from fedjax_het.models import layers
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.norm import check_policy, norm_layer
+from fedjax_het.models.slices import Slices
+from fedjax_het.options import at_least, integer_between
+
+# Layers are compiled one by one.
+_DEEPEST = 1000
+# Standard deviation of the vectors of tokens.
+_EMBEDDING = layers.truncated_normal(0.1)
+_FEATURES = 32
+
+
+class Embed(nn.Module):
+  """Flatten, then a vector for each token.
+
+  Attributes:
+    vocabulary: V, how many token ids there are.
+    features: D, numbers in a vector.
+  """
+
+  slices = Slices(('features',), dict(embedding=('*', 'y')))
+
+  vocabulary: int
+  features: int
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, ...] ids in 0..V-1 -> [B, T, D]; NaN for an id out of range."""
+    del train, mask
+    x = x.reshape((x.shape[0], -1)).astype(jnp.int32)
+    shape = (self.vocabulary, self.features)
+    vectors = self.param('embedding', _EMBEDDING, shape)
+    return vectors.at[x].get(
+        mode='fill', fill_value=jnp.nan, wrap_negative_indices=False
+    )
+
+
+class Conv(nn.Module):
+  """A convolution over `span` tokens, norm, ReLU."""
+
+  slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
+
+  features: int
+  span: int = 3
+  norm: str = 'none'
+  scheme: str = 'he_fan_in'
+
+  @nn.compact
+  def __call__(self, x, train=False, mask=None):
+    """[B, T, I] -> [B, T, features]; zeros stand before and after a text."""
+    init = layers.INITS[self.scheme]
+    # As an image of one row: the library's convolutions are faster in loops.
+    x = nn.Conv(
+        self.features,
+        (1, self.span),
+        kernel_init=init.kernel,
+        bias_init=init.bias(self.span * x.shape[2]),
+        conv_general_dilated=conv,
+        name='conv',
+    )(x[:, None])[:, 0]
+    return jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+
+
+class Mean(nn.Module):
+  """Mean over all tokens of a text."""
+
+  slices = Slices()
+
+  def __call__(self, x, train=False, mask=None):
+    """[B, T, D] -> [B, D]."""
+    del train, mask
+    return jnp.mean(x, axis=1)
+
+
+def text(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    depth: int = 1,
+    vocabulary: int = 256,
+    width: float = 1.0,
+    span: int = 3,
+    norm: str = 'none',
+    init: str = 'he_fan_in',
+) -> BlockModel:
+  """An embedding, `depth` convolutions, the mean and a linear head.
+
+  Args:
+    input_shape: (T,), token ids of one text, an array of integers. Ids of any
+      other shape are flattened. A shorter text is filled up with an id of its
+      own, which is learnt like the others.
+    num_classes: C.
+    depth: Convolutions over tokens: `conv1`, `conv2`, ...; 0 for none.
+    vocabulary: V, how many ids there are: 0..V-1. 256 holds bytes.
+    width: Multiplies the 32 numbers of a token's vector, rounded down.
+    span: Tokens that a convolution sees.
+    norm: Norm policy of the convolutions.
+    init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
+
+  Returns:
+    A `BlockModel`; a net of less depth holds a subset of its leaves. FedIN's
+    extractor is the embedding, so that s_in is the vectors of a text, [T, D].
+
+  Raises:
+    ValueError: If an option is out of range, or norm or init is unknown.
+  """
+  check_policy(norm)
+  layers.check_init(init)
+  integer_between(0, _DEEPEST, depth=depth)
+  at_least(1, vocabulary=vocabulary, span=span)
+  features = layers.scale_channels(_FEATURES, width)
+  layer = Conv(features, span, norm, init)
+  blocks = [Block('embed', Embed(vocabulary, features))]
+  blocks += [Block(f'conv{i}', layer) for i in range(1, depth + 1)]
+  head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
+  blocks += [Block('mean', Mean()), Block('head', head)]
+  return BlockModel(
+      f'text{depth}',
+      tuple(blocks),
+      input_shape,
+      num_classes,
+      (1, len(blocks) - 1),
+      vocabulary=vocabulary,
+  )

@@ -1,0 +1,65 @@
+"""Writes the trained models of a run to files, for other programs.
+
+  python -m launch.export --workdir=runs/quick --out=models
+  python -m launch.export --workdir=runs/quick --out=models --format=orbax
+
+A file, or an orbax checkpoint, for each group whose clients share a model, and
+for each client where they have models of their own. The models are those of the
+last checkpoint, or of the best evaluation with --best. The workdir stays as it
+is. To build the models the data set is read; --data_dir or --data_file says
+where it is now, if it has moved.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from . import terminal
+from .terminal import expanded, fail, folder
+
+
+def define_flags() -> None:
+  """Defines the flags; not at import, since other programs share names."""
+  flags.DEFINE_string('workdir', None, 'Folder of the run.')
+  flags.DEFINE_string('out', None, 'Folder for the models; made if missing.')
+  flags.DEFINE_string('format', 'msgpack', 'msgpack (of flax) or orbax.')
+  flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
+  flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
+  flags.DEFINE_string('data_file', None, "File of the run's data here.")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Exports what the flags describe; says in one line what is wrong."""
+  del argv
+  options = flags.FLAGS
+  for name in ('workdir', 'out'):
+    if options[name].value is None:
+      fail(f'--{name} is missing; see --help.')
+  from fedjax_het.experiment.load import load_run
+
+  try:
+    out = folder('--out', options.out)
+    run = load_run(
+        expanded(options.workdir, '--workdir'),
+        data_dir=options.data_dir,
+        data_file=options.data_file,
+        best=options.best,
+    )
+    written = run.export(out, format=options.format)
+  except (ValueError, FileNotFoundError, FileExistsError) as e:
+    fail(e)
+  except OSError as e:
+    fail(e, 1)
+  print(f'Models after {run.rounds} rounds:')
+  for path in written:
+    print(f'  {path}')
+
+
+def run() -> None:
+  """Runs the program."""
+  define_flags()
+  terminal.run(main, terminal.parse_flags, __doc__)
+
+
+if __name__ == '__main__':
+  run()
