@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are stored without outputs."""
+"""The notebooks run from top to bottom, and hold the outputs that they give."""
 
 import pathlib
 import re
@@ -7,67 +7,145 @@ import jax
 import pytest
 
 nbformat = pytest.importorskip('nbformat', reason='notebooks: needs nbformat')
-nbclient = pytest.importorskip('nbclient', reason='notebooks: needs nbclient')
+pytest.importorskip('nbclient', reason='notebooks: needs nbclient')
 pytest.importorskip('ipykernel', reason='notebooks: needs ipykernel')
+
+from colabs.run import executed  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / 'colabs').glob('*.ipynb'))
+MOST_BYTES = 400_000
+# Cells that all notebooks have in common: install, hardware, import, folder.
+NUM_SETUP = 4
 
 
 def read(path):
   return nbformat.read(path, as_version=4)
 
 
+def code_cells(notebook):
+  return [cell for cell in notebook.cells if cell.cell_type == 'code']
+
+
 def printed(notebook):
   """All that the cells wrote to their standard output."""
   return ''.join(
       output.text
-      for cell in notebook.cells
-      if cell.cell_type == 'code'
+      for cell in code_cells(notebook)
       for output in cell.outputs
       if output.output_type == 'stream' and output.name == 'stdout'
   )
 
 
-def num_pictures(notebook):
-  return sum(
-      'image/png' in output.get('data', {})
-      for cell in notebook.cells
-      if cell.cell_type == 'code'
-      for output in cell.outputs
-  )
+def without_numbers(text):
+  """A text in which machines, versions and seconds make no difference."""
+  return re.sub(r'[\s-]+', ' ', re.sub(r'[\d.,]+', '#', text))
+
+
+def outline(notebook):
+  """What each cell gives: names of streams, texts, and kinds of pictures."""
+  return [
+      [
+          (output.name, without_numbers(output.text))
+          if output.output_type == 'stream'
+          else {
+              kind: '' if kind.startswith('image') else without_numbers(value)
+              for kind, value in output.data.items()
+          }
+          for output in cell.outputs
+      ]
+      for cell in code_cells(notebook)
+  ]
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_are_valid_and_stored_without_outputs(path):
-  notebook = read(path)
+def test_notebooks_are_valid_and_stored_as_they_ran(path):
+  notebook, text = read(path), path.read_text()
   nbformat.validate(notebook)
+  assert path.stat().st_size < MOST_BYTES
+  cells = code_cells(notebook)
+  assert [c.execution_count for c in cells] == [*range(1, len(cells) + 1)]
+  outputs = [output for cell in cells for output in cell.outputs]
+  assert 'error' not in {output.output_type for output in outputs}
+  assert {getattr(output, 'name', 'stdout') for output in outputs} == {'stdout'}
+  assert any('image/png' in output.get('data', {}) for output in outputs)
+  for private in ('/tmp/', '/root', '/home/', str(ROOT)):
+    assert private not in text
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_are_set_up_alike_and_their_links_lead_somewhere(path):
+  notebook, first = read(path), read(NOTEBOOKS[0])
+  setup = [cell.source for cell in code_cells(notebook)[:NUM_SETUP]]
+  assert setup == [cell.source for cell in code_cells(first)[:NUM_SETUP]]
   for cell in notebook.cells:
-    if cell.cell_type == 'code':
-      assert not cell.outputs and cell.execution_count is None
+    if cell.cell_type == 'markdown':
+      for link in re.findall(r'\]\((?!https?:)([^)]+)\)', cell.source):
+        assert (path.parent / link).exists(), link
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  """Runs a notebook on CPUs; programs are kept for the next time."""
+  pytest.importorskip('matplotlib', reason='the notebooks draw')
+  monkeypatch.setenv('TMPDIR', str(tmp_path))
+  return lambda name, **environ: executed(
+      ROOT / 'colabs' / name,
+      tmp_path,
+      JAX_PLATFORMS='cpu',
+      JAX_COMPILATION_CACHE_DIR=jax.config.jax_compilation_cache_dir,
+      **environ,
+  )
+
+
+def check_stored(notebook, name):
+  """Its outputs are those that are stored, but for numbers and pictures."""
+  found, stored = outline(notebook), outline(read(ROOT / 'colabs' / name))
+  assert found == stored, f'python colabs/run.py {name} stores new outputs.'
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs(tmp_path, monkeypatch):
-  pytest.importorskip('matplotlib', reason='the quickstart draws')
-  # The kernel is a process of its own: it finds this checkout and the cache.
-  monkeypatch.setenv('PYTHONPATH', str(ROOT))
-  monkeypatch.setenv('IPYTHONDIR', str(tmp_path))
-  monkeypatch.setenv('TMPDIR', str(tmp_path))
-  monkeypatch.setenv(
-      'JAX_COMPILATION_CACHE_DIR', jax.config.jax_compilation_cache_dir
-  )
-  notebook = read(ROOT / 'colabs' / 'quickstart.ipynb')
-  nbclient.NotebookClient(
-      notebook,
-      timeout=300,
-      kernel_name='python3',
-      resources={'metadata': {'path': str(ROOT / 'colabs')}},
-  ).execute()
-  text = printed(notebook)
-  assert 'mean over groups' in text
-  scores = dict(re.findall(r'^(\w+): (0\.\d+)$', text, re.M))
+def test_the_quickstart_runs(run):
+  notebook = run('quickstart.ipynb')
+  check_stored(notebook, 'quickstart.ipynb')
+  scores = dict(re.findall(r'^(\w+): (0\.\d+)$', printed(notebook), re.M))
   assert set(scores) == {'fedin', 'fedavg', 'fedavg_momentum'}
   for name, accuracy in scores.items():
     assert float(accuracy) > 0.4, name  # Ten classes.
-  assert num_pictures(notebook) == 3
+
+
+@pytest.mark.slow
+def test_fedin_on_fashion_mnist_runs(run, real_data):
+  if not (pathlib.Path(real_data) / 'fashion_mnist').is_dir():
+    pytest.skip('real data: no fashion_mnist')
+  notebook = run('fedin_images.ipynb', FEDJAX_HET_DATA=str(real_data))
+  check_stored(notebook, 'fedin_images.ipynb')
+  assert 'fashion_mnist, 60,000 training images' in printed(notebook)
+
+
+@pytest.mark.slow
+def test_fedin_takes_the_digits_without_a_folder(run):
+  notebook = run('fedin_images.ipynb', FEDJAX_HET_DATA='')
+  assert 'here are the digits instead' in printed(notebook)
+
+
+@pytest.mark.slow
+def test_the_budgets_of_fedepth_hold(run):
+  notebook = run('fedepth_budgets.ipynb')
+  check_stored(notebook, 'fedepth_budgets.ipynb')
+  lines = re.findall(
+      r'budget (\S+): (\S+) MB, (\S+) MB measured '
+      r'in (\d) stages, accuracy (\S+)',
+      printed(notebook),
+  )
+  assert [line[0] for line in lines] == ['1/3', '1/2', '1']
+  for _, budget, measured, _, accuracy in lines:
+    assert float(measured) <= float(budget) + 0.01
+    assert float(accuracy) > 0.5  # Ten classes.
+  assert int(lines[0][3]) > int(lines[2][3]) == 1
+
+
+@pytest.mark.slow
+def test_what_is_your_own_runs(run):
+  notebook = run('bring_your_own.ipynb')
+  check_stored(notebook, 'bring_your_own.ipynb')

@@ -148,6 +148,26 @@ class Run:
     """
     return self._trained.model(group, client=client)
 
+  def features(
+      self, x: Any, group: str | None = None, *, client: int | None = None
+  ) -> dict[str, np.ndarray]:
+    """The outputs of all blocks of a model, see `Trained.features`.
+
+    Args:
+      x: [n, ...] examples as the data set holds them.
+      group: Name of a group whose clients share one model.
+      client: Id of a client, of any group; instead of `group`.
+
+    Returns:
+      {block: [n, d] float32}, averaged over pixels or tokens.
+
+    Raises:
+      ValueError: As `model`; or if the examples do not fit the model, or it is
+        not one network.
+      FileNotFoundError: As `model`.
+    """
+    return self._trained.features(x, group, client=client)
+
   def models(self) -> dict[str | int, Model]:
     """All trained models: of each client, or of groups that share theirs.
 

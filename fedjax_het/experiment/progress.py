@@ -45,8 +45,8 @@ class _NotebookBar:
     self._show()
 
   def close(self) -> None:
-    """Shows the last state."""
-    self._handle.update(self._content())
+    """Shows the last state; nothing is left of a run that was stopped."""
+    self._handle.update(self._content(closed=True))
 
   def _show(self) -> None:
     """Shows the state, a few times a second at most."""
@@ -55,10 +55,10 @@ class _NotebookBar:
       self._shown = now
       self._handle.update(self._content())
 
-  def _content(self):
+  def _content(self, closed: bool = False):
     ran, left = self.n - self._initial, ''
     seconds = time.perf_counter() - self._begin
-    if ran and self.n < self._total:
+    if ran and self.n < self._total and not closed:
       left = f', {seconds / ran * (self._total - self.n):.0f} s left'
     return self._html(
         f'<progress value="{self.n}" max="{self._total}"></progress> '

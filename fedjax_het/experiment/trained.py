@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import flax.serialization
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_het.analysis.similarity import block_features
 from fedjax_het.engine.types import Group
 from fedjax_het.engine.visits import check_inputs
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import write_atomically
+from fedjax_het.models import Variables
 from fedjax_het.names import check_name
 from fedjax_het.options import integer_between
 
@@ -132,30 +135,59 @@ class Trained:
       ValueError: If neither or both are given, one is unknown, or the group's
         clients have models of their own.
     """
-    experiment = self.experiment
-    federation, algorithm = experiment.federation, experiment.algorithm
-    if (group is None) == (client is None):
-      raise ValueError('Name either a group or a client, as model(client=0).')
-    if client is None:
-      found = {one.name: one for one in federation.groups}
-      check_name('group', group, found)
-      chosen, row = found[group], 0
-      if algorithm.personal:
-        raise ValueError(
-            f'The clients of group {group!r} have models of their own; name '
-            f'one of the clients {chosen.client_ids.tolist()!r:.80}.'
-        )
-    else:
-      integer_between(0, federation.num_clients - 1, client=client)
-      group_of, row_of = federation.places()
-      chosen = federation.groups[group_of[client]]
-      row = int(row_of[client])
+    chosen, row = self._place(group, client)
     of_group = self.state.clients[chosen.name]
     own = jax.tree.map(lambda leaf: jnp.asarray(leaf[row]), of_group)
     return Model(
         self.reader.apply[chosen.name],
-        algorithm.client_model(self._server, own, chosen),
+        self.experiment.algorithm.client_model(self._server, own, chosen),
     )
+
+  def _place(self, group, client) -> tuple[Group, int]:
+    """The group and the row of a model, see `model`."""
+    federation = self.experiment.federation
+    if (group is None) == (client is None):
+      raise ValueError('Name either a group or a client, as model(client=0).')
+    if client is not None:
+      integer_between(0, federation.num_clients - 1, client=client)
+      group_of, row_of = federation.places()
+      return federation.groups[group_of[client]], int(row_of[client])
+    found = {one.name: one for one in federation.groups}
+    check_name('group', group, found)
+    if self.experiment.algorithm.personal:
+      raise ValueError(
+          f'The clients of group {group!r} have models of their own; name '
+          f'one of the clients {found[group].client_ids.tolist()!r:.80}.'
+      )
+    return found[group], 0
+
+  def features(
+      self, x: Any, group: str | None = None, *, client: int | None = None
+  ) -> dict[str, np.ndarray]:
+    """The outputs of all blocks of a model, in inference mode.
+
+    Args:
+      x: [n, ...] examples as the data set holds them.
+      group: As for `model`.
+      client: As for `model`.
+
+    Returns:
+      {block: [n, d] float32}, averaged over pixels or tokens.
+
+    Raises:
+      ValueError: As `model`; if the examples do not fit it, or if it is not
+        one network.
+    """
+    variables = self.model(group, client=client).variables
+    chosen, _ = self._place(group, client)
+    if not isinstance(variables, Variables):
+      raise ValueError(
+          f'The models of {self.experiment.config.algorithm.name} are not one '
+          'network each, so they have no features by block.'
+      )
+    preprocess, x = self.experiment.preprocess, jnp.asarray(x)
+    check_inputs(chosen, preprocess, x)
+    return block_features(chosen.model, variables, preprocess(x))
 
   def models(self) -> dict[str | int, Model]:
     """All trained models: of each client, or of groups that share theirs.

@@ -430,13 +430,14 @@ _MOST_EXAMPLES = 10**8
 def _curves(
     rows, facts, over: str = 'round'
 ) -> dict[str, tuple[list[float], list[float]]]:
-  """The metric by round: each group and, last, the mean over groups."""
+  """The metric by round: each group and, of several, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row[over] for row in tests]
   groups = pictures.group_looks(facts['groups'])  # In natural order.
   main = main_metric(facts).name
   names = {name: f'{main}/{name}' for name in groups}
-  names[_MEAN] = main
+  if len(groups) > 1:
+    names[_MEAN] = main
   return {
       label: (rounds, [or_nan(row[key]) for row in tests])
       for label, key in names.items()

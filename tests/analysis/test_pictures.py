@@ -118,6 +118,13 @@ def test_a_curve_of_several_runs_is_mean_and_deviation(tmp_path, figures):
   assert axes.get_ylabel() == 'Accuracy'
 
 
+def test_rounds_are_counted_in_ones_twos_fives_and_tens(tmp_path, figures):
+  rounds = [0, 30, 60]
+  pictures.draw_curves({'': {'a': (rounds, rounds)}}, tmp_path / 'a.png', 'y')
+  ticks = np.diff(figures[0].axes[0].get_xticks())
+  assert set(ticks) in ({10}, {20})
+
+
 def test_curves_differ_in_more_than_colour(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(10)}
   pictures.draw_curves({'': series}, tmp_path / 'a.png', 'Accuracy')
@@ -226,6 +233,8 @@ def test_groups_have_one_colour_in_bubbles_curves_and_strips(tmp_path, figures):
 def test_places_and_variants_look_different():
   places = [pictures.look(i) for i in range(49)]
   assert len({(x.colour, x.marker) for x in places}) == 49
+  # Private and FedIN, of one colour, often meet in one picture of curves.
+  assert len({(x.colour, x.dash) for x in places[:28]}) == 28
   variants = [pictures.look(3, i) for i in range(12)]
   assert len(set(variants)) == 12
   assert len({(x.colour, x.marker) for x in variants}) == 1

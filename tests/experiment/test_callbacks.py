@@ -399,3 +399,8 @@ def test_a_run_needs_no_workdir_and_shows_its_progress(tmp_path, monkeypatch):
   assert 'Round 0/4' in shown[0]
   last = f'accuracy {result.summary.last["accuracy"]:.3f}'
   assert 'value="4"' in shown[-1] and last in shown[-1]
+  bar = progress._NotebookBar(4, 0)  # Of a run that is stopped.
+  bar.update(1)
+  assert 's left' in shown[-1]
+  bar.close()
+  assert 'value="1"' in shown[-1] and 's left' not in shown[-1]

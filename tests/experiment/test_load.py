@@ -9,6 +9,7 @@ import pytest
 import fedjax_het as fh
 from fedjax_het import experiment
 from fedjax_het.data import sources
+from fedjax_het.experiment import trained
 from fedjax_het.reporting import shown
 from tests.experiment.tiny_runs import tiny_config
 
@@ -139,6 +140,29 @@ def test_all_models_are_exported_and_read_back(results, tmp_path, name):
     run.export(tmp_path / 'b', format='orbax')
   with pytest.raises(ValueError, match="'orbx'; did you mean 'orbax'"):
     run.export(tmp_path / 'c', format='orbx')
+
+
+@pytest.mark.parametrize(
+    ('name', 'which'),
+    [('fedavg', dict(group='small')), ('private', dict(client=4))],
+)
+def test_features_end_in_the_outputs_of_the_model(
+    results, name, which, monkeypatch
+):
+  run = fh.load_run(results[name].workdir)
+  x = sources.load('digits').test_images[:7]
+  features = run.features(x, **which)
+  apply, variables = run.model(**which)
+  assert [*features][-1] == 'head' and {*features} == {*variables.params}
+  assert {len(values) for values in features.values()} == {7}
+  outputs = [*features.values()][-1]
+  np.testing.assert_allclose(outputs, apply(variables, x), rtol=1e-5)
+  with pytest.raises(ValueError, match=r'takes inputs of shape \(8, 8, 1\)'):
+    run.features(x[:, :4], **which)
+  several = trained.Model(None, ({}, {}))
+  monkeypatch.setattr(trained.Trained, 'model', lambda *_, **__: several)
+  with pytest.raises(ValueError, match=f'{name} are not one network each'):
+    run.features(x, **which)
 
 
 def test_wrong_questions_are_refused(results, tmp_path):

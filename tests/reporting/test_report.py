@@ -329,3 +329,11 @@ def test_options_stand_in_the_setting_where_they_are_not_defaults():
   text = report.setting(with_moved_entries(config), facts)
   assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text
   assert ", heterofl left_out=['a', 'b'] mask=batch, seed 0" in text
+
+
+def test_the_mean_over_groups_is_a_curve_where_there_are_several():
+  rows = [{'split': 'test', 'round': 0, 'accuracy': 0.5, 'accuracy/a': 0.5}]
+  assert [*report._curves(rows, dict(groups=dict(a={})))] == ['a']
+  rows[0]['accuracy/b'] = 0.5
+  curves = report._curves(rows, dict(groups=dict(a={}, b={})))
+  assert [*curves] == ['a', 'b', 'mean over groups']

@@ -55,7 +55,9 @@ def draw_curves(
         _draw_curve(axes, looks[label], label, *curve)
       axes.grid(True)
       axes.margins(x=0.02)
-      axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+      axes.xaxis.set_major_locator(
+          matplotlib.ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+      )
       if percent:
         style.percents(axes.yaxis)
     style.name_axes([*every.values()], xlabel=xlabel, ylabel=ylabel)

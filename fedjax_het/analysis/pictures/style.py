@@ -73,7 +73,8 @@ def look(place: int, variant: int = 0) -> Look:
   """The look of what has a place in some fixed order.
 
   Args:
-    place: From 0; 49 places differ in colour or marker.
+    place: From 0; 49 places differ in colour or marker, and those of one
+      colour in dashes, too.
     variant: From 0; variants share colour and marker, and differ in dashes and
       in what of the marker is filled.
 
@@ -83,7 +84,7 @@ def look(place: int, variant: int = 0) -> Look:
   return Look(
       COLOURS[place % len(COLOURS)],
       MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
-      _DASHES[variant % len(_DASHES)],
+      _DASHES[(variant + place // len(COLOURS)) % len(_DASHES)],
       _FILLS[(variant + variant // len(_DASHES)) % len(_FILLS)],
   )
 
