@@ -77,6 +77,7 @@ setuptools.setup(
         'docs': ['mkdocs-material', 'mkdocstrings[python]'],
         'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
+        'privacy': ['dp-accounting'],
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,
