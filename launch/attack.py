@@ -342,13 +342,16 @@ def main(argv: Sequence[str]) -> None:
         read_target(run, options.client, options.num_images) for run in runs
     ]
     _check_same_images(targets, runs)
+    names = [run.workdir.name for run in runs]
+    if len(set(names)) < len(names):
+      names = [str(run.workdir) for run in runs]
     results = []
-    for run, target in zip(runs, targets, strict=True):
+    for run, name, target in zip(runs, names, targets, strict=True):
       results += attack_run(
           target, levels, steps=options.steps,
           learning_rate=options.learning_rate, tv=options.tv,
           seed=options.seed, workdir=str(run.workdir),
-          name=f'{run.workdir.name}, ' if len(runs) > 1 else '',
+          name=f'{name}, ' if len(runs) > 1 else '',
       )  # fmt: skip
     text = _write(out, targets[0], results, setting)
   except (ValueError, FileNotFoundError) as e:

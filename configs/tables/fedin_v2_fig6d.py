@@ -51,4 +51,5 @@ def get_table(scale: str = SCALES[0]) -> Table:
       seeds=(0, 1, 2),
       columns=tuple(COLUMNS),
       mean='groups',
+      axis=('Number of pairs', COLUMNS),
   )

@@ -5,9 +5,8 @@ from fedjax_het.configs.tables import _papers, fedin_v2_table1
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
-COLUMNS = fedin_v2_table1.COLUMNS
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-ROWS = {f'+{level} sigma' if level else 'FedIN': level for level in LEVELS}
+COLUMNS = {f'+{level} sigma': level for level in LEVELS}
 
 
 def _with_noise(config, level: float):
@@ -18,7 +17,7 @@ def _with_noise(config, level: float):
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """FedIN at eight levels of noise, three seeds.
+  """FedIN on eight data sets and splits at eight levels of noise, three seeds.
 
   Run: `python -m launch.sweep --table=fedin_v2_table7 --data_dir=DIR`.
 
@@ -42,12 +41,13 @@ def get_table(scale: str = SCALES[0]) -> Table:
       rows={
           label: {
               column: _with_noise(config, level)
-              for column, config in fedin.items()
+              for column, level in COLUMNS.items()
           }
-          for label, level in ROWS.items()
+          for label, config in fedin.items()
       },
       paper={},
       seeds=(0, 1, 2),
       columns=tuple(COLUMNS),
       mean='groups',
+      axis=('Noise, in standard deviations of the features', COLUMNS),
   )

@@ -32,6 +32,8 @@ class Table(NamedTuple):
       Results hold this one, best rounds and targets refer to it. Views are
       means over clients in either case.
     notes: {label: what the row is}, where its name does not say it.
+    axis: What the columns change, and {column: number}: accuracy is also drawn
+      over these numbers. ('', {}) where columns are no numbers.
   """
 
   title: str
@@ -45,6 +47,7 @@ class Table(NamedTuple):
   views: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
   mean: str = 'groups'
   notes: Mapping[str, str] = {}
+  axis: tuple[str, Mapping[str, float]] = ('', {})
 
   @property
   def labels(self) -> list[str]:
