@@ -13,8 +13,9 @@ of the batch. Extractor and adversary have the weights of the last checkpoint.
 
 Prints PSNR and SSIM, mean and standard deviation over images, and writes them
 to attack.md (of each image to attack.json), with images.png, psnr.png and
-ssim.png. The last row is the mean training image, which needs no attack. LPIPS
-is not computed: it needs the weights of a pretrained network.
+ssim.png. The last row is the mean training image, which needs no attack. The
+paper measures LPIPS, too, which needs the weights of a pretrained network: give
+them by --lpips (analysis/lpips.py describes the file); else it is left out.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from absl import flags
 
 from . import terminal
 from .stored_runs import open_runs
-from .terminal import CommandError, fail, folder
+from .terminal import CommandError, expanded, fail, folder
 
 _MOST_SHOWN = 8  # Images in the picture.
 
@@ -43,6 +44,7 @@ class Result(NamedTuple):
     error: [S], its mean squared error of the features.
     psnr: [S, N], of each of N images.
     ssim: [S, N].
+    lpips: [N], at the last step; None without weights.
     images: [N, H, W, C] in [0, 1], at the last step.
   """
 
@@ -53,6 +55,7 @@ class Result(NamedTuple):
   error: Any
   psnr: Any
   ssim: Any
+  lpips: Any
   images: Any
 
 
@@ -89,6 +92,7 @@ def define_flags() -> None:
       'tv', 0.0, 'Weight of the total variation; 0 in the paper.'
   )
   flags.DEFINE_integer('seed', 0, 'Of noise and first pixels.')
+  flags.DEFINE_string('lpips', None, 'File of weights, to measure LPIPS.')
   flags.DEFINE_string('data_dir', None, 'Folder of the data here.')
 
 
@@ -163,6 +167,7 @@ def attack_run(
     seed: int,
     workdir: str = '',
     name: str = '',
+    lpips=None,
 ) -> list[Result]:
   """Attacks a client at some levels of noise.
 
@@ -175,6 +180,7 @@ def attack_run(
     seed: Seed of noise and first pixels, the same at all levels.
     workdir: The run's folder, for the results.
     name: How the labels begin.
+    lpips: As of `read_lpips`; None to leave it out.
 
   Returns:
     A result for each level.
@@ -209,33 +215,43 @@ def attack_run(
         for measure in (image_quality.psnr, image_quality.ssim)
     )
     label = f'{name}noise {level:g}' if level else f'{name}no noise'
-    results.append(
-        Result(label, workdir, level, step, error, psnr, ssim, images[-1])
-    )
+    learned = lpips and lpips(images[-1], target.originals)
+    results.append(Result(
+        label, workdir, level, step, error, psnr, ssim, learned, images[-1]
+    ))  # fmt: skip
   return results
 
 
-def as_table(target: Target, results: Sequence[Result]) -> list[list[str]]:
+def as_table(
+    target: Target, results: Sequence[Result], lpips=None
+) -> list[list[str]]:
   """Mean and sample deviation over images, and the mean image as a guess."""
   import numpy as np
 
   from fedjax_het.analysis import image_quality
   from fedjax_het.analysis.pictures.style import deviation
 
-  def spread(values, digits):
-    return f'{np.mean(values):.{digits}f} ± {deviation(values):.{digits}f}'
+  def line(label, psnr, ssim, learned, error):
+    cells = [(psnr, 1), (ssim, 3), *([(learned, 3)] if lpips else [])]
+    return [
+        label,
+        *(f'{np.mean(v):.{n}f} ± {deviation(v):.{n}f}' for v, n in cells),
+        error,
+    ]
 
-  table = [['features', 'PSNR (dB)', 'SSIM', 'error of the features']]
+  table = [[
+      'features', 'PSNR (dB)', 'SSIM', *['LPIPS'] * bool(lpips),
+      'error of the features',
+  ]]  # fmt: skip
   for one in results:
-    table.append([
-        one.label, spread(one.psnr[-1], 1), spread(one.ssim[-1], 3),
-        f'{one.error[-1]:.2e}',
-    ])  # fmt: skip
+    error = f'{one.error[-1]:.2e}'
+    table.append(line(one.label, one.psnr[-1], one.ssim[-1], one.lpips, error))
   guess = np.broadcast_to(target.guess, target.originals.shape)
-  psnr = image_quality.psnr(guess, target.originals)
-  ssim = image_quality.ssim(guess, target.originals)
-  table.append(['mean image', spread(psnr, 1), spread(ssim, 3), '-'])
-  return table
+  psnr, ssim, learned = (
+      measure and measure(guess, target.originals)
+      for measure in (image_quality.psnr, image_quality.ssim, lpips)
+  )
+  return [*table, line('mean image', psnr, ssim, learned, '-')]
 
 
 def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
@@ -258,17 +274,18 @@ def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
     )
 
 
-def _write(out, target, results, setting) -> str:
+def _write(out, target, results, setting, lpips) -> str:
   """Writes all files; the table as Markdown."""
   from fedjax_het.files import write_atomically
   from fedjax_het.reporting.tables import as_markdown
 
   out.mkdir(parents=True, exist_ok=True)
-  text = as_markdown(as_table(target, results))
+  text = as_markdown(as_table(target, results, lpips))
   rows = [
       dict(
           workdir=one.workdir, noise=one.noise, error=float(one.error[-1]),
           psnr=one.psnr[-1].tolist(), ssim=one.ssim[-1].tolist(),
+          **(dict(lpips=one.lpips.tolist()) if lpips else {}),
       )
       for one in results
   ]  # fmt: skip
@@ -325,6 +342,7 @@ def main(argv: Sequence[str]) -> None:
   options = flags.FLAGS
   if not options.workdir:
     fail('Name a run of fedin: python -m launch.attack --workdir=DIR.')
+  from fedjax_het.analysis.lpips import read_lpips
   from fedjax_het.options import at_least, integer_between
 
   try:
@@ -337,6 +355,9 @@ def main(argv: Sequence[str]) -> None:
         for name in ('client', 'num_images', 'steps', 'learning_rate', 'tv',
                      'seed')
     }  # fmt: skip
+    lpips = None
+    if options.lpips is not None:
+      lpips = read_lpips(expanded(options.lpips, '--lpips'))
     runs = open_runs(options.workdir, options.data_dir)
     targets = [
         read_target(run, options.client, options.num_images) for run in runs
@@ -351,9 +372,9 @@ def main(argv: Sequence[str]) -> None:
           target, levels, steps=options.steps,
           learning_rate=options.learning_rate, tv=options.tv,
           seed=options.seed, workdir=str(run.workdir),
-          name=f'{name}, ' if len(runs) > 1 else '',
+          name=f'{name}, ' if len(runs) > 1 else '', lpips=lpips,
       )  # fmt: skip
-    text = _write(out, targets[0], results, setting)
+    text = _write(out, targets[0], results, setting, lpips)
   except (ValueError, FileNotFoundError) as e:
     fail(e)
   except (FloatingPointError, OSError) as e:

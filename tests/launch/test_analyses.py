@@ -78,6 +78,15 @@ def test_levels_share_pixels_and_images(fedin):
   assert table[2][2] == f'{mean:.3f} ± {spread:.3f}'
   assert table[3][0] == 'mean image' and len(table) == 4
 
+  def lpips(images, others):
+    return np.abs(images - others).mean(axis=(1, 2, 3))
+
+  (noisy,) = attack.attack_run(target, [0.8], **options, lpips=lpips)
+  table = attack.as_table(target, [noisy], lpips)
+  assert table[0][3] == 'LPIPS' and len(table[2]) == 5
+  distance = lpips(noisy.images, target.originals)
+  assert table[1][3].startswith(f'{distance.mean():.3f} ± ')
+
 
 def test_what_cannot_be_attacked_is_refused(fedin):
   for change, message in (
