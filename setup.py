@@ -78,6 +78,7 @@ setuptools.setup(
         'hf': ['datasets', 'pillow'],
         'mlflow': ['mlflow'],
         'plots': [],  # matplotlib is a dependency of the library itself.
+        'privacy': ['dp-accounting'],
         'raw': ['pillow', 'scipy'],
         'tensorboard': ['tensorboardX'],
         'test': TEST,

@@ -17,6 +17,9 @@ COMMANDS = {
     'plan-memory': 'Print training memory, and schedules for a budget.',
     'communication': 'Print the numbers that methods exchange.',
     'similarity': "Compare the layers of clients' models.",
+    'privacy': "Print the privacy loss of noise on FedIN's features.",
+    'tsne': 'Draw the features of stored runs by class and by client.',
+    'attack': 'Reconstruct images from the features that FedIN uploads.',
 }
 
 

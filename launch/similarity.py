@@ -7,10 +7,20 @@ r"""Compares the layers of clients' local models by CKA and CCA.
 The second is FeDepth's Fig. 6: a 14-layer ResNet for each of 20 clients, which
 hold two digits of MNIST each. Of its training the paper says nothing.
 
-Runs the experiment first, or takes the result of the workdir where that is
-finished. The clients of the first group are compared, on test images: layer
-by layer, and every layer with every other. Writes similarity.md and
-similarity.png.
+  python -m launch.similarity --workdirs=runs/fedavg,runs/fedin
+
+The third is FedIN's Fig. 6a, 6b and 7, on stored runs: CKA of the same stage
+in two networks of a run, those of its groups or, where clients have models of
+their own, of clients of all groups in turn. Stages are 'stage1_block0' to its
+last block, or blocks of other names; those that all networks of all runs have
+are compared, on test images. Writes similarity.md, stages.png with a panel for
+each data set and split, and clients.png with the matrices of the last two
+stages.
+
+Without --workdirs it runs the experiment first, or takes the result of the
+workdir where that is finished. The clients of the first group are compared, on
+test images: layer by layer, and every layer with every other. Writes
+similarity.md and similarity.png.
 """
 
 from collections.abc import Sequence
@@ -19,6 +29,7 @@ import contextlib
 from absl import flags
 
 from . import terminal, train
+from .stored_runs import network_of, networks, open_runs
 from .terminal import fail, folder
 
 
@@ -27,6 +38,9 @@ def define_flags() -> None:
   flags.DEFINE_string('out', 'similarity', 'Folder of the results.')
   flags.DEFINE_integer('num_examples', 1000, 'Test images to compare on.')
   flags.DEFINE_integer('num_clients', 20, 'Clients to compare, at most.')
+  flags.DEFINE_list(
+      'workdirs', None, 'Folders of stored runs, to be compared by stage.'
+  )
 
 
 def compare(config, workdir, num_examples: int, num_clients: int):
@@ -67,11 +81,123 @@ def compare(config, workdir, num_examples: int, num_clients: int):
         lambda leaf, row=row: leaf[row], result.state.clients[group.name]
     )
     model = algorithm.client_model(result.state.server, client, group)
-    features.append(similarity.block_features(group.model, model, x))
+    variables = network_of(model, group.model, config.algorithm.name)
+    features.append(similarity.block_features(group.model, variables, x))
   return list(group.model.block_names), {
       'CKA': similarity.mean_similarity(features),
       'CCA': similarity.mean_similarity(features, similarity.mean_cca),
   }
+
+
+def compare_stages(runs, num_examples: int, num_clients: int):
+  """CKA of the same stages of the networks of stored runs.
+
+  Args:
+    runs: The runs, as `load_run` gives them.
+    num_examples: Test images.
+    num_clients: Groups or clients of a run, at most.
+
+  Returns:
+    The stages that all networks have, and for each run the labels of its N
+    networks with {stage: [N, N]}.
+
+  Raises:
+    ValueError: If a run has fewer than two networks, or no stage is common.
+    FileNotFoundError: If data or checkpoints are missing.
+  """
+  from fedjax_het.analysis import similarity
+
+  of_run = [networks(run, num_clients) for run in runs]
+  every = [network for found in of_run for network in found]
+  common = [
+      stage
+      for stage in similarity.stages(every[0].model)
+      if all(stage in similarity.stages(one.model) for one in every)
+  ]
+  if not common:
+    raise ValueError('The networks of these runs have no stage in common.')
+  results = []
+  for run, compared in zip(runs, of_run, strict=True):
+    x = run.experiment.preprocess(
+        run.experiment.dataset.test_images[:num_examples]
+    )
+    features = [
+        similarity.block_features(one.model, one.variables, x)
+        for one in compared
+    ]
+    matrices = {}
+    for stage in common:
+      blocks = [similarity.stages(one.model)[stage] for one in compared]
+      matrices[stage] = similarity.pairwise(
+          [f[block] for f, block in zip(features, blocks, strict=True)]
+      )
+    results.append(([one.label for one in compared], matrices))
+  return common, results
+
+
+def _draw_stages(runs, common, results, out) -> None:
+  """Draws the means by stage, and the last stages client by client."""
+  from fedjax_het.analysis import pictures, similarity
+  from fedjax_het.reporting.looks import method_looks
+  from fedjax_het.reporting.report import named
+
+  panels, methods = {}, {}
+  for run, (_, matrices) in zip(runs, results, strict=True):
+    split = named(run.config.partition.to_dict()).strip()
+    panel = panels.setdefault(f'{run.config.dataset}, {split}', {})
+    means = [similarity.mean_of_pairs(matrices[stage]) for stage in common]
+    panel[str(run.workdir)] = list(range(len(common))), means
+    methods[str(run.workdir)] = run.config.algorithm.name
+  stages = ', '.join(f'{i} {stage}' for i, stage in enumerate(common))
+  pictures.draw_curves(
+      panels, out / 'stages.png', 'Mean CKA of two networks',
+      looks=method_looks(methods), xlabel=f'Stage ({stages})',
+  )  # fmt: skip
+  labels = results[0][0]
+  if all(found == labels for found, _ in results):
+    pictures.draw_matrices(
+        {
+            f'{run.workdir}, {stage}': matrices[stage]
+            for run, (_, matrices) in zip(runs, results, strict=True)
+            for stage in common[-2:]
+        },
+        labels,
+        out / 'clients.png',
+        downwards=True,
+    )
+
+
+def _main_of_stages(options) -> None:
+  """Compares the stored runs that --workdirs names."""
+  from fedjax_het.analysis import similarity
+  from fedjax_het.files import write_atomically
+  from fedjax_het.reporting.tables import as_markdown
+
+  out = folder('--out', options.out)
+  runs = open_runs(options.workdirs, None)
+  common, results = compare_stages(
+      runs, options.num_examples, options.num_clients
+  )
+  table = [['run', 'method', 'networks', *common]]
+  for run, (labels, matrices) in zip(runs, results, strict=True):
+    means = [similarity.mean_of_pairs(matrices[stage]) for stage in common]
+    table.append([
+        str(run.workdir), run.config.algorithm.name, str(len(labels)),
+        *(f'{mean:.3f}' for mean in means),
+    ])  # fmt: skip
+  text = as_markdown(table)
+  out.mkdir(parents=True, exist_ok=True)
+  write_atomically(
+      out / 'similarity.md',
+      '# Equal stages of different networks\n\nLinear CKA, mean over pairs of '
+      f'networks of a run, on {options.num_examples} test images.\n\n{text}'
+      '\n\n![Mean CKA by stage](stages.png)\n\n'
+      '![CKA client by client](clients.png)\n',
+  )
+  with contextlib.suppress(ImportError):  # No matplotlib: no pictures.
+    _draw_stages(runs, common, results, out)
+  print(text)
+  print(f'\nComparison: {out / "similarity.md"}')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -87,6 +213,9 @@ def main(argv: Sequence[str]) -> None:
   try:
     for name in ('num_examples', 'num_clients'):
       at_least(1, **{f'--{name}': options[name].value})
+    if options.workdirs is not None:
+      _main_of_stages(options)
+      return
     experiment.check(options.config)
     out = folder('--out', options.out)
     workdir = experiment.new_workdir(options.config)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.models.blocks import BlockModel
+from fedjax_het.names import check_name
 
 
 def _centred(features, name) -> np.ndarray:
@@ -114,6 +115,74 @@ def block_features(
   return dict(
       zip(model.block_names, map(np.asarray, run(variables, x)), strict=True)
   )
+
+
+def stages(model: BlockModel) -> dict[str, str]:
+  """The stages in front of a model's classifier.
+
+  Blocks 'stage2_block0', 'stage2_block1' are the stage 'stage2'; a block of
+  another name is a stage of its own. Blocks without parameters, such as the
+  pooling in front of the classifier, are left out.
+
+  Args:
+    model: The architecture.
+
+  Returns:
+    {stage: name of its last block}, in order.
+  """
+  params = model.abstract_variables.params
+  return {
+      name.partition('_block')[0]: name
+      for name in model.span(0, model.cut[1])
+      if params[name]
+  }
+
+
+def stage_block(model: BlockModel, stage: str) -> str:
+  """The last block of a stage.
+
+  Args:
+    model: The architecture.
+    stage: Its name, or that of a block.
+
+  Returns:
+    The name of the block.
+
+  Raises:
+    ValueError: If the model has no such stage or block.
+  """
+  known = {**stages(model), **{name: name for name in model.block_names}}
+  check_name(f'stage of {model.name}', stage, known)
+  return known[stage]
+
+
+def pairwise(features: Sequence[np.ndarray], measure=linear_cka) -> np.ndarray:
+  """Similarity of the same stage in all pairs of networks.
+
+  Args:
+    features: [n, d] of each of N networks; d may differ.
+    measure: `linear_cka` or `mean_cca`.
+
+  Returns:
+    [N, N], symmetric, 1 on the diagonal; NaN where features are constant.
+
+  Raises:
+    ValueError: If there are fewer than two networks, or shapes are wrong.
+  """
+  if len(features) < 2:
+    raise ValueError(
+        f'Similarity needs at least 2 networks, got {len(features)}.'
+    )
+  matrix = np.eye(len(features))
+  for i, one in enumerate(features):
+    for j, other in enumerate(features[:i]):
+      matrix[i, j] = matrix[j, i] = measure(one, other)
+  return matrix
+
+
+def mean_of_pairs(matrix: np.ndarray) -> float:
+  """The mean over pairs of different networks of a [N, N] `pairwise`."""
+  return float(np.mean(matrix[~np.eye(len(matrix), dtype=bool)]))
 
 
 def mean_similarity(

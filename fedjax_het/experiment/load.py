@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_het.engine.confusion import class_accuracy
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment.build import build
+from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.export import FORMATS, export
 from fedjax_het.experiment.programs import make_driver
@@ -116,6 +116,11 @@ class Run:
   @functools.cached_property
   def _trained(self) -> Trained:
     return _restore(self)
+
+  @property
+  def experiment(self) -> Experiment:
+    """The run's groups, method and data, built anew; errors as of `model`."""
+    return self._trained.experiment
 
   @property
   def rounds(self) -> int:

@@ -3,7 +3,7 @@
 All functions are for ONE release of one clipped quantity. A federated run
 releases features in every round to every recipient. No function here accounts
 for that composition: the guarantee of the whole run is weaker. Compute it with
-a privacy accountant before you claim a guarantee.
+`privacy.run_epsilon` before you claim a guarantee.
 """
 
 import math

@@ -34,6 +34,8 @@ class Table(NamedTuple):
     notes: {label: what the row is}, where its name does not say it.
     overheads: {label: (millions of numbers that a client sends, MB of memory of
       one client of each model together)}, as the paper prints them.
+    axis: What the columns change, and {column: number}: accuracy is also drawn
+      over these numbers. ('', {}) where columns are no numbers.
   """
 
   title: str
@@ -48,6 +50,7 @@ class Table(NamedTuple):
   mean: str = 'groups'
   notes: Mapping[str, str] = {}
   overheads: Mapping[str, tuple[str, str]] = {}
+  axis: tuple[str, Mapping[str, float]] = ('', {})
 
   @property
   def labels(self) -> list[str]:

@@ -71,6 +71,14 @@ def draw(
           _panels(table, cells, splits, memory_of),
       ),
   ]  # fmt: skip
+  if table.axis[1]:
+    drawings.insert(0, (
+        'sweep', f'Accuracy by {table.axis[0].lower()}',
+        lambda panels, path: pictures.draw_curves(
+            panels, path, _LAST, xlabel=table.axis[0], **shared
+        ),
+        {'': sweep_of(table, cells)},
+    ))  # fmt: skip
   shown = []
   try:
     for name, title, drawing, panels in drawings:
@@ -134,6 +142,25 @@ def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
       values = np.array([cell['accuracy'] for cell in mine], float)
       curves[label] = (mine[0]['rounds'], values)
   return curves
+
+
+def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
+  """{label: (numbers [X], last accuracies [S, X])} over a table's axis.
+
+  Columns without a result are left out; as many seeds count as all others have.
+  """
+  found = {}
+  for label in table.labels:
+    points = {
+        number: [cell['last'] for cell in mine]
+        for column, number in table.axis[1].items()
+        if (mine := cells_of(table, cells, label, column))
+    }
+    if points:
+      seeds = min(map(len, points.values()))
+      values = [one[:seeds] for one in points.values()]
+      found[label] = [*points], np.array(values, float).T
+  return found
 
 
 def models_of(

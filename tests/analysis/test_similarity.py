@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.analysis import pictures, similarity
+from fedjax_het.models import create
 from launch import similarity as command
 from tests.experiment.tiny_runs import tiny_config
 from tests.tiny import tiny_data, tiny_model
@@ -100,3 +101,25 @@ def test_a_run_is_compared_and_drawn(tmp_path):
 def test_a_method_without_personal_models_is_refused(tmp_path):
   with pytest.raises(ValueError, match='fedavg has one model for a group'):
     command.compare(tiny_config('fedavg'), tmp_path / 'run', 100, 2)
+
+
+def test_stages_end_in_their_last_block():
+  model = create('mini_resnet10', (8, 8, 1), 10)
+  assert similarity.stages(model) == {
+      'stem': 'stem', 'stage1': 'stage1_block1', 'stage2': 'stage2_block1',
+  }  # fmt: skip
+  assert similarity.stage_block(model, 'stage2') == 'stage2_block1'
+  assert similarity.stage_block(model, 'pool') == 'pool'
+  with pytest.raises(ValueError, match="Unknown stage of mini_resnet10 'x'"):
+    similarity.stage_block(model, 'x')
+
+
+def test_pairs_of_networks_are_symmetric():
+  clients = [X, X[:, :1], X[:, 1:]]
+  matrix = similarity.pairwise(clients)
+  np.testing.assert_allclose(matrix, matrix.T)
+  assert matrix[0, 2] == similarity.linear_cka(X, X[:, 1:])
+  others = matrix[0, 1] + matrix[0, 2] + matrix[1, 2]
+  assert similarity.mean_of_pairs(matrix) == pytest.approx(others / 3)
+  with pytest.raises(ValueError, match='at least 2 networks'):
+    similarity.pairwise([X])

@@ -132,6 +132,29 @@ def test_fedins_other_tables():
   assert numbers.target('FedAvg', 'IID 10 clients').text == '79.3'
 
 
+def test_fedins_sweeps_change_one_thing():
+  noise = find_table('fedin_v2_table7', 'full').table
+  first = find_table('fedin_v2_table1', 'full').table
+  row = 'svhn_cropped non-IID'
+  for level, other in (('+0.0 sigma', 'FedIN'), ('+0.8 sigma', 'FedIN +Noise')):
+    assert noise.config(row, level) == first.config(other, row)
+  for column, level in noise.axis[1].items():
+    assert noise.config(row, column).algorithm.noise == level
+  assert len(noise.columns) == len(noise.axis[1]) == 8
+  sizes = find_table('fedin_v2_fig6c', 'full').table
+  pairs = find_table('fedin_v2_fig6d', 'full').table
+  assert sizes.config('HeteroFL', 'batch 8').groups.to_dict() == {
+      'all': dict(model='resnet152', clients=100)
+  }
+  for size in (8, 16, 32, 64, 128):
+    config = sizes.config('FedIN', f'batch {size}')
+    assert config.local.batch_size == size
+    assert config.algorithm.num_pairs is None  # One batch.
+    config = pairs.config('FedIN', f'{size} pairs')
+    assert (config.local.batch_size, config.algorithm.num_pairs) == (16, size)
+    assert config.partition.min_size == 128
+
+
 def test_fedins_first_table_gives_each_row_its_own_meaning():
   table = find_table('fedin_v1_table2', 'full').table
   assert table.labels == [

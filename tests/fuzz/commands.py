@@ -6,7 +6,7 @@ import pathlib
 
 PROGRAMS = (
     'train', 'report', 'sweep', 'similarity', 'communication', 'prepare_data',
-    'plan_memory',
+    'plan_memory', 'attack', 'tsne', 'privacy',
 )  # fmt: skip
 QUICK = '--config=configs/fedavg.py:quick'
 NOT_UTF_8 = os.fsdecode(b'\xff\xfe')
@@ -112,6 +112,24 @@ def commands(here: pathlib.Path) -> list[tuple[str, list[str]]]:
       ('similarity', [QUICK, '--out=']),
       ('similarity', ['--config=configs/private.py:quick', '--out=file']),
       ('similarity', ['--config=configs/private.py:quick', '--workdir=file']),
+      ('similarity', ['--workdirs=list']),
+      ('similarity', ['--workdirs=w', '--out=file']),
+      ('attack', []),
+      ('attack', ['--workdir=']),
+      ('attack', ['--workdir=list']),
+      ('attack', ['--workdir=w', '--noise=']),
+      ('attack', ['--workdir=w', '--noise=0,x']),
+      ('attack', ['--workdir=w', '--noise=nan']),
+      ('attack', ['--workdir=w', '--num_images=0']),
+      ('attack', ['--workdir=w', '--out=file']),
+      ('tsne', []),
+      ('tsne', ['--workdir=~no_such_user/x']),
+      ('tsne', ['--workdir=w', '--perplexity=nan']),
+      ('tsne', ['--workdir=w', '--seed=-1']),
+      ('privacy', ['--sigma=0']),
+      ('privacy', ['--delta=1']),
+      ('privacy', ['--epsilon=inf']),
+      ('privacy', ['--sampling_rate=2']),
       ('plan_memory', [QUICK, '--budget_mb=']),
       ('plan_memory', [QUICK, '--budget_mb=x']),
       ('plan_memory', [QUICK, '--budget_mb=nan']),

@@ -81,3 +81,20 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
   }  # fmt: skip
   assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
+
+
+def test_accuracy_over_the_axis_of_a_sweep():
+  configs = {'a': config('fedin'), 'b': config('fedin'), 'c': config('fedin')}
+  axis = ('Batch size', dict(a=8, b=16, c=32))
+  found = Table(
+      'T', 'S', dict(A=configs, B=configs), {}, (0, 1), columns=tuple(configs),
+      axis=axis,
+  )  # fmt: skip
+  cells = [
+      cell('A', 0.1, column='a'), cell('A', 0.2, column='a'),
+      cell('A', 0.3, column='c'), cell('B', 0.4, column='b'),
+  ]  # fmt: skip
+  sweep = table_pictures.sweep_of(found, cells)
+  assert sweep['A'][0] == [8, 32] and sweep['B'][0] == [16]
+  # One seed of each column, since 'c' has but one.
+  assert sweep['A'][1].tolist() == [[0.1, 0.3]]

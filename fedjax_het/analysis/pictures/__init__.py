@@ -6,8 +6,10 @@ group, and are given to the functions as {label: look}.
 
 from fedjax_het.analysis.pictures.curves import draw_curves
 from fedjax_het.analysis.pictures.dots import draw_dots, draw_strips
+from fedjax_het.analysis.pictures.images import draw_images
 from fedjax_het.analysis.pictures.matrices import draw_heat_maps, draw_matrices
 from fedjax_het.analysis.pictures.partition import draw_partition
+from fedjax_het.analysis.pictures.points import draw_points
 from fedjax_het.analysis.pictures.style import (
     MEAN_LOOK,
     Look,
@@ -23,8 +25,10 @@ __all__ = [
     'draw_curves',
     'draw_dots',
     'draw_heat_maps',
+    'draw_images',
     'draw_matrices',
     'draw_partition',
+    'draw_points',
     'draw_strips',
     'draw_trade_off',
     'group_looks',

@@ -1,0 +1,134 @@
+"""Shared by the programs that analyse stored runs: their networks."""
+
+from collections.abc import Iterator, Sequence
+import logging
+from typing import Any, NamedTuple
+
+from .terminal import expanded
+
+
+class Network(NamedTuple):
+  """The network of a group, or of a client that has one of its own.
+
+  Attributes:
+    label: Name of the group, and the client where it is of one.
+    model: Its architecture, a `BlockModel`.
+    variables: Its trained variables.
+  """
+
+  label: str
+  model: Any
+  variables: Any
+
+
+def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
+  """The runs of some workdirs, as `load_run` gives them.
+
+  What their configs are warned of was shown when they ran, and is not again.
+
+  Args:
+    texts: The workdirs, as a flag names them.
+    data_dir: Folder of their data here; None for the configs'.
+
+  Returns:
+    The runs.
+
+  Raises:
+    FileNotFoundError: If one is no workdir with an evaluated run.
+    ValueError: If a file is damaged, or a path cannot be read.
+  """
+  from fedjax_het.experiment import load_run
+
+  logging.getLogger('fedjax_het').setLevel(logging.ERROR)
+  return [
+      load_run(expanded(text, '--workdir'), data_dir=data_dir)
+      for text in texts
+  ]
+
+
+def networks(run, most: int) -> list[Network]:
+  """The networks of a run that can be compared.
+
+  Args:
+    run: The run.
+    most: Networks at most: of groups, or where clients have models of their
+      own of clients, of each group in turn.
+
+  Returns:
+    The networks, in the order of the groups.
+
+  Raises:
+    ValueError: If the run evaluates something else than a network for each
+      group or client; or as of `Run.model`.
+    FileNotFoundError: If data or checkpoints are missing.
+  """
+  experiment = run.experiment
+  algorithm, groups = experiment.algorithm, experiment.federation.groups
+  if algorithm.one_model:
+    raise ValueError(
+        f'{run.workdir}: {run.config.algorithm.name} evaluates one model for '
+        'all groups; there is nothing to compare.'
+    )
+  if not algorithm.personal:
+    return [
+        Network(one.name, one.model, network_of(
+            run.model(one.name).variables, one.model, run.config.algorithm.name
+        ))
+        for one in groups[:most]
+    ]  # fmt: skip
+  chosen = sorted(_in_turn(groups, most))
+  return [
+      Network(
+          f'{groups[i].name}, client {client}',
+          groups[i].model,
+          network_of(
+              run.model(client=client).variables,
+              groups[i].model,
+              run.config.algorithm.name,
+          ),
+      )
+      for i, client in chosen
+  ]
+
+
+def _in_turn(groups, most: int) -> list[tuple[int, int]]:
+  """(group, client): the groups' first clients, then their second, ..."""
+
+  def found() -> Iterator[tuple[int, int]]:
+    for row in range(max(group.num_clients for group in groups)):
+      for i, group in enumerate(groups):
+        if row < group.num_clients:
+          yield i, int(group.client_ids[row])
+
+  return [pair for _, pair in zip(range(most), found(), strict=False)]
+
+
+def network_of(evaluated: Any, model, method: str) -> Any:
+  """The variables of a group's network in what a method evaluates.
+
+  Args:
+    evaluated: What `client_model` gives: variables, or a tuple of them.
+    model: The group's architecture.
+    method: The method, for the message.
+
+  Returns:
+    The first that fit the architecture.
+
+  Raises:
+    ValueError: If none do, such as parts of a wider network.
+  """
+  import jax
+  import numpy as np
+
+  def shapes(params):
+    return jax.tree.map(np.shape, params)
+
+  found = [evaluated] if hasattr(evaluated, 'params') else [*evaluated]
+  want = shapes(model.abstract_variables.params)
+  for one in found:
+    if hasattr(one, 'params') and shapes(one.params) == want:
+      return one
+  raise ValueError(
+      f"{method} does not evaluate its groups' own networks, but parts of "
+      'them or several together; their layers cannot be compared.'
+  )
