@@ -66,98 +66,78 @@ def describe(model: BlockModel) -> tuned.Net:
       times for s, times in kernels if len(s) == 4 and math.prod(s[:2]) > 1
   )
   width = sum(times * math.log(s[-1]) for s, times in kernels) / work
-  return tuned.Net(float(work), len(kernels), math.exp(width), 2 * taps >= work)
-
-
-def start_devices(config, folder: pathlib.Path | None) -> None:
-  """Has JAX start with the devices that a form of this run may use.
-
-  Args:
-    config: The config, maybe a wrong one.
-    folder: The workdir, or None for a new one.
-  """
-  if config.get('backend') != AUTO or jax.distributed.is_initialized():
-    return
-  begun = _stored(folder) if folder else None
-  table = None if begun else tuned.read()
-  number = begun.devices if begun else table.devices if table else 1
-  if number > 1:
-    tuned.start_devices(number)
-
-
-def settle(
-    config, federation: Federation, folder: pathlib.Path | None
-) -> Form | None:
-  """The form of a run, and a line of the log about it.
-
-  Args:
-    config: The config.
-    federation: Its federation.
-    folder: The workdir, or None for a new one.
-
-  Returns:
-    The form; None where there is nothing to choose: not on a CPU, of several
-    processes, or if the config says both entries.
-  """
-  asked = config.backend, config.conv_backend
-  if AUTO not in asked or asked[0] not in (AUTO, 'map', 'shard_map'):
-    return None
-  if jax.distributed.is_initialized() or jax.default_backend() != 'cpu':
-    return None
-  if folder is not None and (folder / 'config.json').exists():
-    form = _goes_on(_stored(folder) or PLAIN)
-  else:
-    form = _choose(config, federation, tuned.read())
-  if asked[1] != AUTO:
-    form = form._replace(conv_backend=asked[1])
-  _log.info('%s', _line(form))
-  return form
-
-
-def _resolved(config, form: Form | None):
-  """The config with a form that was measured in place of `auto`."""
-  if form is None or not form.date:
-    return config
-  made = ml_collections.ConfigDict(config.to_dict())
-  with made.ignore_type():
-    if form.devices > 1:
-      made.backend = 'shard_map'
-    made.conv_backend = form.conv_backend
-  return made
+  number = max(1, len(kernels))
+  return tuned.Net(float(work), number, math.exp(width), 2 * taps >= work)
 
 
 class Chooser:
   """What a run chooses; `build` calls it.
 
   Attributes:
-    form: The form; None before, and where there is nothing to choose.
+    form: The form; None before, and where there is nothing to choose: not on a
+      CPU, of several processes, or if the config says both entries.
   """
 
-  def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack):
-    """Makes one.
+  def __init__(
+      self, config, folder: pathlib.Path | None, stack: contextlib.ExitStack
+  ):
+    """Has JAX start with the devices that a form may use, if it has not.
 
     Args:
-      folder: The workdir.
+      config: The config, maybe a wrong one.
+      folder: The workdir, or None for a new one.
       stack: Where the compilation cache is left out until the run ends, if the
         programs of the form cannot be stored there.
     """
     self.form: Form | None = None
-    self._folder, self._stack = folder, stack
+    self._stack = stack
+    self._begun: Form | None = None
+    self._table: tuned.Table | None = None
+    if not _is_open(config):
+      return
+    if folder is not None and (folder / 'config.json').exists():
+      self._begun = _stored(folder) or PLAIN
+    else:
+      self._table = tuned.read()
+    devices = (self._begun or self._table or PLAIN).devices
+    if config.get('backend') == AUTO and devices > 1:
+      tuned.start_devices(devices)
 
   def __call__(self, config, federation: Federation):
-    """The config with a form in place of `auto`, see `settle`."""
-    self.form = settle(config, federation, self._folder)
-    config = _resolved(config, self.form)
-    self._stack.enter_context(libraries.allowed_cache(config.conv_backend))
-    return config
+    """The config with a form that was measured in place of `auto`."""
+    if _is_open(config) and jax.default_backend() == 'cpu':
+      self.form = self._settle(config, federation)
+    if self.form is None or not self.form.date:
+      return config
+    made = ml_collections.ConfigDict(config.to_dict())
+    with made.ignore_type():
+      if self.form.devices > 1:
+        made.backend = 'shard_map'
+      made.conv_backend = self.form.conv_backend
+    self._stack.enter_context(libraries.allowed_cache(made.conv_backend))
+    return made
 
-  def store(self) -> None:
+  def _settle(self, config, federation: Federation) -> Form:
+    """The form, and a line of the log about it."""
+    if self._begun is not None:
+      form = _goes_on(self._begun)
+    else:
+      form = _choose(config, federation, self._table)
+    if config.conv_backend != AUTO:
+      form = form._replace(conv_backend=config.conv_backend)
+    _log.info('%s', _line(form, config.backend == AUTO))
+    return form
+
+  def store(self, folder: pathlib.Path) -> None:
     """Stores the form of a new run, if measurements chose it.
+
+    Args:
+      folder: The workdir.
 
     Raises:
       OSError: If it cannot be written.
     """
-    path = self._folder / _FILE
+    path = folder / _FILE
     if self.form is None or not self.form.date:
       path.unlink(missing_ok=True)
     else:
@@ -166,6 +146,14 @@ class Chooser:
   def facts(self) -> dict[str, dict[str, Any]]:
     """The form, for facts.json; nothing where none was chosen."""
     return {} if self.form is None else dict(form=self.form._asdict())
+
+
+def _is_open(config) -> bool:
+  """Whether a config leaves something to choose, in a run of one process."""
+  asked = config.get('backend'), config.get('conv_backend')
+  if AUTO not in asked or asked[0] not in (AUTO, 'map', 'shard_map'):
+    return False
+  return not jax.distributed.is_initialized()
 
 
 def with_conv_backend(federation: Federation, name: str) -> Federation:
@@ -218,9 +206,11 @@ def _title(form: Form) -> str:
   return f"{libraries.title(form.conv_backend)}'s convolutions on {where}"
 
 
-def _line(form: Form) -> str:
-  """What was chosen, and why."""
+def _line(form: Form, devices: bool) -> str:
+  """What was chosen, and why; `devices` says whether these were, too."""
   how = _title(form)
+  if not devices:
+    how = how.partition(' on ')[0]
   if form.date:
     how += f': measured on this machine on {form.date}.'
   else:

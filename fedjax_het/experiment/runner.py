@@ -120,8 +120,8 @@ def run(
   """
   if workdir is not None:
     check_local(workdir, 'workdir')
-  form_lib.start_devices(config, workdir and pathlib.Path(workdir))
   with contextlib.ExitStack() as stack:
+    choose = form_lib.Chooser(config, workdir and pathlib.Path(workdir), stack)
     stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
     if workdir is None:
@@ -133,7 +133,6 @@ def run(
         )
     )
     _keep_programs(config)  # Before `build`, which compiles some of them.
-    choose = form_lib.Chooser(folder, stack)
     experiment = processes.together(lambda: build(config, choose))
     asked = ml_collections.FrozenConfigDict(config)
     config = experiment.config
@@ -145,7 +144,7 @@ def run(
     def claim():
       stack.enter_context(lock(folder))
       if settle_config(folder, asked):
-        choose.store()
+        choose.store(folder)
       path = folder / 'metrics.jsonl'
       if not (folder / 'checkpoints').exists() and _holds_anything(path):
         raise _without_checkpoints(path)

@@ -1,5 +1,6 @@
 """The form that `auto` takes: from a table, stored, and resumed with."""
 
+import contextlib
 import json
 
 import jax
@@ -84,10 +85,10 @@ def test_a_table_of_another_version_is_not_used(folder, monkeypatch):
 def test_a_damaged_table_is_ignored_in_one_line(folder, caplog, old, new):
   path = tuned.write(table())
   path.write_text(path.read_text().replace(old, new))
-  assert tuned.read() is None
-  (record,) = caplog.records
-  assert 'is damaged' in record.message
-  assert record.message.endswith('`fedjax-het tune` measures again.')
+  assert chosen(tiny_config()) == form_lib.PLAIN
+  (line,) = (text for text in caplog.messages if str(path) in text)
+  assert 'is damaged' in line
+  assert line.endswith('`fedjax-het tune` measures again.')
 
 
 def test_nets_are_described_by_their_shapes():
@@ -143,7 +144,10 @@ def test_unequal_clients_stay_on_one_device():
 
 
 def chosen(config, folder=None):
-  return form_lib.settle(config, experiment.build(config).federation, folder)
+  with contextlib.ExitStack() as stack:
+    choose = form_lib.Chooser(config, folder, stack)
+    experiment.build(config, choose)
+    return choose.form
 
 
 def test_without_a_table_nothing_is_chosen(folder, caplog):
@@ -170,6 +174,12 @@ def test_what_a_config_says_is_kept(folder, library, caplog):
     assert chosen(tiny_config(**entry)) == Form('xla', 1, DATE), entry
   assert chosen(tiny_config(backend='vmap')) is None
   assert chosen(tiny_config(backend='map', conv_backend='xla')) is None
+
+
+def test_the_line_is_of_what_was_chosen(folder, caplog):
+  caplog.set_level('INFO', 'fedjax_het')
+  chosen(tiny_config(backend='shard_map'))
+  assert caplog.messages[-1].startswith("XLA's convolutions: not measured")
 
 
 def test_a_gain_of_a_few_percent_changes_nothing(folder):
@@ -259,5 +269,5 @@ def test_devices_are_left_to_a_user_who_sets_them(folder, monkeypatch):
   """Here the tests do, and JAX has started."""
   before = jax.config.jax_num_cpu_devices
   tuned.write(table()._replace(devices=2))
-  form_lib.start_devices(tiny_config(), None)
+  form_lib.Chooser(tiny_config(), None, contextlib.ExitStack())
   assert jax.config.jax_num_cpu_devices == before == DEVICES
