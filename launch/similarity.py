@@ -15,7 +15,7 @@ their own, of clients of all groups in turn. Stages are 'stage1_block0' to its
 last block, or blocks of other names; those that all networks of all runs have
 are compared, on test images. Writes similarity.md, stages.png with a panel for
 each data set and split, and clients.png with the matrices of the last two
-stages.
+stages. Of the config only --config.data_dir counts, where the data are now.
 
 Without --workdirs it runs the experiment first, or takes the result of the
 workdir where that is finished. The clients of the first group are compared, on
@@ -135,8 +135,12 @@ def compare_stages(runs, num_examples: int, num_clients: int):
   return common, results
 
 
-def _draw_stages(runs, common, results, out) -> None:
-  """Draws the means by stage, and the last stages client by client."""
+def _draw_stages(runs, common, results, out) -> list[str]:
+  """Draws the means by stage, and the last stages client by client.
+
+  Returns:
+    The pictures, as Markdown.
+  """
   from fedjax_het.analysis import pictures, similarity
   from fedjax_het.reporting.looks import method_looks
   from fedjax_het.reporting.report import named
@@ -153,8 +157,10 @@ def _draw_stages(runs, common, results, out) -> None:
       panels, out / 'stages.png', 'Mean CKA of two networks',
       looks=method_looks(methods), xlabel=f'Stage ({stages})',
   )  # fmt: skip
+  shown = ['![Mean CKA by stage](stages.png)']
   labels = results[0][0]
   if all(found == labels for found, _ in results):
+    shown.append('![CKA client by client](clients.png)')
     pictures.draw_matrices(
         {
             f'{run.workdir}, {stage}': matrices[stage]
@@ -165,6 +171,7 @@ def _draw_stages(runs, common, results, out) -> None:
         out / 'clients.png',
         downwards=True,
     )
+  return shown
 
 
 def _main_of_stages(options) -> None:
@@ -174,7 +181,7 @@ def _main_of_stages(options) -> None:
   from fedjax_het.reporting.tables import as_markdown
 
   out = folder('--out', options.out)
-  runs = open_runs(options.workdirs, None)
+  runs = open_runs(options.workdirs, options.config.data_dir)
   common, results = compare_stages(
       runs, options.num_examples, options.num_clients
   )
@@ -187,15 +194,17 @@ def _main_of_stages(options) -> None:
     ])  # fmt: skip
   text = as_markdown(table)
   out.mkdir(parents=True, exist_ok=True)
-  write_atomically(
-      out / 'similarity.md',
-      '# Equal stages of different networks\n\nLinear CKA, mean over pairs of '
-      f'networks of a run, on {options.num_examples} test images.\n\n{text}'
-      '\n\n![Mean CKA by stage](stages.png)\n\n'
-      '![CKA client by client](clients.png)\n',
-  )
+  shown = []
   with contextlib.suppress(ImportError):  # No matplotlib: no pictures.
-    _draw_stages(runs, common, results, out)
+    shown = _draw_stages(runs, common, results, out)
+  parts = [
+      '# Equal stages of different networks',
+      'Linear CKA, mean over pairs of networks of a run, on '
+      f'{options.num_examples} test images.',
+      text,
+      *shown,
+  ]
+  write_atomically(out / 'similarity.md', '\n\n'.join(parts) + '\n')
   print(text)
   print(f'\nComparison: {out / "similarity.md"}')
 
