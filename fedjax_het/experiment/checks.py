@@ -39,7 +39,7 @@ from fedjax_het.models import (
   constructor,
   model_options,
 )
-from fedjax_het.names import check_name, shown, suggest
+from fedjax_het.names import check_name, nearest, shown, suggest
 from fedjax_het.options import (
     INT32_MAX,
     check_options,
@@ -240,9 +240,11 @@ def _check_groups(config) -> None:
     used |= _check_model('server_model', server)
   for name in config.model:
     if name not in used:
+      text = suggest(name, sorted(used), 'they take')
+      if nearest(name, used) is None:
+        text += ' To leave all of them out: config.model = {}.'
       raise ValueError(
-          f'model.{name}: none of the models has an option {name!r}'
-          f'{suggest(name, sorted(used), "they take")}'
+          f'model.{name}: none of the models has an option {name!r}{text}'
       )
 
 

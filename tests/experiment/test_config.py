@@ -175,7 +175,8 @@ def test_refuses_values(change, expected):
             'model',
             dict(widht=2.0),
             "model.widht: none of the models has an option 'widht'; they take "
-            'depth, hidden, init, norm.',
+            'depth, hidden, init, norm. To leave all of them out: '
+            'config.model = {}.',
         ),
         (
             'model',
