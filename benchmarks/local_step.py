@@ -1,26 +1,92 @@
 """Times a local step of every net, with each backend of convolutions.
 
   python -m benchmarks.local_step [--models=resnet18,...] [--quick]
-    [--output=FILE]
+    [--one-core] [--output=FILE]
 
 A local step is that of a FedAvg client: batch, forward pass, gradients and
 optimiser, in the compiled loop of a round. The backends take turns; the least
 time of each counts. Let the machine be idle.
+
+`--one-core` counts CPU seconds of one thread on one CPU, which other processes
+change less, and adds eager PyTorch for nets that `torch_models` mirrors.
 """
 
+from collections.abc import Callable
+import os
+import time
+
 import jax
+import optax
 
 from benchmarks import common, nets
-from benchmarks.lowerings import local_steps
+from benchmarks.lowerings import libraries, local_steps
+from fedjax_het.models import create
+
+
+def eager_epoch(name: str) -> Callable[[], None]:
+  """The local steps of `nets.local_epoch` in eager PyTorch, on one thread."""
+  import torch
+
+  from benchmarks import torch_local, torch_models
+
+  torch.set_num_threads(1)
+  batch_size, optimizer = nets.NETS[name]
+  net = torch_models.mirror(create(name, nets.INPUT_SHAPE, 10))
+  params = list(net.parameters())
+  options = getattr(optimizer, 'keywords', {})
+  if optimizer is optax.adam:
+    stepper = torch.optim.Adam(params, lr=common.LEARNING_RATE, fused=True)
+  else:
+    stepper = torch.optim.SGD(params, lr=common.LEARNING_RATE, **options)
+  height, width, channels = nets.INPUT_SHAPE
+  x = torch.randn(batch_size * nets.STEPS, channels, height, width)
+  y = torch.randint(0, 10, (len(x),))
+  loss = torch_local.CrossEntropy(net)
+  return lambda: torch_local.train(loss, params, stepper, x, y, batch_size)
+
+
+def one_core(name: str, repetitions: int) -> dict[str, float]:
+  """CPU milliseconds of a local step by backend, and of eager PyTorch.
+
+  Args:
+    name: A key of `nets.NETS` that `torch_models` mirrors.
+    repetitions: Calls of each.
+
+  Returns:
+    {backend or 'torch': milliseconds}.
+  """
+  calls = {
+      backend: nets.local_epoch(name, conv_backend=backend).call
+      for backend in libraries()
+  }
+  calls['torch'] = eager_epoch(name)
+  for call in calls.values():
+    call()
+  seconds = common.interleave(
+      {key: (call, repetitions) for key, call in calls.items()},
+      pause=0.0,
+      clock=time.process_time,
+  )
+  return {key: 1e3 * s / nets.STEPS for key, s in seconds.items()}
 
 
 def main() -> None:
-  args, names = nets.parse_args(__doc__.splitlines()[0])
+  flags = nets.parser(__doc__.splitlines()[0])
+  flags.add_argument(
+      '--one-core', action='store_true', help='CPU seconds, and PyTorch'
+  )
+  args, names = nets.parsed(flags)
+  if args.one_core:  # Before JAX makes its threads.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
   # The compilation cache does not support oneDNN's convolutions.
   jax.config.update('jax_compilation_cache_dir', None)
   found = {}
   for name in names:
-    found[name], _ = local_steps(name, 2 if args.quick else 8)
+    repetitions = 2 if args.quick else 8
+    if args.one_core:
+      found[name] = one_core(name, repetitions)
+    else:
+      found[name], _ = local_steps(name, repetitions)
     print(f'{name}: done', flush=True)
   header = ['a local step, ms', *next(iter(found.values()))]
   rows = [[name, *steps.values()] for name, steps in found.items()]

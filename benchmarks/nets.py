@@ -57,6 +57,36 @@ def local_epoch(
   return programs.library(task, 'map', batch_size * steps)
 
 
+def parser(description: str) -> argparse.ArgumentParser:
+  """The shared arguments of a command over `NETS`.
+
+  Args:
+    description: First line of help.
+
+  Returns:
+    The parser, for `parsed`.
+  """
+  flags = argparse.ArgumentParser(description=description)
+  flags.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
+  flags.add_argument('--quick', action='store_true', help='one small net')
+  flags.add_argument('--output', help='JSON file to write')
+  return flags
+
+
+def parsed(
+    flags: argparse.ArgumentParser,
+) -> tuple[argparse.Namespace, list[str]]:
+  """The arguments (quick, output, ...), and the names of the models."""
+  args = flags.parse_args()
+  names = args.models.split(',') if args.models else list(NETS)
+  if args.quick and not args.models:
+    names = ['dropout_cnn']
+  for name in names:
+    if name not in NETS:
+      flags.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
+  return args, names
+
+
 def parse_args(description: str) -> tuple[argparse.Namespace, list[str]]:
   """Parses the arguments of a command over `NETS`.
 
@@ -66,15 +96,4 @@ def parse_args(description: str) -> tuple[argparse.Namespace, list[str]]:
   Returns:
     The arguments (quick, output), and the names of the models.
   """
-  parser = argparse.ArgumentParser(description=description)
-  parser.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
-  parser.add_argument('--quick', action='store_true', help='one small net')
-  parser.add_argument('--output', help='JSON file to write')
-  args = parser.parse_args()
-  names = args.models.split(',') if args.models else list(NETS)
-  if args.quick and not args.models:
-    names = ['dropout_cnn']
-  for name in names:
-    if name not in NETS:
-      parser.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
-  return args, names
+  return parsed(parser(description))

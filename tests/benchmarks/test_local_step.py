@@ -24,3 +24,14 @@ def test_a_step_of_each_backend(monkeypatch, tmp_path, capsys):
   assert tuple(steps) == lowerings.libraries()
   assert all(step > 0 for step in steps.values())
   assert '| mini_resnet6 |' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_one_core_has_pytorch(monkeypatch):
+  pytest.importorskip('torch', reason='PyTorch is an optional extra')
+  monkeypatch.setitem(nets.NETS, 'mlp', (4, optax.sgd))
+  monkeypatch.setattr(nets, 'INPUT_SHAPE', (4, 4, 1))
+  monkeypatch.setattr(local_step, 'libraries', lambda: ('xla',))
+  steps = local_step.one_core('mlp', 1)
+  assert tuple(steps) == ('xla', 'torch')
+  assert all(step > 0 for step in steps.values())
