@@ -72,6 +72,9 @@ D_WEIGHT = {
 # Ways that read each number of their operands once, as XLA sees it; the others
 # slice them tap by tap.
 _READ_ONCE = frozenset(('native', *LIBRARIES))
+# Kernels of more taps have operands that are written before they are sliced. To
+# compute them again for each of nine taps costs no more than to write them.
+_FEW_TAPS = 9
 
 
 def conv(
@@ -180,10 +183,16 @@ def _conv(x, w, geometry, lowering, precision, operands):
   return _conv_fwd(x, w, geometry, lowering, precision, operands)[0]
 
 
+def _slices_often(geometry, *ways):
+  """Whether an operand of these ways is sliced for each of many taps."""
+  many = math.prod(geometry.kernel) > _FEW_TAPS
+  return many and not _READ_ONCE.issuperset(ways)
+
+
 def _conv_fwd(x, w, geometry, lowering, precision, operands):
   dtype = x.dtype
   x, w = x.astype(operands), w.astype(operands)
-  if not _READ_ONCE.issuperset((lowering.forward, lowering.d_weight)):
+  if _slices_often(geometry, lowering.forward, lowering.d_weight):
     x = materialise(x)
   y = FORWARD[lowering.forward](x, w, geometry, precision)
   return y.astype(dtype), (x, w)
@@ -192,7 +201,7 @@ def _conv_fwd(x, w, geometry, lowering, precision, operands):
 def _conv_bwd(geometry, lowering, precision, operands, residuals, dy):
   x, w = residuals
   sizes, dtype, dy = x.shape[1:3], dy.dtype, dy.astype(operands)
-  if not _READ_ONCE.issuperset((lowering.d_input, lowering.d_weight)):
+  if _slices_often(geometry, lowering.d_input, lowering.d_weight):
     dy = materialise(dy)
   d_x = D_INPUT[lowering.d_input](dy, w, sizes, geometry, precision)
   d_w = D_WEIGHT[lowering.d_weight](x, dy, geometry, precision)

@@ -214,12 +214,10 @@ def test_tables_say_which_mean_their_paper_reports():
       for name in names()
       if name.startswith('fedin')
   }
-  assert means == {
-      'fedin_v1_fig7': 'clients', 'fedin_v1_table2': 'clients',
-      'fedin_v2_table1': 'groups', 'fedin_v2_table4': 'groups',
-      'fedin_v2_table5a': 'groups', 'fedin_v2_table5b': 'groups',
-      'fedin_v2_table6': 'groups',
-  }  # fmt: skip
+  assert {'fedin_v1_table2', 'fedin_v2_table1'} <= means.keys()
+  for name, mean in means.items():
+    want = 'clients' if name.startswith('fedin_v1') else 'groups'
+    assert mean == want, name
 
 
 @pytest.mark.parametrize('name', names())
