@@ -29,7 +29,7 @@ def get_config(arg=''):
   `--config=configs/fedin.py:v2,fashion_mnist,noise --config.data_dir=DIR`.
 
   Measured without variants, seed 0, one thread: mean client accuracy
-  96.5 % after 20 rounds.
+  96.6 % after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
