@@ -20,13 +20,15 @@ import tempfile
 import time
 
 import jax
+import ml_collections
+import numpy as np
 
 from benchmarks import common
 from fedjax_het.experiment import programs
 from fedjax_het.experiment.build import build
 
-# {work: a config of `configs` and its variants}. All take the digits, resized
-# for nets of larger images: what is compiled depends on their shape alone.
+# {work: a config of `configs` and its variants}. All but those of the digits
+# take random images: what is compiled depends on their shape alone.
 WORKS = {
     'default': 'fedin',
     'resnets': 'fedin:v2',
@@ -34,6 +36,7 @@ WORKS = {
     'fedepth': 'fedepth:fedepth',
 }
 _QUICK = {'quick': 'fedavg:quick'}
+_IMAGE = (32, 32, 3)
 # Ends of the names of JAX's events.
 _PARTS = {
     'jaxpr_trace_duration': 'trace',
@@ -80,15 +83,33 @@ def prepare(config) -> None:
   jax.block_until_ready(made.evaluate(state))
 
 
-def _config(text: str):
-  """The config of a work on the digits."""
+def _config(text: str, folder: str):
+  """The config of a work, on the digits or on random images in a folder."""
   name, _, variants = text.partition(':')
   module = importlib.import_module(f'fedjax_het.configs.{name}')
   config = module.get_config(variants)
   if config.dataset != 'digits':
-    config.dataset, config.image_size = 'digits', 32
+    clients = sum(
+        group if isinstance(group, int) else group.clients
+        for group in config.groups.values()
+    )
+    # Two batches for each client.
+    number = 2 * clients * config.local.batch_size
+    config.dataset, config.data_file = 'npz', f'{folder}/images.npz'
+    config.partition = ml_collections.ConfigDict({'name': 'iid', 'seed': 0})
+    _write_images(config.data_file, number)
   config.backend = 'map'
   return config
+
+
+def _write_images(path: str, number: int) -> None:
+  """Writes random images of ten classes, as many for testing as a batch."""
+  random = np.random.default_rng(0)
+  parts = {}
+  for part, size in (('train', number), ('test', 1000)):
+    parts[f'x_{part}'] = random.integers(0, 256, (size, *_IMAGE), np.uint8)
+    parts[f'y_{part}'] = np.arange(size) % 10
+  np.savez(path, **parts)
 
 
 def measure(text: str, cache: str) -> dict[str, object]:
@@ -96,9 +117,10 @@ def measure(text: str, cache: str) -> dict[str, object]:
   jax.config.update('jax_compilation_cache_dir', cache)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   found = Programs()
-  config = _config(text)
-  imports, begin = time.process_time(), time.perf_counter()
-  prepare(config)
+  with tempfile.TemporaryDirectory() as folder:
+    config = _config(text, folder)
+    imports, begin = time.process_time(), time.perf_counter()
+    prepare(config)
   return dict(
       imports=imports,
       cpu=time.process_time() - imports,
