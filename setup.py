@@ -60,6 +60,7 @@ setuptools.setup(
     install_requires=[
         'absl-py',
         'chex',
+        'filelock; sys_platform == "win32"',
         'flax>=0.12',
         'importlib_resources',
         'jax>=0.10',
