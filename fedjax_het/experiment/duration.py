@@ -45,8 +45,8 @@ def estimate(
     backend: How clients are mapped; None for what the config says.
 
   Returns:
-    The estimate, for one device; None where clients of a chunk run together, of which one
-    client's step says little.
+    The estimate, for one device; None where clients of a chunk run together,
+    of which one client's step says little.
   """
   asked = backend or experiment.config.backend
   if resolve_backend(asked) not in ('map', 'loop'):

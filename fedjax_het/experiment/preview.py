@@ -38,7 +38,8 @@ def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
 def _lines(
     experiment: Experiment, choose: form.Chooser, backend: str
 ) -> list[str]:
-  callbacks.from_config(experiment.config)  # Raises if a logger is not installed.
+  # Raises if a logger is not installed.
+  callbacks.from_config(experiment.config)
   # {group: bytes (down, up) of a visit}.
   visits = {
       group.name: message_bytes(experiment.algorithm, group, experiment.data)
