@@ -13,6 +13,8 @@ from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
+# {picture: the numbers of a cell that it needs}.
+COSTS = {'bytes': ('bytes_up', 'bytes_down'), 'memory': ('client_memory',)}
 _LAST = 'Test accuracy, last round'
 
 
@@ -82,6 +84,8 @@ def draw(
   shown = []
   try:
     for name, title, drawing, panels in drawings:
+      if not panels and (lacks := _lacks(table, cells, name)):
+        shown.append(f'No picture of {name}: {lacks}')
       if panels:
         for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
           drawing(panels, folder / f'{name}.{ending}')
@@ -187,10 +191,34 @@ def _chosen_models(table: Table, cells: Cells, column: str):
   return {name: found[name] for name in table.bars or found if name in found}
 
 
+def _lacks(table: Table, cells: Cells, name: str) -> str:
+  """Why a picture of costs is not drawn; '' where there is nothing to compare.
+
+  Args:
+    table: The table.
+    cells: Its results.
+    name: The picture's.
+
+  Returns:
+    What its cells lack, which those of older versions do.
+  """
+  numbers = COSTS.get(name, ())
+  run = [
+      cell
+      for column in table.columns
+      for label in table.rows
+      for cell in cells_of(table, cells, label, column)
+  ]
+  lack = sum(any(number not in cell for number in numbers) for cell in run)
+  if not lack or len(table.rows) < 2:
+    return ''
+  return f'{lack} of {len(run)} stored cells lack {" and ".join(numbers)}.'
+
+
 def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (bytes both ways [S], last accuracies [S])} of a column."""
   return _costs(
-      table, cells, column, ('bytes_up', 'bytes_down'),
+      table, cells, column, COSTS['bytes'],
       lambda up, down: up + down,
   )  # fmt: skip
 
@@ -198,7 +226,7 @@ def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (peak bytes of a client [S, groups], last accuracies [S])}."""
   return _costs(
-      table, cells, column, ('client_memory',), lambda m: [*m.values()]
+      table, cells, column, COSTS['memory'], lambda m: [*m.values()]
   )
 
 

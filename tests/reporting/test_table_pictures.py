@@ -83,6 +83,18 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
 
 
+def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
+  found = table(A=config('fedin'), B=config('private'))
+  curve = dict(rounds=[1], accuracy=[0.5], column='', seed=0)
+  cells = [cell(row, 0.5, **curve) for row in 'AB']
+  text = table_pictures.draw(found, cells, tmp_path)
+  line = 'No picture of memory: 2 of 2 stored cells lack client_memory.'
+  assert line in text and 'bytes.png' in text
+  # One row alone has nothing to be compared with.
+  text = table_pictures.draw(table(A=config('fedin')), cells[:1], tmp_path)
+  assert 'No picture' not in text
+
+
 def test_accuracy_over_the_axis_of_a_sweep():
   configs = {'a': config('fedin'), 'b': config('fedin'), 'c': config('fedin')}
   axis = ('Batch size', dict(a=8, b=16, c=32))
