@@ -20,8 +20,9 @@ _PAGE = re.compile(r'\(docs/(methods/\w+\.md)\)')
 
 
 def is_result(path: str) -> bool:
-  """Whether the site shows this file of `results/`."""
-  return path.startswith('results/') and path.endswith(('.md', '.png'))
+  """Whether the site shows this file of `results/`, not of `docs/results/`."""
+  shown = path.startswith('results/') and path.endswith(('.md', '.png'))
+  return shown and not (ROOT / 'docs' / path).exists()
 
 
 def table_of_methods(readme: str) -> str:
