@@ -28,8 +28,9 @@ def repository() -> str:
 
 
 def is_result(path: str) -> bool:
-  """Whether the site shows this file of `results/`."""
-  return path.startswith('results/') and path.endswith(('.md', '.png'))
+  """Whether the site shows this file of `results/`, not of `docs/results/`."""
+  shown = path.startswith('results/') and path.endswith(('.md', '.png'))
+  return shown and not (ROOT / 'docs' / path).exists()
 
 
 def table_of_methods(readme: str) -> str:

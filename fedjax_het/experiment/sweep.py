@@ -254,6 +254,8 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   }
   if personal:
     more['personal'] = personal
+  if all('virtual_time' in row for row in tests):
+    more['virtual_times'] = [row['virtual_time'] for row in tests]
   experiment = build(job.config)
   more['client_memory'] = client_memory(
       experiment.algorithm, experiment.federation, experiment.data

@@ -50,6 +50,14 @@ def draw(
           _panels(table, cells, splits, curves_of),
       ),
       (
+          'times', 'Accuracy by virtual time',
+          lambda panels, path: pictures.draw_curves(
+              panels, path, 'Mean test accuracy', xlabel='Virtual time, s',
+              **shared,
+          ),
+          _panels(table, cells, splits, times_of),
+      ),
+      (
           'models', 'Accuracy of every model',
           lambda panels, path: pictures.draw_dots(
               panels, path, _LAST, **shared
@@ -145,6 +153,22 @@ def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
     if mine:
       values = np.array([cell['accuracy'] for cell in mine], float)
       curves[label] = (mine[0]['rounds'], values)
+  return curves
+
+
+def times_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (mean seconds [R] of the virtual clock, accuracies [S, R])}."""
+  curves = {}
+  for label in table.rows:
+    mine = [
+        cell
+        for cell in cells_of(table, cells, label, column)
+        if 'virtual_times' in cell
+    ]
+    if mine:
+      values = np.array([cell['accuracy'] for cell in mine], float)
+      times = np.mean([cell['virtual_times'] for cell in mine], axis=0)
+      curves[label] = times.tolist(), values
   return curves
 
 

@@ -95,6 +95,18 @@ def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
   assert 'No picture' not in text
 
 
+def test_virtual_times_are_means_over_seeds_of_runs_that_have_a_clock():
+  found = table(A=config('fedin'), B=config('private'))
+  cells = [
+      cell('A', 0.5, accuracy=[0.1, 0.5], virtual_times=[0.0, 2.0]),
+      cell('A', 0.7, accuracy=[0.3, 0.7], virtual_times=[0.0, 4.0]),
+      cell('B', 0.4, accuracy=[0.2, 0.4]),
+  ]
+  curves = table_pictures.times_of(found, cells, '')
+  assert [*curves] == ['A'] and curves['A'][0] == [0.0, 3.0]
+  assert curves['A'][1].tolist() == [[0.1, 0.5], [0.3, 0.7]]
+
+
 def test_accuracy_over_the_axis_of_a_sweep():
   configs = {'a': config('fedin'), 'b': config('fedin'), 'c': config('fedin')}
   axis = ('Batch size', dict(a=8, b=16, c=32))
