@@ -251,9 +251,9 @@ def main() -> None:
       )
       rows.append(line(name, form, result))
       print(*rows[-1], sep=' | ', flush=True)
+    if args.output:
+      common.write(args.output, {'cases': cases, 'scale': scale})
   print(common.markdown(HEADER, rows))
-  if args.output:
-    common.write(args.output, {'cases': cases, 'scale': scale})
 
 
 if __name__ == '__main__':
