@@ -80,6 +80,14 @@ def draw(
           ),
           _panels(table, cells, splits, memory_of),
       ),
+      (
+          'flops', 'Accuracy against the operations of a visit',
+          lambda panels, path: pictures.draw_trade_off(
+              panels, path, 'Operations of a visit (line: by group)', _LAST,
+              unit='FLOP', **shared,
+          ),
+          _panels(table, cells, splits, flops_of),
+      ),
   ]  # fmt: skip
   if table.axis[1]:
     drawings.insert(0, (
@@ -251,6 +259,13 @@ def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (peak bytes of a client [S, groups], last accuracies [S])}."""
   return _costs(
       table, cells, column, COSTS['memory'], lambda m: [*m.values()]
+  )
+
+
+def flops_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (operations of a visit [S, groups], last accuracies [S])}."""
+  return _costs(
+      table, cells, column, ('client_flops',), lambda f: [*f.values()]
   )
 
 

@@ -3,7 +3,7 @@
 import ml_collections
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.reporting import table_pictures
+from fedjax_het.reporting import table_costs, table_pictures
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 
@@ -81,6 +81,25 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
   }  # fmt: skip
   assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
+  assert table_pictures.flops_of(found, cells, '') == {}  # Older cells.
+
+
+def test_costs_are_of_a_client():
+  found = table(A=config('fedin'), B=config('private'))
+  costs = dict(
+      client_memory=dict(mlp2=1.5e6, mlp3=3e6),
+      client_flops=dict(mlp2=2e9, mlp3=2e9),
+  )
+  settings = dict(groups=dict(mlp2=2, mlp3=dict(clients=1, model='mlp')))
+  cells = [
+      dict(row='A', last=0.5, bytes_up=3e6, bytes_down=6e6, config=settings,
+           **costs),
+      cell('B', 0.4),
+  ]  # fmt: skip
+  text = table_costs.render(found, cells, '')
+  assert '| A | 50.0 | 1.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
+  assert '| B |' not in text
+  assert table_costs.render(found, cells[1:], '') == ''
 
 
 def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
