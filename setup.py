@@ -22,11 +22,38 @@ TEST = [
 ]
 
 
-def long_description() -> str:
-  """The README without pictures and relative links, which lead nowhere."""
+def repository() -> str:
+  """The address of the repository, as CITATION.cff states it; '' if not."""
+  text = (HERE / 'CITATION.cff').read_text(encoding='utf-8')
+  line = r'^repository-code: *[\'"]?(https?://[^\s\'"]+)'
+  found = re.search(line, text, re.M)
+  return found[1].rstrip('/') if found else ''
+
+
+def project_urls(address: str) -> dict[str, str]:
+  """The links beside the description; none without an address."""
+  if not address:
+    return {}
+  return {
+      'Source': address,
+      'Documentation': f'{address}/blob/HEAD/docs/index.md',
+      'Changelog': f'{address}/blob/HEAD/CHANGELOG.md',
+      'Issues': f'{address}/issues',
+  }
+
+
+def long_description(address: str) -> str:
+  """The README with absolute links to an address; without one, with none."""
   text = (HERE / 'README.md').read_text(encoding='utf-8')
-  text = re.sub(r'!\[[^\]]*\]\((?!https?:)[^)]*\)\n\n', '', text)
-  return re.sub(r'\[([^\]]*)\]\((?!https?:)[^)]*\)', r'\1', text)
+  relative = r'\((?!https?:)([^)]*)\)'
+  if address:
+    for kind, start in (('raw', '!'), ('blob', '')):
+      target = rf'\1({address}/{kind}/HEAD/\2)'
+      text = re.sub(rf'({start}\[[^\]]*\]){relative}', target, text)
+    return text
+  # Pictures and relative links would lead nowhere.
+  text = re.sub(rf'!\[[^\]]*\]{relative}\n\n', '', text)
+  return re.sub(rf'\[([^\]]*)\]{relative}', r'\1', text)
 
 
 def packages() -> list[str]:
@@ -47,9 +74,10 @@ setuptools.setup(
         'Federated learning with clients of different models, in JAX and Flax'
     ),
     author='The fedjax_het developers',
-    long_description=long_description(),
+    long_description=long_description(repository()),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
+    project_urls=project_urls(repository()),
     packages=packages(),
     package_dir=INSIDE,
     package_data={'fedjax_het': ['py.typed']},
@@ -60,6 +88,7 @@ setuptools.setup(
     install_requires=[
         'absl-py',
         'chex',
+        'filelock; sys_platform == "win32"',
         'flax>=0.12',
         'importlib_resources',
         'jax>=0.10',

@@ -19,9 +19,18 @@ _ITEM = re.compile(r'^(- |\d+\. )')
 _PAGE = re.compile(r'\(docs/(methods/\w+\.md)\)')
 
 
+def repository() -> str:
+  """The address of the repository, as CITATION.cff states it; '' if not."""
+  text = (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+  line = r'^repository-code: *[\'"]?(https?://[^\s\'"]+)'
+  found = re.search(line, text, re.M)
+  return found[1].rstrip('/') if found else ''
+
+
 def is_result(path: str) -> bool:
-  """Whether the site shows this file of `results/`."""
-  return path.startswith('results/') and path.endswith(('.md', '.png'))
+  """Whether the site shows this file of `results/`, not of `docs/results/`."""
+  shown = path.startswith('results/') and path.endswith(('.md', '.png'))
+  return shown and not (ROOT / 'docs' / path).exists()
 
 
 def table_of_methods(readme: str) -> str:
@@ -79,7 +88,9 @@ def separate_lists(markdown: str) -> str:
 
 
 def on_config(config):
-  """Called by mkdocs once: fills the navigation."""
+  """Called by mkdocs once: fills the navigation, links the repository."""
+  if address := repository():
+    config.repo_url, config.edit_uri = address, 'blob/HEAD/docs/'
   methods = next(entry for entry in config.nav if 'Methods' in entry)
   methods['Methods'] += method_pages(README.read_text())
   config.watch.append(str(README))

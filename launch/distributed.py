@@ -81,8 +81,11 @@ def _catch_abort() -> None:
   """Prints one line and exits where JAX's service would abort the process.
 
   Its C++ threads do so when they miss another process, and offer no way to be
-  told of it in Python.
+  told of it in Python. Not on Windows, where a lost process ends the others
+  with JAX's own words.
   """
+  if os.name == 'nt':
+    return
 
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def ended(number):

@@ -1,4 +1,4 @@
-"""Hyper-parameter searches: a results table whose rows are points of a grid."""
+"""Hyper-parameter searches: a results table of the points of a grid."""
 
 import ast
 from collections.abc import Mapping
@@ -34,11 +34,7 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
   """
   from fedjax_het.reporting.results_table import Table, slug
 
-  entries = _entries(config, text)
-  if samples is None:
-    points = _all_points(entries)
-  else:
-    points = _drawn(entries, samples, random.Random(seed))
+  points = _points(config, text, samples, seed)
   rows = {_label(point): _with(config, point) for point in points}
   if len({slug(label) for label in rows}) < len(rows):
     raise CommandError('--grid: some rows differ in signs alone.')
@@ -52,6 +48,55 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
       mean='clients',
   )
   return Found(table, f'grid_{method}', '')
+
+
+def of_table(found: Found, text: str, samples: int | None, seed: int) -> Found:
+  """A table with a column for each point, the same ones for all its rows.
+
+  Args:
+    found: The table; its columns, if it has any, are searched one by one.
+    text: As for `find`.
+    samples: As there.
+    seed: As there.
+
+  Returns:
+    The table, without the paper's numbers. It has an axis where one entry is
+    searched, of numbers.
+
+  Raises:
+    CommandError: As `find`, for any cell of the table.
+  """
+  table, rows, axis = found.table, {}, {}
+  columns: dict[str, None] = {}
+  for column in table.columns:
+    for row in table.rows:
+      config = table.config(row, column)
+      if config is None:
+        continue
+      for point in _points(config, text, samples, seed):
+        name = ' '.join(filter(None, (column, _label(point))))
+        columns[name] = None
+        rows.setdefault(row, {})[name] = _with(config, point)
+        value = next(iter(point.values()))
+        if len(point) == 1 and type(value) in (int, float):
+          axis[name] = value
+  one = tuple(table.columns) == ('',) and axis
+  table = table._replace(
+      title=f'{table.title}: {text}',
+      rows=rows,
+      columns=tuple(columns),
+      paper={},
+      overheads={},
+      axis=(text.partition('=')[0].strip(), axis) if one else ('', {}),
+  )
+  return Found(table, f'grid_{found.name}', found.scale)
+
+
+def _points(config, text, samples, seed) -> list[dict[str, Any]]:
+  entries = _entries(config, text)
+  if samples is None:
+    return _all_points(entries)
+  return _drawn(entries, samples, random.Random(seed))
 
 
 def _entries(config, text: str) -> dict[str, list[Any] | range]:

@@ -4,6 +4,7 @@ r"""Prints training memory and the schedules that fit a budget.
       --budget_mb=100,200,464 --nomeasure
   python -m launch.plan_memory --config=configs/fedavg.py:v2 --nomeasure
   python -m launch.plan_memory --paper_table
+  python -m launch.plan_memory --paper_table --picture=memory.png
 
 For each model of the config: what its blocks take by the paper's estimate, and
 for each budget the schedule of FeDepth, with the budget, the paper's estimate
@@ -12,9 +13,12 @@ says by which of the two it is packed, else the config; where that is silent, by
 the compiler's figure, with `--nomeasure` by the paper's estimate. Without
 `budget_mb` the budgets are those of the config, or shares of the whole model.
 `--paper_table` prints FeDepth's Table 1 instead, for PreResNet-20 and for
-ViT-T/16. One MB is
-2^20 bytes; a stage's batch is `local.batch_size`, in Table 1 it is 32. Data are
-not read. Exit codes: 0, or 2 if the command, the config or a budget is wrong.
+ViT-T/16; `--picture` also draws it, as FeDepth's Fig. 1 draws the memory of a
+WideResNet and of a translation model: what of the whole net and of each block
+alone is parameters, and what is activations, by the paper's estimate and by the
+compiler. One MB is 2^20 bytes; a stage's batch is `local.batch_size`, in Table
+1 it is 32. Data are not read. Exit codes: 0, or 2 if the command, the config or
+a budget is wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +36,7 @@ def define_flags() -> None:
   flags.DEFINE_list('budget_mb', None, 'Budgets in MB, separated by commas.')
   flags.DEFINE_bool('measure', True, 'Compile the steps and ask XLA.')
   flags.DEFINE_bool('paper_table', False, "Print FeDepth's Table 1 instead.")
+  flags.DEFINE_string('picture', None, 'With paper_table: file of a picture.')
 
 
 def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
@@ -165,6 +170,93 @@ def _vit(share):
   )
 
 
+# Nets of the table and of the picture, by a share of their width.
+_NETS = {'PreResNet-20, 32x32x3': _preresnet, 'ViT-T/16, 224x224x3': _vit}
+
+
+def _papers_training():
+  """The paper's optimiser, with the momentum and weight decay of its code."""
+  import optax
+
+  from fedjax_het.engine.types import LocalTraining
+
+  return LocalTraining(
+      lambda rate: optax.chain(
+          optax.add_decayed_weights(5e-4), optax.sgd(rate, 0.9)
+      ),
+      lambda round_num: 0.1,
+      epochs=1,
+      batch_size=32,
+  )
+
+
+def shares_of_memory(
+    net, local, measure: bool = True
+) -> dict[str, dict[str, tuple[float, float]]]:
+  """What of a training step's memory is parameters, and what the rest.
+
+  Args:
+    net: A model.
+    local: Local training.
+    measure: Whether to compile the steps and ask XLA.
+
+  Returns:
+    {'whole' or number of a block: {'paper' or 'XLA': (MB of parameters, by XLA
+    of variables, optimiser state and batch; MB of activations, by XLA of
+    temporary buffers and what the step returns)}}.
+  """
+  from fedjax_het import depthwise
+
+  head = depthwise.head_start(net)
+  table = depthwise.block_table(net)
+  spans = {'whole': (0, head - 1)}
+  spans |= {str(i + 1): (i, i + 1) for i in range(head - 1)}
+  total = depthwise.paper_costs(net, local.batch_size)
+  found = {}
+  for name, (start, end) in spans.items():
+    # Of the whole net the paper counts all blocks, else the unit alone.
+    blocks = table if name == 'whole' else table[start + 1 : end + 1]
+    params = sum(4 * cost.params for cost in blocks) / 2**20
+    mb = total.full if name == 'whole' else total.span(start, end)
+    found[name] = {'paper': (params, mb - params)}
+    if measure:
+      (stage,) = depthwise.make_stages(net, [(start, end)])
+      plan = depthwise.step_memory(stage, local)
+      held = plan.arguments / 2**20
+      found[name]['XLA'] = (held, plan.mb - held)
+  return found
+
+
+def draw_shares(path: str, measure: bool = True) -> None:
+  """Draws `shares_of_memory` of the nets of Table 1, a panel each.
+
+  Args:
+    path: File to write; .png, .pdf or .svg.
+    measure: As for `shares_of_memory`.
+
+  Raises:
+    FileNotFoundError: If the folder does not exist.
+    ImportError: If matplotlib is not installed.
+    ValueError: If the suffix is unknown.
+  """
+  from fedjax_het.analysis import pictures
+
+  local = _papers_training()
+  pictures.draw_stacks(
+      {
+          name: shares_of_memory(make(fractions.Fraction(1)), local, measure)
+          for name, make in _NETS.items()
+      },
+      path,
+      dict(
+          paper=('parameters', 'activations'),
+          XLA=('variables, optimiser state, batch', 'temporary buffers'),
+      ),
+      xlabel='Whole net, or a block alone',
+      ylabel='Training memory, MB',
+  )
+
+
 def paper_table(measure: bool = True) -> Iterator[str]:
   """FeDepth's Table 1 beside this library's figures.
 
@@ -174,26 +266,15 @@ def paper_table(measure: bool = True) -> Iterator[str]:
   Yields:
     The lines to print, some of them tables of several.
   """
-  import optax
-
   from fedjax_het import depthwise
-  from fedjax_het.engine.types import LocalTraining
   from fedjax_het.reporting.tables import as_text
 
-  # The paper's optimiser, with the momentum and weight decay of its code.
-  local = LocalTraining(
-      lambda rate: optax.chain(
-          optax.add_decayed_weights(5e-4), optax.sgd(rate, 0.9)
-      ),
-      lambda round_num: 0.1,
-      epochs=1,
-      batch_size=32,
-  )
+  local = _papers_training()
   blank = ('-',) * len(_DEPTH)
-  for name, make, depth, width in (
-      ('PreResNet-20, 32x32x3', _preresnet, _DEPTH, _WIDTH),
-      ('ViT-T/16, 224x224x3', _vit, blank, dict.fromkeys(_WIDTH, '-')),
-  ):
+  printed_of = dict.fromkeys(_NETS, (blank, dict.fromkeys(_WIDTH, '-')))
+  printed_of[next(iter(_NETS))] = _DEPTH, _WIDTH
+  for name, make in _NETS.items():
+    depth, width = printed_of[name]
     net = make(fractions.Fraction(1))
     units = depthwise.head_start(net) - 1
     costs = depthwise.paper_costs(net, local.batch_size)
@@ -266,7 +347,9 @@ def main(argv: Sequence[str]) -> None:
       lines = paper_table(flags.FLAGS.measure)
     for line in lines:
       print(line, flush=True)
-  except ValueError as e:
+    if flags.FLAGS.paper_table and flags.FLAGS.picture:
+      draw_shares(flags.FLAGS.picture, flags.FLAGS.measure)
+  except (FileNotFoundError, ImportError, ValueError) as e:
     train.fail(e, 2)
 
 

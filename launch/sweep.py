@@ -23,6 +23,10 @@ A search over entries of a config is a table, too: a row for each point.
       --grid='local.learning_rate=1e-3,1e-2; algorithm.mu=0,0.1' --seeds=3
   python -m launch.sweep --config=configs/fedin.py:quick \
       --grid='local.learning_rate=1e-4..1e-1' --samples=8
+
+With a table, each of its rows is searched over the same points, its columns.
+
+  python -m launch.sweep --table=digits --grid='local.learning_rate=1e-3,3e-3'
 """
 
 from collections.abc import Sequence
@@ -61,7 +65,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
       'grid', None,
-      'Instead of a table: KEY=VALUE,VALUE; KEY=LOW..HIGH of --config.',
+      'KEY=VALUE,VALUE; KEY=LOW..HIGH of --config, or of each row of --table.',
   )  # fmt: skip
   flags.DEFINE_integer('samples', None, 'Points of the grid that are drawn.')
   flags.DEFINE_integer('samples_seed', 0, 'Seed of that draw.')
@@ -73,10 +77,13 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   try:
     argv = terminal.with_flagfiles(argv)
     searching = any(re.match('--?grid(=|$)', arg) for arg in argv)
+    of_table = any(re.match('--?table(=|$)', arg) for arg in argv)
     of_config = any(re.match(r'--?(no)?config([.=]|$)', arg) for arg in argv)
     if of_config and not searching:
       raise CommandError('--config is for a search; name its --grid, too.')
-    if searching:
+    if of_config and of_table:
+      raise CommandError('Either --table or --config.')
+    if searching and not of_table:
       argv = config_flag.with_config(argv)
       for note in config_flag.check(argv):
         print(f'Note: {note}', file=sys.stderr)
@@ -87,8 +94,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
           f'Unexpected argument {rest[1]!r}; options look like --out=DIR.'
       )
     options = flags.FLAGS
-    if searching and (options['table'].present or options.scale is not None):
-      raise CommandError('Either --table or --grid.')
+    if searching and not of_table and options.scale is not None:
+      raise CommandError('--scale belongs to a results table: --table=NAME.')
     if options.samples is not None and not searching:
       raise CommandError('--samples needs --grid.')
     return rest
@@ -99,11 +106,13 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 def _find():
   """The table that the flags name."""
   options = flags.FLAGS
+  search = options.grid, options.samples, options.samples_seed
+  if options.grid is not None and not options['table'].present:
+    return grid.find(options.config, *search)
+  found = table_files.find_table(options.table, options.scale)
   if options.grid is None:
-    return table_files.find_table(options.table, options.scale)
-  return grid.find(
-      options.config, options.grid, options.samples, options.samples_seed
-  )
+    return found
+  return grid.of_table(found, *search)
 
 
 def main(argv: Sequence[str]) -> None:

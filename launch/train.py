@@ -177,8 +177,9 @@ def main(argv: Sequence[str]) -> None:
       if config[entry]:
         expanded(config[entry], f'--config.{entry}')
     if _PRINT_CONFIG.value or _DRY_RUN.value:
+      log.setLevel(logging.WARNING)  # The preview says all that is known.
       if first:
-        _show_plan(config)
+        _show_plan(config, _folder())
       distributed.finish(0)
       return
     workdir = pathlib.Path(
@@ -228,14 +229,14 @@ def _interrupted(workdir: pathlib.Path | None) -> str:
   return f'Interrupted. Resume with: {_resume_command(workdir)}'
 
 
-def _show_plan(config) -> None:
-  """Prints what the flags ask for instead of a run."""
+def _show_plan(config, workdir: pathlib.Path | None) -> None:
+  """Prints what the flags ask for instead of a run in a workdir."""
   if _PRINT_CONFIG.value:
     terminal.show(json.dumps(config.to_dict(), indent=2, sort_keys=True))
   if _DRY_RUN.value:
     from fedjax_het.experiment import preview
 
-    terminal.show('\n'.join(preview.lines(config)))
+    terminal.show('\n'.join(preview.lines(config, workdir)))
 
 
 def _folder() -> pathlib.Path | None:

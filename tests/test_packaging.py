@@ -11,6 +11,8 @@ import zipfile
 
 import pytest
 
+from tests.test_site import load_file
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STUBS = {f'fedjax_het/{name}/__init__.py' for name in ('configs', 'launch')}
 _NO_NETWORK = re.compile(
@@ -74,6 +76,52 @@ def test_what_is_installed_imports_nothing_of_the_checkout(folder):
   odd = re.compile(r'^\s*(from|import) (configs|launch|benchmarks)\b', re.M)
   for path in (ROOT / folder).rglob('*.py'):
     assert not odd.search(path.read_text()), path
+
+
+def metadata(folder, monkeypatch):
+  """What setup.py in a folder says of the package."""
+  setuptools = pytest.importorskip('setuptools')
+  said = {}
+  monkeypatch.setattr(setuptools, 'setup', said.update)
+  monkeypatch.chdir(folder)
+  code = compile((folder / 'setup.py').read_text(), 'setup.py', 'exec')
+  exec(code, dict(__file__=str(folder / 'setup.py')))
+  return said
+
+
+@pytest.mark.parametrize(
+    'line', ['', 'repository-code: "https://github.com/a/b/"']
+)
+def test_all_addresses_follow_from_one_line(line, tmp_path, monkeypatch):
+  (tmp_path / 'fedjax_het').mkdir()
+  files = 'README.md', 'setup.py', 'CITATION.cff', 'fedjax_het/__init__.py'
+  for name in files:
+    shutil.copy(ROOT / name, tmp_path / name)
+  citation = (tmp_path / 'CITATION.cff').read_text() + f'{line}\n'
+  (tmp_path / 'CITATION.cff').write_text(citation)
+  address = line and 'https://github.com/a/b'
+  said = metadata(tmp_path, monkeypatch)
+  urls, text = said['project_urls'], said['long_description']
+  assert all(url.startswith(address) for url in urls.values())
+  assert bool(urls) == bool(line)
+  assert not re.search(r'\]\((?!https?://)', text)
+  kept = f'[Tutorial]({address}/blob/HEAD/docs/tutorial.md)' in text
+  pictured = f']({address}/raw/HEAD/docs/images/round.svg)' in text
+  assert kept == pictured == bool(line)
+  hooks = load_file(ROOT / 'docs' / 'site_hooks.py')
+  monkeypatch.setattr(hooks, 'ROOT', tmp_path)
+  assert hooks.repository() == address
+  nbformat = pytest.importorskip('nbformat')
+  pytest.importorskip('nbclient')
+  run = load_file(ROOT / 'colabs' / 'run.py')
+  stored = nbformat.read(ROOT / 'colabs' / 'quickstart.ipynb', as_version=4)
+  before = stored.cells[0].source
+  badge = 'google.com/github/a/b/blob/main/colabs/quickstart.ipynb'
+  for _ in range(2):  # A second time changes nothing.
+    run.with_badge(stored, 'quickstart.ipynb', citation)
+    assert stored.cells[0].source.count(badge) == bool(line)
+  run.with_badge(stored, 'quickstart.ipynb', '')
+  assert stored.cells[0].source == before
 
 
 @pytest.mark.slow

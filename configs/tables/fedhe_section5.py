@@ -2,7 +2,7 @@
 
 from fedjax_het.configs.tables import _papers
 
-from fedjax_het.configs import fedavg, fedhe, fedmd, private
+from fedjax_het.configs import fd, fedavg, fedhe, fedmd, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 
@@ -20,6 +20,8 @@ METHODS = {
     'Private': (private.get_config, ''),
     'FedMD': (fedmd.get_config, ''),
     'FedMD aligned on more': (fedmd.get_config, 'aligned'),
+    'FedMD not pre-trained': (fedmd.get_config, 'cold'),
+    'FD': (fd.get_config, ''),
 }
 PAPER = ('FedAvg', 'FedHe', 'Private', 'FedMD')
 
@@ -41,7 +43,7 @@ def _row(method: str, scale: str):
 def get_table(scale: str = SCALES[0]) -> Table:
   """All of the paper's rows and columns, three seeds.
 
-  Run: `python -m launch.sweep --table=fedhe_section5 --data_dir=DIR`. With FD,
+  Run: `python -m launch.sweep --table=fedhe_section5 --data_dir=DIR`. With
   label skew and the accuracy of every model: `fedhe_mnist`, `fedhe_cifar10`.
 
   Args:
@@ -59,7 +61,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
       'training set aside as public, on which it trains before round 1 (the '
       'others do not), and digests 10 public examples a round, as the paper '
       'says of its experiments; aligned on more, the 5,000 of FedMD\'s own '
-      'paper, against the same three private minibatches.'
+      'paper, against the same three private minibatches; not pre-trained, it '
+      'begins with its private data. FD exchanges softmax outputs.'
   )
   cpu = (
       'Here with widths an eighth and 60 rounds; four of the personal models '

@@ -32,7 +32,9 @@ class Duration(NamedTuple):
   step_seconds: float
 
 
-def estimate(experiment: Experiment) -> Duration | None:
+def estimate(
+    experiment: Experiment, backend: str | None = None
+) -> Duration | None:
   """Times a local step of one group; the others follow from their FLOPs.
 
   The group is the one with most of the work. What is timed is a compiled step
@@ -40,12 +42,14 @@ def estimate(experiment: Experiment) -> Duration | None:
 
   Args:
     experiment: The experiment.
+    backend: How clients are mapped; None for what the config says.
 
   Returns:
-    The estimate; None where clients of a chunk run together, of which one
-    client's step says little.
+    The estimate, for one device; None where clients of a chunk run together,
+    of which one client's step says little.
   """
-  if resolve_backend(experiment.config.backend) not in ('map', 'loop'):
+  asked = backend or experiment.config.backend
+  if resolve_backend(asked) not in ('map', 'loop'):
     return None
   federation = experiment.federation
   steps = visit_steps(federation.local, federation.sizes)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import math
 import os
 import pathlib
-import resource
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +44,13 @@ def available_bytes() -> int | None:
   )
   if limit and used and limit[0].isdigit():
     found.append(int(limit[0]) - int(used[0]))
-  address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-  pages = _lines('/proc/self/statm')
-  if address_space != resource.RLIM_INFINITY and pages:
+  if pages := _lines('/proc/self/statm'):
+    import resource  # Not on Windows, nor is that file.
+
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(pages[0].split()[0]) * os.sysconf('SC_PAGE_SIZE')
-    found.append(address_space - taken)
+    if address_space != resource.RLIM_INFINITY:
+      found.append(address_space - taken)
   return max(min(found), 0) if found else None
 
 

@@ -76,6 +76,7 @@ class Chooser:
   Attributes:
     form: The form; None before, and where there is nothing to choose: not on a
       CPU, of several processes, or if the config says both entries.
+    line: The form and why it was chosen, in words; '' if there is none.
   """
 
   def __init__(
@@ -90,6 +91,7 @@ class Chooser:
         programs of the form cannot be stored there.
     """
     self.form: Form | None = None
+    self.line = ''
     self._stack = stack
     self._begun: Form | None = None
     self._table: tuned.Table | None = None
@@ -118,14 +120,15 @@ class Chooser:
     return made
 
   def _settle(self, config, federation: Federation) -> Form:
-    """The form, and a line of the log about it."""
+    """The form, and its line, which is logged, too."""
     if self._begun is not None:
       form = _goes_on(self._begun)
     else:
       form = _choose(config, federation, self._table)
     if config.conv_backend != AUTO:
       form = form._replace(conv_backend=config.conv_backend)
-    _log.info('%s', _line(form, config.backend == AUTO))
+    self.line = _line(form, config.backend == AUTO)
+    _log.info('%s', self.line)
     return form
 
   def store(self, folder: pathlib.Path) -> None:

@@ -1,18 +1,24 @@
 """Preview of a run without training: data, models, memory and traffic."""
 
+import contextlib
+import os
+import pathlib
+
 import numpy as np
 
 from fedjax_het.engine.visits import message_bytes
-from fedjax_het.experiment import callbacks, duration, facts, footprint
+from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.files import check_local
 from fedjax_het.reporting import report, tables
 
 
-def lines(config) -> list[str]:
+def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
   """Describes the run of a config; one local step is compiled and timed.
 
   Args:
     config: The config.
+    workdir: The run's folder, of which nothing is changed; None for a new one.
 
   Returns:
     Lines of text, some of them tables of several.
@@ -21,8 +27,19 @@ def lines(config) -> list[str]:
     ValueError: As `build`.
     FileNotFoundError: As `build`.
   """
-  experiment = build(config)
-  callbacks.from_config(config)  # Raises if a logger is not installed.
+  if workdir is not None:
+    check_local(workdir, 'workdir')
+  with contextlib.ExitStack() as stack:
+    folder = None if workdir is None else pathlib.Path(workdir)
+    choose = form.Chooser(config, folder, stack)
+    return _lines(build(config, choose), choose, config.backend)
+
+
+def _lines(
+    experiment: Experiment, choose: form.Chooser, backend: str
+) -> list[str]:
+  # Raises if a logger is not installed.
+  callbacks.from_config(experiment.config)
   # {group: bytes (down, up) of a visit}.
   visits = {
       group.name: message_bytes(experiment.algorithm, group, experiment.data)
@@ -30,8 +47,8 @@ def lines(config) -> list[str]:
   }
   return [
       *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
-      *_traffic(experiment, visits), *_memory(experiment), *_time(experiment),
-      'Nothing was trained.',
+      *_traffic(experiment, visits), *_memory(experiment), *_form(choose),
+      *_time(experiment, backend), 'Nothing was trained.',
   ]  # fmt: skip
 
 
@@ -117,14 +134,26 @@ def _memory(experiment: Experiment) -> list[str]:
   ]
 
 
-def _time(experiment: Experiment) -> list[str]:
-  """The estimated time of local training; nothing where there is none."""
-  found = duration.estimate(experiment)
+def _form(choose: form.Chooser) -> list[str]:
+  """How a run on a CPU computes; nothing where nothing is chosen."""
+  return [choose.line] if choose.line else []
+
+
+def _time(experiment: Experiment, backend: str) -> list[str]:
+  """The estimated time of local training; nothing where there is none.
+
+  Args:
+    experiment: The experiment.
+    backend: That of the config as asked; a step is one device's.
+  """
+  chosen = experiment.config.backend
+  found = duration.estimate(experiment, backend)
+  where = ' on one of the devices' if chosen != backend else ''
   if found is None:
     return []
   rounds, once = experiment.config.num_rounds, found.round_seconds
   return [
-      f'Time: about {_duration(once)} of plain local training a round, '
+      f'Time: about {_duration(once)} of plain local training a round{where}, '
       f'{_duration(rounds * once)} in {rounds} rounds, by a step of '
       f'{found.group} ({1e3 * found.step_seconds:,.2g} ms) and the FLOPs of '
       'the others. Compilation, evaluation and what the method adds are not in '

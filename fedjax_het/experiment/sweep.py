@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het.data import sources
+from fedjax_het.engine.client_flops import client_flops
 from fedjax_het.engine.client_memory import client_memory
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment.build import build
@@ -254,10 +255,14 @@ def _cell(job: _Job, result) -> dict[str, Any]:
   }
   if personal:
     more['personal'] = personal
+  if all('virtual_time' in row for row in tests):
+    more['virtual_times'] = [row['virtual_time'] for row in tests]
   experiment = build(job.config)
-  more['client_memory'] = client_memory(
-      experiment.algorithm, experiment.federation, experiment.data
-  )
+  visits = experiment.algorithm, experiment.federation, experiment.data
+  more['client_memory'] = client_memory(*visits)
+  flops = client_flops(*visits)
+  if flops is not None:
+    more['client_flops'] = flops
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models
   }

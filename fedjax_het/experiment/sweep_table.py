@@ -118,9 +118,11 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
       best=number | None, best_round=int, reached=int | None,
       round_seconds=number | None, hardware=str, config=dict,
       bytes_up=number, bytes_down=number, client_memory=dict,
+      client_flops=dict,
   )  # fmt: skip
   # Cells without columns, and older ones, lack some.
-  optional = ('column', 'worst', 'bytes_up', 'bytes_down', 'client_memory')
+  costs = ('client_memory', 'client_flops')
+  optional = ('column', 'worst', 'bytes_up', 'bytes_down', *costs)
   for name, kind in kinds.items():
     if name not in optional or name in cell:
       if not isinstance(cell[name], kind):
@@ -134,9 +136,10 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
     _check_numbers(name, values)
   _check_numbers('personal', [*cell.get('personal', {}).values()])
   _check_numbers('rounds', cell['rounds'])
-  memory = [*cell.get('client_memory', {'': 0}).values()]
-  if not memory or not all(isinstance(m, number) for m in memory):
-    raise TypeError(f'client_memory holds {memory!r:.60}')
+  for name in costs:
+    held = [*cell.get(name, {'': 0}).values()]
+    if not held or not all(isinstance(value, number) for value in held):
+      raise TypeError(f'{name} holds {held!r:.60}')
 
 
 def _check_numbers(name: str, values: Sequence[Any]) -> None:

@@ -3,17 +3,21 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import pathlib
 import re
-from typing import Any
+from typing import IO, Any
 
 from fedjax_het.experiment import config as config_lib
 from fedjax_het.experiment import stored_config
 from fedjax_het.files import write_atomically
 from fedjax_het.reporting.run_files import read_config
+
+try:
+  import fcntl
+except ImportError:  # On Windows.
+  fcntl = None
 
 # Entries that may change between two starts of one run: they do not touch
 # what the rounds compute. `num_rounds` may too, with a schedule that does not
@@ -88,6 +92,28 @@ def _check_places(folder: pathlib.Path) -> None:
         raise ValueError(f'{path} is not {words}; move it away.')
 
 
+def _hold(file: IO[str], stack: contextlib.ExitStack) -> None:
+  """Locks an open file until the stack or the process ends.
+
+  Args:
+    file: The file.
+    stack: What releases the lock.
+
+  Raises:
+    BlockingIOError: If another process holds it.
+  """
+  if fcntl is not None:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return
+  import filelock
+
+  # Beside the file: what is locked on Windows cannot be read by others.
+  try:
+    stack.enter_context(filelock.FileLock(f'{file.name}ed', blocking=False))
+  except filelock.Timeout as e:
+    raise BlockingIOError(str(e)) from e
+
+
 @contextlib.contextmanager
 def lock(folder: pathlib.Path) -> Iterator[None]:
   """Creates the folder and holds it for this process alone.
@@ -117,9 +143,9 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     raise ValueError(
         f'The workdir {folder} cannot be written: {e.strerror}.'
     ) from e
-  with file:
+  with file, contextlib.ExitStack() as stack:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      _hold(file, stack)
     except BlockingIOError as e:
       file.seek(0)
       owner = file.read(20).split('\n')[0].strip()

@@ -37,7 +37,7 @@ CHOICES = {
         chunk=16,
         lowering='by_layer',
         batched_lowering='gemm',
-        source='benchmarks.engine and benchmarks.lowerings, docs/results.md',
+        source='benchmarks.engine, benchmarks.lowerings, docs/results/speed.md',
     ),
 }
 # A guess: batches fill an accelerator. The chunk bounds memory.

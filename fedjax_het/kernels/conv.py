@@ -204,6 +204,8 @@ def _conv_bwd(geometry, lowering, precision, operands, residuals, dy):
   if _slices_often(geometry, lowering.d_input, lowering.d_weight):
     dy = materialise(dy)
   d_x = D_INPUT[lowering.d_input](dy, w, sizes, geometry, precision)
+  if _slices_often(geometry, lowering.d_input):
+    d_x = materialise(d_x)  # Each tap of pooling before it would sum all taps.
   d_w = D_WEIGHT[lowering.d_weight](x, dy, geometry, precision)
   return d_x.astype(dtype), d_w.astype(dtype)
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.kernels import taps as taps_lib
-from fedjax_het.kernels.materialise import materialise
 from fedjax_het.kernels.taps import Geometry
 
 
@@ -51,8 +50,6 @@ def _max_pool_bwd(geometry, sizes, winner, dy):
   def pick(i, winner, dy):
     return jnp.where(winner == i, dy, jnp.zeros_like(dy))
 
-  # Each tap reads it.
-  dy = materialise(dy)
   return (taps_lib.add_taps(pick, [winner, dy], geometry, sizes),)
 
 

@@ -6,21 +6,28 @@ not counted: where maps are small they are most of what is computed, and none of
 it is useful.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
+from typing import Any
 
 import jax
+from jax.extend import core
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.models.blocks import BlockModel
+
+# Values that are followed through a program have at most so many entries.
+_SMALL = 4096
 
 
 def product_flops(fn: Callable[..., object], *args) -> int:
   """Operations of all products in `fn`.
 
   Args:
-    fn: A traceable function, its loops of known length.
+    fn: A traceable function, its loops of known length. Of the branches of a
+      condition the one with the most operations counts.
     *args: Its arguments, arrays or shapes.
 
   Returns:
@@ -30,27 +37,165 @@ def product_flops(fn: Callable[..., object], *args) -> int:
     ValueError: If there is a `while` loop, whose length is not known.
   """
   with conv_lowering('native'):
-    return _count(jax.make_jaxpr(fn)(*args).jaxpr)
+    return program_flops(jax.make_jaxpr(fn)(*args), {})
 
 
-def _count(jaxpr) -> int:
-  total = 0
-  for eqn in jaxpr.eqns:
-    name, times = eqn.primitive.name, 1
-    if name == 'while':
-      raise ValueError('The length of a while loop is not known.')
-    if name == 'scan':
-      times = eqn.params['length']
+def program_flops(
+    program: core.ClosedJaxpr, known: Mapping[int, int]
+) -> int:
+  """Operations of all products in a traced program.
+
+  Args:
+    program: It.
+    known: {place of an argument: its value}. Lengths of loops may follow from
+      these and from the program's constants.
+
+  Returns:
+    Their number.
+
+  Raises:
+    ValueError: If there is a loop whose length does not follow from them.
+  """
+  jaxpr = program.jaxpr
+  values = dict(zip(jaxpr.constvars, map(_small, program.consts), strict=True))
+  values |= {jaxpr.invars[i]: np.int32(value) for i, value in known.items()}
+  values = {name: v for name, v in values.items() if v is not None}
+  return _Counter().count(jaxpr, values)[0]
+
+
+class _Counter:
+  """Counts a program; what depends on no known number is counted once."""
+
+  def __init__(self):
+    self._plain: dict[int, int] = {}
+
+  def count(self, program, known) -> tuple[int, list[np.ndarray | None]]:
+    """Operations, and which of the program's results are known."""
+    values = dict(known)
+    if not values and id(program) in self._plain:
+      return self._plain[id(program)], [None] * len(program.outvars)
+
+    def read(name):
+      if isinstance(name, core.Literal):
+        return _small(name.val)
+      return values.get(name)
+
+    total = 0
+    for eqn in program.eqns:
+      given = [read(name) for name in eqn.invars]
+      number, made = self._equation(eqn, given)
+      total += number
+      values |= {
+          name: value
+          for name, value in zip(eqn.outvars, made, strict=False)
+          if value is not None
+      }
+    if not known:
+      self._plain[id(program)] = total
+    return total, [read(name) for name in program.outvars]
+
+  def _equation(self, eqn, given) -> tuple[int, Sequence[np.ndarray | None]]:
+    name = eqn.primitive.name
     if name == 'dot_general':
-      total += _dot(eqn)
-    elif name == 'conv_general_dilated':
-      total += _conv(eqn)
-    else:
-      for value in eqn.params.values():
-        inner = getattr(value, 'jaxpr', value)
-        if hasattr(inner, 'eqns'):
-          total += times * _count(inner)
-  return total
+      return _dot(eqn), ()
+    if name == 'conv_general_dilated':
+      return _conv(eqn), ()
+    inner, params = _programs(eqn.params), eqn.params
+    if name == 'while':
+      body = params['body_jaxpr'].jaxpr
+      number = self._inner(body, given[params['cond_nconsts'] :][
+          : params['body_nconsts']])  # fmt: skip
+      return number and number * _length(eqn, given), ()
+    if name == 'scan':
+      constant = given[: params['num_consts']]
+      return params['length'] * self._inner(inner[0], constant), ()
+    if name == 'cond':
+      return max(self._inner(branch, given[1:]) for branch in inner), ()
+    if len(inner) == 1 and len(inner[0].invars) == len(given):
+      return self.count(inner[0], _known(inner[0], given))
+    if inner:
+      return sum(self.count(one, {})[0] for one in inner), ()
+    return 0, _computed(eqn, given)
+
+  def _inner(self, program, given) -> int:
+    """Operations of a program of which the first arguments may be known."""
+    return self.count(program, _known(program, given))[0]
+
+
+def _known(program: core.Jaxpr, given) -> dict[Any, Any]:
+  pairs = zip(program.invars, given, strict=False)
+  return {name: value for name, value in pairs if value is not None}
+
+
+def _programs(params: Mapping[str, Any]) -> list[core.Jaxpr]:
+  """The programs inside of an operation, such as the body of a loop."""
+  kinds = core.Jaxpr | core.ClosedJaxpr
+  leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, kinds))
+  return [
+      getattr(leaf, 'jaxpr', leaf) for leaf in leaves if isinstance(leaf, kinds)
+  ]
+
+
+def _small(value) -> np.ndarray | None:
+  """A value as an array; None if it is large, or a random key."""
+  dtype = getattr(value, 'dtype', np.float32)
+  if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    return None
+  return np.asarray(value) if np.size(value) <= _SMALL else None
+
+
+def _computed(eqn, given) -> Sequence[np.ndarray | None]:
+  """The results of an operation on known values; () where one is unknown."""
+  if eqn.primitive.name == 'select_n' and given[0] is None:
+    # Either case: the larger one, as of all conditions.
+    cases = [case for case in given[1:] if case is not None]
+    return [np.max(cases, axis=0)] if len(cases) == len(given) - 1 else ()
+  if not given or any(value is None for value in given):
+    return ()
+  args = [
+      jnp.asarray(value, name.aval.dtype)
+      for value, name in zip(given, eqn.invars, strict=True)
+  ]
+  made = eqn.primitive.bind(*args, **eqn.params)
+  return [*map(_small, made if eqn.primitive.multiple_results else [made])]
+
+
+def _length(eqn, given) -> int:
+  """How often a `while` loop runs that counts from one number to another.
+
+  `fori_loop` makes such loops: the condition is i < end, and the body adds 1.
+  """
+  params = eqn.params
+  condition = params['cond_jaxpr'].jaxpr
+  skipped = params['cond_nconsts'] + params['body_nconsts']
+  carry = given[skipped:]
+  entries = dict(
+      zip(
+          condition.invars,
+          [*given[: params['cond_nconsts']], *carry],
+          strict=True,
+      )
+  )
+  body = params['body_jaxpr'].jaxpr
+  if [e.primitive.name for e in condition.eqns] == ['lt']:
+    first, end = condition.eqns[0].invars
+    place = condition.invars.index(first) - params['cond_nconsts']
+    before = body.invars[params['body_nconsts'] + place]
+    steps = [
+        _small(e.invars[1].val)
+        for e in body.eqns
+        if e.outvars[0] is body.outvars[place]
+        and e.primitive.name == 'add'
+        and e.invars[0] is before
+        and isinstance(e.invars[1], core.Literal)
+    ]
+    begin, stop = (
+        _small(n.val) if isinstance(n, core.Literal) else entries[n]
+        for n in (first, end)
+    )
+    if steps == [1] and begin is not None and stop is not None:
+      return max(int(stop) - int(begin), 0)
+  raise ValueError('The length of a while loop is not known.')
 
 
 def _dot(eqn) -> int:
@@ -67,19 +212,30 @@ def _conv(eqn) -> int:
   pairs = [
       _pairs(lhs[spec.lhs_spec[axis]], rhs[spec.rhs_spec[axis]],
              out[spec.out_spec[axis]], params['window_strides'][axis - 2],
-             params['padding'][axis - 2][0])
+             params['padding'][axis - 2][0], params['lhs_dilation'][axis - 2],
+             params['rhs_dilation'][axis - 2])
       for axis in range(2, len(out))
   ]  # fmt: skip
   batch, features = (out[spec.out_spec[axis]] for axis in (0, 1))
   return 2 * batch * features * rhs[spec.rhs_spec[1]] * math.prod(pairs)
 
 
-def _pairs(size: int, kernel: int, out: int, stride: int, before: int) -> int:
-  """(output, tap) pairs along one axis that read a pixel of the image."""
-  return sum(
-      0 <= o * stride + tap - before < size
+def _pairs(
+    size: int, kernel: int, out: int, stride: int, before: int,
+    spread: int, apart: int,
+) -> int:
+  """(output, tap) pairs along one axis that read a pixel of the image.
+
+  Its pixels are `spread` apart, with zeros between them, and taps `apart`.
+  """  # fmt: skip
+  places = (
+      o * stride + tap * apart - before
       for o in range(out)
       for tap in range(kernel)
+  )
+  return sum(
+      0 <= place <= (size - 1) * spread and place % spread == 0
+      for place in places
   )
 
 

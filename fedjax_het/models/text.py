@@ -1,7 +1,10 @@
 """A classifier of token ids: an embedding, convolutions over words, a mean.
 
 Not from a paper of the project; for short texts and other sequences of symbols.
-Without convolutions it is the linear model of fastText.
+Without convolutions it is the linear model of fastText. Texts of fewer tokens
+are filled up with an id that stands for no token: its vector is zero, and a
+position whose numbers are all zero takes part in nothing, as behind Keras'
+`Masking`. So a prediction does not depend on how far a text is filled up.
 
 References:
   Joulin et al., `Bag of Tricks for Efficient Text Classification
@@ -26,18 +29,25 @@ _EMBEDDING = layers.truncated_normal(0.1)
 _FEATURES = 32
 
 
+def _tokens(x):
+  """Which positions hold a token: [B, T, D] -> [B, T] bool."""
+  return jnp.any(x != 0, axis=2)
+
+
 class Embed(nn.Module):
   """Flatten, then a vector for each token.
 
   Attributes:
     vocabulary: V, how many token ids there are.
     features: D, numbers in a vector.
+    padding: The id whose vector is zero; -1 for none.
   """
 
   slices = Slices(('features',), dict(embedding=('*', 'y')))
 
   vocabulary: int
   features: int
+  padding: int = 0
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
@@ -46,13 +56,16 @@ class Embed(nn.Module):
     x = x.reshape((x.shape[0], -1)).astype(jnp.int32)
     shape = (self.vocabulary, self.features)
     vectors = self.param('embedding', _EMBEDDING, shape)
-    return vectors.at[x].get(
+    found = vectors.at[x].get(
         mode='fill', fill_value=jnp.nan, wrap_negative_indices=False
     )
+    if self.padding < 0:
+      return found
+    return jnp.where((x == self.padding)[..., None], 0, found)
 
 
 class Conv(nn.Module):
-  """A convolution over `span` tokens, norm, ReLU."""
+  """A convolution over `span` tokens, norm of each token, ReLU."""
 
   slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
@@ -65,6 +78,7 @@ class Conv(nn.Module):
   def __call__(self, x, train=False, mask=None):
     """[B, T, I] -> [B, T, features]; zeros stand before and after a text."""
     init = layers.INITS[self.scheme]
+    tokens = _tokens(x)
     # As an image of one row: the library's convolutions are faster in loops.
     x = nn.Conv(
         self.features,
@@ -74,18 +88,27 @@ class Conv(nn.Module):
         conv_general_dilated=conv,
         name='conv',
     )(x[:, None])[:, 0]
-    return jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
+    # Batch norm counts tokens as it counts the examples of other models.
+    if mask is None:
+      counts = tokens.reshape(-1)
+    else:
+      counts = tokens & mask.reshape((-1, 1))
+      counts = counts.reshape((*mask.shape[:-1], -1))
+    norm = norm_layer(self.norm, 'norm')
+    y = norm(x.reshape((-1, self.features)), train, counts).reshape(x.shape)
+    return jnp.where(tokens[..., None], jax.nn.relu(y), 0)
 
 
 class Mean(nn.Module):
-  """Mean over all tokens of a text."""
+  """Mean over the tokens of a text."""
 
   slices = Slices()
 
   def __call__(self, x, train=False, mask=None):
-    """[B, T, D] -> [B, D]."""
+    """[B, T, D] -> [B, D]; zeros where a text has no token."""
     del train, mask
-    return jnp.mean(x, axis=1)
+    number = jnp.sum(_tokens(x), axis=1, keepdims=True)
+    return jnp.sum(x, axis=1) / jnp.maximum(number, 1)
 
 
 def text(
@@ -98,13 +121,13 @@ def text(
     span: int = 3,
     norm: str = 'none',
     init: str = 'he_fan_in',
+    padding: int = 0,
 ) -> BlockModel:
   """An embedding, `depth` convolutions, the mean and a linear head.
 
   Args:
     input_shape: (T,), token ids of one text, an array of integers. Ids of any
-      other shape are flattened. A shorter text is filled up with an id of its
-      own, which is learnt like the others.
+      other shape are flattened.
     num_classes: C.
     depth: Convolutions over tokens: `conv1`, `conv2`, ...; 0 for none.
     vocabulary: V, how many ids there are: 0..V-1. 256 holds bytes.
@@ -112,6 +135,8 @@ def text(
     span: Tokens that a convolution sees.
     norm: Norm policy of the convolutions.
     init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
+    padding: The id with which texts of fewer than T tokens are filled up, at
+      either end; -1 if every id is a token.
 
   Returns:
     A `BlockModel`; a net of less depth holds a subset of its leaves. FedIN's
@@ -124,9 +149,10 @@ def text(
   layers.check_init(init)
   integer_between(0, _DEEPEST, depth=depth)
   at_least(1, vocabulary=vocabulary, span=span)
+  integer_between(-1, vocabulary - 1, padding=padding)
   features = layers.scale_channels(_FEATURES, width)
   layer = Conv(features, span, norm, init)
-  blocks = [Block('embed', Embed(vocabulary, features))]
+  blocks = [Block('embed', Embed(vocabulary, features, padding))]
   blocks += [Block(f'conv{i}', layer) for i in range(1, depth + 1)]
   head = layers.Linear(num_classes, kernel_init=layers.INITS[init].head)
   blocks += [Block('mean', Mean()), Block('head', head)]

@@ -13,6 +13,8 @@ from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
+# {picture: the numbers of a cell that it needs}.
+COSTS = {'bytes': ('bytes_up', 'bytes_down'), 'memory': ('client_memory',)}
 _LAST = 'Test accuracy, last round'
 
 
@@ -48,6 +50,14 @@ def draw(
           _panels(table, cells, splits, curves_of),
       ),
       (
+          'times', 'Accuracy by virtual time',
+          lambda panels, path: pictures.draw_curves(
+              panels, path, 'Mean test accuracy', xlabel='Virtual time, s',
+              **shared,
+          ),
+          _panels(table, cells, splits, times_of),
+      ),
+      (
           'models', 'Accuracy of every model',
           lambda panels, path: pictures.draw_dots(
               panels, path, _LAST, **shared
@@ -70,6 +80,14 @@ def draw(
           ),
           _panels(table, cells, splits, memory_of),
       ),
+      (
+          'flops', 'Accuracy against the operations of a visit',
+          lambda panels, path: pictures.draw_trade_off(
+              panels, path, 'Operations of a visit (line: by group)', _LAST,
+              unit='FLOP', **shared,
+          ),
+          _panels(table, cells, splits, flops_of),
+      ),
   ]  # fmt: skip
   if table.axis[1]:
     drawings.insert(0, (
@@ -82,6 +100,8 @@ def draw(
   shown = []
   try:
     for name, title, drawing, panels in drawings:
+      if not panels and (lacks := _lacks(table, cells, name)):
+        shown.append(f'No picture of {name}: {lacks}')
       if panels:
         for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
           drawing(panels, folder / f'{name}.{ending}')
@@ -144,6 +164,22 @@ def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   return curves
 
 
+def times_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (mean seconds [R] of the virtual clock, accuracies [S, R])}."""
+  curves = {}
+  for label in table.rows:
+    mine = [
+        cell
+        for cell in cells_of(table, cells, label, column)
+        if 'virtual_times' in cell
+    ]
+    if mine:
+      values = np.array([cell['accuracy'] for cell in mine], float)
+      times = np.mean([cell['virtual_times'] for cell in mine], axis=0)
+      curves[label] = times.tolist(), values
+  return curves
+
+
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
   """{label: (numbers [X], last accuracies [S, X])} over a table's axis.
 
@@ -187,10 +223,34 @@ def _chosen_models(table: Table, cells: Cells, column: str):
   return {name: found[name] for name in table.bars or found if name in found}
 
 
+def _lacks(table: Table, cells: Cells, name: str) -> str:
+  """Why a picture of costs is not drawn; '' where there is nothing to compare.
+
+  Args:
+    table: The table.
+    cells: Its results.
+    name: The picture's.
+
+  Returns:
+    What its cells lack, which those of older versions do.
+  """
+  numbers = COSTS.get(name, ())
+  run = [
+      cell
+      for column in table.columns
+      for label in table.rows
+      for cell in cells_of(table, cells, label, column)
+  ]
+  lack = sum(any(number not in cell for number in numbers) for cell in run)
+  if not lack or len(table.rows) < 2:
+    return ''
+  return f'{lack} of {len(run)} stored cells lack {" and ".join(numbers)}.'
+
+
 def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (bytes both ways [S], last accuracies [S])} of a column."""
   return _costs(
-      table, cells, column, ('bytes_up', 'bytes_down'),
+      table, cells, column, COSTS['bytes'],
       lambda up, down: up + down,
   )  # fmt: skip
 
@@ -198,7 +258,14 @@ def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (peak bytes of a client [S, groups], last accuracies [S])}."""
   return _costs(
-      table, cells, column, ('client_memory',), lambda m: [*m.values()]
+      table, cells, column, COSTS['memory'], lambda m: [*m.values()]
+  )
+
+
+def flops_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
+  """{label: (operations of a visit [S, groups], last accuracies [S])}."""
+  return _costs(
+      table, cells, column, ('client_flops',), lambda f: [*f.values()]
   )
 
 

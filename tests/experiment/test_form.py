@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from fedjax_het import experiment
+from fedjax_het.experiment import duration, preview, tuned
 from fedjax_het.experiment import form as form_lib
-from fedjax_het.experiment import tuned
 from fedjax_het.experiment.form import Form
 from fedjax_het.experiment.workdir import settle_config
 from fedjax_het.kernels import libraries, onednn
@@ -157,6 +157,25 @@ def test_without_a_table_nothing_is_chosen(folder, caplog):
       "XLA's convolutions on one device: not measured here; `fedjax-het tune` "
       'measures in a minute.'
   )
+
+
+def test_a_preview_is_of_the_form_that_a_run_takes(
+    folder, library, monkeypatch
+):
+  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
+  tuned.write(table())
+  text = '\n'.join(preview.lines(tiny_config()))
+  assert f'on {DEVICES} CPU devices: measured on this machine on ' in text
+  assert 'local training a round on one of the devices, ' in text
+  begun = folder / 'begun'
+  begun.mkdir()
+  config = tiny_config()
+  settle_config(begun, config)
+  text = '\n'.join(preview.lines(config, begun))
+  assert 'on one device: not measured here' in text
+  assert 'local training a round, ' in text
+  with pytest.raises(ValueError, match='cloud folders are not supported'):
+    preview.lines(config, 'gs://bucket/run')
 
 
 def test_what_a_config_says_is_kept(folder, library, caplog):

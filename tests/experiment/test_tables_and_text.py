@@ -163,8 +163,46 @@ def test_the_example_text_and_its_refusals(tmp_path, monkeypatch):
 
 
 def test_an_id_out_of_range_is_not_a_number():
-  model = create('text', (3,), 2, vocabulary=4)
+  model = create('text', (3,), 2, vocabulary=4, padding=-1)
   variables = model.init(jax.random.key(0))
   for wrong in (-1, 4):
     logits, _ = model.apply(variables, np.array([[0, 1, 2], [0, wrong, 2]]))
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+
+
+@pytest.mark.parametrize('norm', ['none', 'batch', 'group'])
+@pytest.mark.parametrize('depth', [0, 2])
+def test_a_prediction_does_not_depend_on_the_padding(depth, norm):
+  options = dict(vocabulary=9, width=0.25, depth=depth, norm=norm)
+  text, mask = np.array([[5, 8, 3, 1], [2, 2, 7, 0]]), np.array([True, True])
+  short = create('text', (4,), 3, **options)
+  variables = short.init(jax.random.key(0))
+  sides = {(0, 3), (3, 0), (2, 1)}
+  if depth == 0:  # By hand: the mean of the vectors, and a linear layer.
+    vectors = variables.params['embed']['embedding']
+    mean = np.stack([vectors[text[0]].mean(0), vectors[text[1, :3]].mean(0)])
+    head = variables.params['head']
+    want = mean @ head['kernel'] + head['bias'][None]
+    np.testing.assert_allclose(short.apply(variables, text)[0], want, 1e-5)
+  for train in (False, True):
+    want, stats = short.apply(variables, text, train=train, mask=mask)
+    assert len(set(np.asarray(want).ravel().tolist())) == want.size
+    for side in sides:
+      longer = create('text', (7,), 3, **options)
+      padded = np.pad(text, ((0, 0), side))
+      got = longer.apply(variables, padded, train=train, mask=mask)
+      jax.tree.map(
+          lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6),
+          got, (want, stats),
+      )  # fmt: skip
+  empty, _ = short.apply(variables, np.zeros((1, 4), np.int32))
+  np.testing.assert_array_equal(empty[0], variables.params['head']['bias'])
+
+
+def test_without_padding_every_id_is_a_token():
+  model = create('text', (2,), 2, vocabulary=4, padding=-1)
+  variables = model.init(jax.random.key(0))
+  one, two = model.apply(variables, np.array([[3, 0], [3, 3]]))[0]
+  assert np.abs(one - two).max() > 1e-3
+  with pytest.raises(ValueError, match='padding'):
+    create('text', (2,), 2, vocabulary=4, padding=4)

@@ -207,6 +207,33 @@ def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
   assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ('workdir', 'message'),
+    [
+        ('gs://bucket/run', 'cloud folders are not supported; mount it'),
+        ('there', 'there is a file, not a folder'),
+    ],
+)
+def test_a_dry_run_refuses_the_workdir_that_a_run_refuses(
+    workdir, message, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'there').touch()
+  said = []
+  for more in ([], ['--dry_run']):
+    try:
+      done = programs.call(
+          'train', ['--config=fedavg:quick', f'--workdir={workdir}', *more]
+      )
+    finally:
+      for name in ('workdir', 'dry_run'):  # Flags outlive a test.
+        flags.FLAGS[name].unparse()
+    assert done.code == 2 and not done.out
+    said.append(done.err)
+  assert message in said[0] and said[0] == said[1]
+  assert [path.name for path in tmp_path.iterdir()] == ['there']
+
+
 def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
   write_raw(tmp_path / 'fashion_mnist', 60, 20)
   entries = dict(

@@ -33,6 +33,26 @@ def test_a_grid_has_a_row_for_each_combination():
   assert find('local.drop_last=true').config('drop_last=True').local.drop_last
 
 
+def test_every_row_of_a_table_gets_the_same_search():
+  found = table_files.find_table('fedin_v2_table4', 'quick')
+  text = 'local.learning_rate=1e-3,1e-2'
+  table = grid.of_table(found, text, None, 0).table
+  assert len(table.columns) == 2 * len(found.table.columns)
+  assert table.rows.keys() == found.table.rows.keys() and not table.paper
+  for row in table.rows:
+    first, *_, last = (table.config(row, column) for column in table.columns)
+    rates = first.local.learning_rate, last.local.learning_rate
+    assert rates == (1e-3, 1e-2)
+  one = grid.of_table(table_files.find_table('digits'), text, None, 0)
+  assert one.name == 'grid_digits'
+  assert one.table.axis == (
+      'local.learning_rate',
+      {'learning_rate=0.001': 1e-3, 'learning_rate=0.01': 1e-2},
+  )
+  with pytest.raises(CommandError, match='Unknown config key'):
+    grid.of_table(found, 'algorithm.mu=0,1', None, 0)
+
+
 def test_points_are_drawn_evenly_in_the_logarithm():
   table = find('local.learning_rate=1e-4..1e-2; local.epochs=1,2', 200)
   rates = [c.local.learning_rate for c in table.rows.values()]

@@ -3,7 +3,7 @@
 import ml_collections
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.reporting import table_pictures
+from fedjax_het.reporting import table_costs, table_pictures
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 
@@ -81,6 +81,49 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
   }  # fmt: skip
   assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
+  assert table_pictures.flops_of(found, cells, '') == {}  # Older cells.
+
+
+def test_costs_are_of_a_client():
+  found = table(A=config('fedin'), B=config('private'))
+  costs = dict(
+      client_memory=dict(mlp2=1.5e6, mlp3=3e6),
+      client_flops=dict(mlp2=2e9, mlp3=2e9),
+  )
+  settings = dict(groups=dict(mlp2=2, mlp3=dict(clients=1, model='mlp')))
+  cells = [
+      dict(row='A', last=0.5, bytes_up=3e6, bytes_down=6e6, config=settings,
+           **costs),
+      cell('B', 0.4),
+  ]  # fmt: skip
+  text = table_costs.render(found, cells, '')
+  assert '| A | 50.0 | 1.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
+  assert '| B |' not in text
+  assert table_costs.render(found, cells[1:], '') == ''
+
+
+def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
+  found = table(A=config('fedin'), B=config('private'))
+  curve = dict(rounds=[1], accuracy=[0.5], column='', seed=0)
+  cells = [cell(row, 0.5, **curve) for row in 'AB']
+  text = table_pictures.draw(found, cells, tmp_path)
+  line = 'No picture of memory: 2 of 2 stored cells lack client_memory.'
+  assert line in text and 'bytes.png' in text
+  # One row alone has nothing to be compared with.
+  text = table_pictures.draw(table(A=config('fedin')), cells[:1], tmp_path)
+  assert 'No picture' not in text
+
+
+def test_virtual_times_are_means_over_seeds_of_runs_that_have_a_clock():
+  found = table(A=config('fedin'), B=config('private'))
+  cells = [
+      cell('A', 0.5, accuracy=[0.1, 0.5], virtual_times=[0.0, 2.0]),
+      cell('A', 0.7, accuracy=[0.3, 0.7], virtual_times=[0.0, 4.0]),
+      cell('B', 0.4, accuracy=[0.2, 0.4]),
+  ]
+  curves = table_pictures.times_of(found, cells, '')
+  assert [*curves] == ['A'] and curves['A'][0] == [0.0, 3.0]
+  assert curves['A'][1].tolist() == [[0.1, 0.5], [0.3, 0.7]]
 
 
 def test_accuracy_over_the_axis_of_a_sweep():

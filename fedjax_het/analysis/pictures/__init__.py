@@ -10,6 +10,7 @@ from fedjax_het.analysis.pictures.images import draw_images
 from fedjax_het.analysis.pictures.matrices import draw_heat_maps, draw_matrices
 from fedjax_het.analysis.pictures.partition import draw_partition
 from fedjax_het.analysis.pictures.points import draw_points
+from fedjax_het.analysis.pictures.stacks import draw_stacks
 from fedjax_het.analysis.pictures.style import (
     MEAN_LOOK,
     Look,
@@ -29,6 +30,7 @@ __all__ = [
     'draw_matrices',
     'draw_partition',
     'draw_points',
+    'draw_stacks',
     'draw_strips',
     'draw_trade_off',
     'group_looks',

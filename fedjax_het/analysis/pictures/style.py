@@ -213,8 +213,8 @@ def panels_of(names, *, width=None, height=None, most=3):
   axes = dict(zip(names, grid, strict=False))
   for name, one in axes.items():
     if name:
-      # About 14 characters of a title fit into an inch.
-      lines = textwrap.wrap(name, max(24, int(11 * width)))
+      # About 12 characters of a title fit into an inch; legends take some.
+      lines = textwrap.wrap(name, max(24, int(8 * width)))
       one.set_title('\n'.join(lines), loc='left')
   for one in grid[len(names) :]:
     one.remove()

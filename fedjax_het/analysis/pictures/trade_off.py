@@ -15,21 +15,23 @@ def draw_trade_off(
     *,
     looks: Mapping[str, style.Look] | None = None,
     percent=False,
+    unit='B',
 ):
   """Plots a dot for each method: what it costs, and how good it is.
 
   A grey line joins the methods than which no other is both cheaper and better.
 
   Args:
-    panels: {title: {label: (costs, values)}}, a panel for each title; costs in
-      bytes and values are [S] for S runs: a dot at their means, with +- one
-      sample deviation of the values. Costs [S, G] are those of G groups: the
+    panels: {title: {label: (costs, values)}}, a panel for each title; costs and
+      values are [S] for S runs: a dot at their means, with +- one sample
+      deviation of the values. Costs [S, G] are those of G groups: the
       dot is at the largest, and a line begins at the smallest.
     path: File to write; .png, .pdf or .svg.
     xlabel: What it costs. The axis is logarithmic if costs differ tenfold.
     ylabel: Label of the y axis.
     looks: {label: look} of all labels; None for looks in the order of labels.
     percent: Whether to print values in [0, 1] as percentages.
+    unit: Of the costs.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -72,7 +74,7 @@ def draw_trade_off(
       if percent:
         style.percents(axes.yaxis)
     for axes in axes_of.values():  # When all dots are there: axes are shared.
-      _scale(axes, costs)
+      _scale(axes, costs, unit)
     style.name_axes([*axes_of.values()], xlabel=xlabel, ylabel=ylabel)
     style.add_legend(figure, looks, panels, lines=False)
     return style.save(figure, path)
@@ -91,7 +93,7 @@ def _far(costs) -> bool:
   return len(some) > 0 and max(some) > 10 * min(some)
 
 
-def _scale(axes, costs):
+def _scale(axes, costs, unit):
   """A logarithmic axis for costs that differ much, with a place for zero."""
   matplotlib = style.import_matplotlib()
   far = _far(costs)
@@ -114,7 +116,7 @@ def _scale(axes, costs):
     ticks = [0, *10 ** np.arange(low, high)]
     axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(ticks))
   axes.xaxis.set_major_formatter(
-      matplotlib.ticker.EngFormatter('B', places=0 if far else None)
+      matplotlib.ticker.EngFormatter(unit, places=0 if far else None)
   )
 
 

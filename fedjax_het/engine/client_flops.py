@@ -1,0 +1,79 @@
+"""Floating-point operations of one client's visit, counted without running it.
+
+Counted as `fedjax_het.models.flops` says: matrix products and convolutions in
+the traced program of a visit, forward and backward passes, as often as its
+loops run for the client's number of examples. A partial batch counts as a whole
+one.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.data.federated import FederatedData
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Group,
+  Visit,
+)
+from fedjax_het.kernels.lowering import conv_lowering
+from fedjax_het.models.flops import program_flops
+
+
+def client_flops(
+    algorithm: FederatedAlgorithm, federation: Federation, data: FederatedData
+) -> dict[str, float] | None:
+  """Operations of a visit, the mean over the clients of each group.
+
+  Where a client draws what it trains, such as its width, the most expensive
+  draw counts.
+
+  Args:
+    algorithm: The algorithm.
+    federation: The federation.
+    data: The federated data.
+
+  Returns:
+    {group: operations}; nothing is compiled. None where a loop's length follows
+    from what is learned.
+  """
+  try:
+    return {
+        group.name: _mean_flops(algorithm, group, data)
+        for group in federation.groups
+    }
+  except ValueError:
+    return None
+
+
+def _mean_flops(
+    algorithm: FederatedAlgorithm, group: Group, data: FederatedData
+) -> float:
+  key, client_id = jax.random.key(0), jnp.int32(group.client_ids[0])
+  number = jnp.int32(0)
+  server = jax.eval_shape(algorithm.init, key)
+  client = jax.eval_shape(
+      lambda key: algorithm.init_client(group, client_id, key), key
+  )
+
+  def visit(server, client, key, round_num, turn, size):
+    # What is an argument is unknown, but for the size.
+    here = Visit(client_id, round_num, key, turn)
+    return algorithm.client_update(
+        group,
+        client,
+        algorithm.downlink(server, group, here),
+        data.client(client_id).replace(size=size),
+        here,
+    )
+
+  with conv_lowering('native'):
+    program = jax.make_jaxpr(visit)(
+        server, client, key, number, number, number
+    )
+  sizes = [int(data.sizes[one]) for one in group.client_ids]
+  counts = {
+      size: program_flops(program, {len(program.in_avals) - 1: size})
+      for size in set(sizes)
+  }
+  return sum(counts[size] for size in sizes) / len(sizes)

@@ -1,0 +1,71 @@
+"""What a client of each method sends, holds and computes, as a table."""
+
+import numpy as np
+
+from fedjax_het.reporting import tables
+from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.table_cells import Cells, cells_of
+
+_NOTE = (
+    'Sent and received: MB (10^6 bytes) of a client in the whole run, the mean '
+    'over clients and seeds. Peak memory: of a visit, MB, counted from the '
+    'traced program (activations, gradients, optimiser, messages and state; '
+    'not the data set). Operations: GFLOP of the matrix products and '
+    'convolutions of a visit, a mean over the clients of a group. Both of the '
+    'smallest and the largest group.'
+)
+
+
+def render(table: Table, cells: Cells, column: str) -> str:
+  """A column's costs, a line a method.
+
+  Args:
+    table: The table.
+    cells: Its results.
+    column: A column.
+
+  Returns:
+    A section of Markdown; '' where no cell has all costs.
+  """
+  rows = [[
+      'method', 'last round', 'sent, MB', 'received, MB', 'peak memory, MB',
+      'operations of a visit, GFLOP',
+  ]]  # fmt: skip
+  for label in table.rows:  # Views are of the same runs.
+    mine = [
+        cell
+        for cell in cells_of(table, cells, label, column)
+        if 'client_flops' in cell
+    ]
+    if mine:
+      number = _clients(mine[0])
+      rows.append([
+          label,
+          tables.spread([cell['last'] for cell in mine]),
+          *(
+              f'{np.mean([cell[name] for cell in mine]) / number / 1e6:.2f}'
+              for name in ('bytes_up', 'bytes_down')
+          ),
+          _ends([cell['client_memory'] for cell in mine], 1e6),
+          _ends([cell['client_flops'] for cell in mine], 1e9),
+      ])
+  if len(rows) == 1:
+    return ''
+  level = '###' if column else '##'
+  shown = tables.as_markdown(rows)
+  return f'{level} Costs of a client\n\n{shown}\n\n{_NOTE}\n\n'
+
+
+def _clients(cell) -> int:
+  """How many clients the groups of a cell's config have."""
+  entries = cell['config']['groups'].values()
+  return sum(e['clients'] if isinstance(e, dict) else e for e in entries)
+
+
+def _ends(costs, unit: float) -> str:
+  """The costs of the cheapest and the most expensive group."""
+  groups = [np.mean([cost[name] for cost in costs]) for name in costs[0]]
+  low, high = min(groups) / unit, max(groups) / unit
+  if len(groups) == 1 or f'{low:.2f}' == f'{high:.2f}':
+    return f'{high:.2f}'
+  return f'{low:.2f} to {high:.2f}'
