@@ -103,7 +103,7 @@ def _config(text: str, folder: str):
 
 
 def _write_images(path: str, number: int) -> None:
-  """Writes random images of ten classes, as many for testing as a batch."""
+  """Writes random images of ten classes, a thousand of them for testing."""
   random = np.random.default_rng(0)
   parts = {}
   for part, size in (('train', number), ('test', 1000)):
