@@ -24,9 +24,9 @@ _LARGE_PRODUCT = 1 << 21
 # Up to these input and output channels, forward passes on large enough maps
 # use 'strips' (the stem).
 _THIN = (4, 16)
-# Up to these input channels, gradients of the kernel use 'strips': for small
-# and for large slices.
-_THIN_IN, _THIN_IN_LARGE = 16, 6
+# Up to these input channels, gradients of the kernel use 'strips'. Alone they
+# are faster for up to 16, but 'gemm' shares its slices with the forward pass.
+_THIN_IN = 6
 # With fewer bytes of concatenated slices nothing is gained by them.
 _LEAST_STRIPS = 900 << 10
 # With strides, forward passes with fewer input channels are native.
@@ -171,6 +171,7 @@ def _choose_for_xla(patches_shape, unit, dtype, channels, padding_share):
   shared_taps = unit and patches_shape[3] > num_in
   strips = shared_taps and wide_map and size >= _LEAST_STRIPS
   stem = strips and num_in <= _THIN[0] and num_out <= _THIN[1]
+  thin = strips and num_in <= _THIN_IN
   if size <= LARGE_BYTES or itemsize < 4 or not wide_map:
     pixels, wide = math.prod(patches_shape[:3]), patches_shape[3] >= _WIDE
     large = pixels * num_in * num_out >= _LARGE_PRODUCT
@@ -179,11 +180,10 @@ def _choose_for_xla(patches_shape, unit, dtype, channels, padding_share):
     return Lowering(
         'strips' if stem else 'gemm',
         'gemm',
-        'strips' if strips and num_in <= _THIN_IN else 'gemm',
+        'strips' if thin else 'gemm',
     )
   if unit:
-    few = strips and num_in <= _THIN_IN_LARGE
     return Lowering(
-        'strips' if stem else 'native', 'native', 'strips' if few else 'rows'
+        'strips' if stem else 'native', 'native', 'strips' if thin else 'rows'
     )
   return Lowering('native' if num_in < _MANY else 'gemm', 'gemm', 'gemm')
