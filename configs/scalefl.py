@@ -56,7 +56,7 @@ def get_config(arg=''):
   `v2` there are five levels, each for a fifth of the clients.
 
   Measured without variants, seed 0, one thread: mean accuracy of the levels
-  87.2 %, of the full net 85.9 %, after 20 rounds.
+  87.2 %, of the clients 86.3 %, of the full net 85.9 %, after 20 rounds.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.

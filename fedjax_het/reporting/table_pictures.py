@@ -55,7 +55,14 @@ def draw(
               panels, path, 'Mean test accuracy', xlabel='Virtual time, s',
               **shared,
           ),
-          _panels(table, cells, splits, times_of),
+          # A single method with a clock is compared with nothing.
+          {
+              title: curves
+              for title, curves in _panels(
+                  table, cells, splits, times_of
+              ).items()
+              if len(curves) > 1
+          },
       ),
       (
           'models', 'Accuracy of every model',
