@@ -53,6 +53,7 @@ def trains(monkeypatch):
 def test_every_driver_reports_them(changes, losses, trains, tmp_path):
   trains()
   config = tiny_config('private', num_rounds=2, **changes)
+  config.groups.large.depth = 2  # One shape: less to compile.
   rows = experiment.run(config, tmp_path / 'w').rows
   train = [row for row in rows if row['split'] == 'train']
   assert [row['server'] for row in train] == [
@@ -70,6 +71,7 @@ def test_rows_of_other_methods_have_no_such_entry(tmp_path):
 def test_nan_in_the_servers_training_ends_the_run(trains, tmp_path):
   trains(broken=2)
   config = tiny_config('private', nonfinite='raise')
+  config.groups.large.depth = 2
   expected = "^Round 3: the server's update holds NaN or infinity. Lower the"
   with pytest.raises(FloatingPointError, match=expected):
     experiment.run(config, tmp_path / 'w')
@@ -78,6 +80,7 @@ def test_nan_in_the_servers_training_ends_the_run(trains, tmp_path):
 def test_or_is_dropped_with_a_warning(trains, tmp_path, caplog):
   trains(broken=2)
   config = tiny_config('private', nonfinite='drop')
+  config.groups.large.depth = 2
   with caplog.at_level(logging.WARNING):
     result = experiment.run(config, tmp_path / 'w')
   assert result.finished and float(result.state.server) == 3

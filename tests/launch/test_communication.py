@@ -1,8 +1,6 @@
 """The communication command: FedHe's Tables III and IV, number by number."""
 
 import pathlib
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -76,17 +74,11 @@ def test_reduced_rates_are_the_papers(tables, title):
 
 
 def test_the_command_prints_both_tables():
-  done = subprocess.run(
-      [sys.executable, '-m', 'launch.communication', '--num_public=5000'],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-      timeout=120,
-  )
-  assert done.returncode == 0, done.stderr
-  assert 'Table III, MNIST: ' in done.stdout
-  assert 'Table IV, CIFAR-10: ' in done.stdout
-  assert '| FedMD, logits and images | 50,003 | 3,970,001 |' in done.stdout
+  done = forks.run('communication', ['--num_public=5000'], ROOT)
+  assert done.code == 0, done.err
+  assert 'Table III, MNIST: ' in done.out
+  assert 'Table IV, CIFAR-10: ' in done.out
+  assert '| FedMD, logits and images | 50,003 | 3,970,001 |' in done.out
 
 
 def test_mistakes_take_one_line():

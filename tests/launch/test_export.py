@@ -1,9 +1,12 @@
 """The command that writes the trained models of a run."""
 
-import subprocess
-import sys
+import pathlib
 
 import pytest
+
+from tests.fuzz import forks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -14,7 +17,6 @@ import pytest
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_one_line(arguments, message):
-  command = [sys.executable, '-m', 'launch.export', *arguments]
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 2 and message in done.stderr, done.stderr
-  assert done.stderr.count('\n') == 1
+  done = forks.run('export', arguments, ROOT)
+  assert done.code == 2 and message in done.err, done.err
+  assert done.err.count('\n') == 1

@@ -1,18 +1,13 @@
 """The memory planner's command: tables, schedules, refusals."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from configs import common
 from launch import plan_memory
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.fuzz import forks
 
 
 def lines(config, *args, **kwargs):
@@ -128,22 +123,15 @@ def test_table_1_beside_the_papers_figures():
 @pytest.mark.slow
 def test_the_command(tmp_path):
   def command(*args):
-    return subprocess.run(
-        [sys.executable, '-m', 'launch.plan_memory', *args],
-        cwd=tmp_path,
-        env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forks.run('plan_memory', args, tmp_path)
 
   config = '--config=configs/fedepth.py:fedepth'
   done = command(config, '--nomeasure', '--budget_mb=500')
-  assert done.returncode == 0, done.stderr
-  assert '1: stem to stage3_block2' in done.stdout
-  assert 'plan paper' in done.stdout
+  assert done.code == 0, done.err
+  assert '1: stem to stage3_block2' in done.out
+  assert 'plan paper' in done.out
   done = command('--paper_table', '--nomeasure')
-  assert 'Table 1, PreResNet-20, 32x32x3' in done.stdout
+  assert 'Table 1, PreResNet-20, 32x32x3' in done.out
   for args, message in (
       ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1.00 MB '),
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: budget must be a '),
@@ -154,5 +142,5 @@ def test_the_command(tmp_path):
       ),
   ):
     done = command(*args)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message) and done.stderr.count('\n') == 1
+    assert done.code == 2
+    assert done.err.startswith(message) and done.err.count('\n') == 1

@@ -55,7 +55,7 @@ def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
   assert result['column'] == 'fashion_mnist IID' and result['seed'] == 4
   assert result['config']['partition'] == dict(name='iid', seed=4)
   # The report is the same table, with gaps; tiny runs have no paper's number.
-  report = launch('report', *table, cwd=tmp_path)
+  report = fork('report', *table, cwd=tmp_path)
   assert report.returncode == 0, report.stderr
   assert report.stdout in done.stdout
   assert report.stdout.startswith("FedIN v2, Table 1 (scale 'quick')\n")
@@ -65,7 +65,7 @@ def test_a_cell_of_a_papers_table_without_any_data(tmp_path):
 
 
 def test_commands_refuse_in_one_line(tmp_path):
-  done = launch('sweep', '--table=fedin_v2_table1', cwd=tmp_path)
+  done = fork('sweep', '--table=fedin_v2_table1', cwd=tmp_path)
   assert 'needs data_dir' in refused(done)
   done = fork('report', '--table=fashion_mnist', 'runs/x', cwd=tmp_path)
   assert refused(done) == (

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from launch import terminal, train
+from tests.fuzz import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = '--config=configs/fedavg.py:quick'
@@ -35,6 +36,11 @@ def launch(*args, cwd, module='train'):
       text=True,
       check=False,
   )
+
+
+def fork(*args, cwd, module='train'):
+  """The same in a forked process, which has imported JAX already."""
+  return subprocess.CompletedProcess(args, *forks.run(module, args, cwd))
 
 
 def refused(capsys, *args):
@@ -215,7 +221,7 @@ def test_folders_are_checked_before_anything_is_written(tmp_path):
 
 
 def test_a_config_that_does_not_fit_ends_before_training(tmp_path):
-  done = launch(
+  done = fork(
       QUICK, '--config.local.batch_size=500', '--workdir=w', cwd=tmp_path
   )
   assert done.returncode == 2
@@ -243,21 +249,21 @@ def test_runs_from_anywhere_and_ends_with_a_table(tmp_path):
   ]  # fmt: skip
   assert lines[-1] == f'Report: runs/{workdir.name}/report.md'
   # The same run again finds it finished.
-  again = launch(QUICK, f'--workdir={workdir}', cwd=tmp_path)
+  again = fork(QUICK, f'--workdir={workdir}', cwd=tmp_path)
   assert again.returncode == 0 and 'Compiling' not in again.stderr
   assert again.stdout.splitlines()[1:-1] == lines[1:-1]
   # Another config does not get the workdir.
-  other = launch(QUICK, '--config.seed=1', f'--workdir={workdir}', cwd=tmp_path)
+  other = fork(QUICK, '--config.seed=1', f'--workdir={workdir}', cwd=tmp_path)
   assert other.returncode == 2
   assert 'seed is 0 there and 1 here' in other.stderr
   # And the report can be renewed.
   (workdir / 'report.md').unlink()
-  report = launch(workdir, cwd=tmp_path, module='report')
+  report = fork(workdir, cwd=tmp_path, module='report')
   assert report.returncode == 0
   assert (workdir / 'report.md').exists()
-  both = launch(workdir, workdir, '--out=both', cwd=tmp_path, module='report')
+  both = fork(workdir, workdir, '--out=both', cwd=tmp_path, module='report')
   assert both.returncode == 0 and (tmp_path / 'both/comparison.md').exists()
-  none = launch(tmp_path, cwd=tmp_path, module='report')
+  none = fork(tmp_path, cwd=tmp_path, module='report')
   assert none.returncode == 2
   assert none.stderr.startswith('Error: ') and none.stderr.count('\n') == 1
 

@@ -23,7 +23,7 @@ SMALL = {
     'fedin_e': ((8, 8, 1), {'width': 1 / 32}),
     'fedhe_cnn5': ((12, 12, 1), {'width': 1 / 32, 'dropout': 0.0}),
     'simple_cnn': ((16, 16, 1), {'norm': 'batch'}),
-    'vit_t16': ((8, 8, 1), {'width': 1 / 3}),
+    'mini_vit4': ((8, 8, 1), {}),
     'mlp': ((8, 8, 1), {'norm': 'batch', 'hidden': 8}),
 }
 
