@@ -44,38 +44,65 @@ def _become(name: str, args: Sequence[str], cwd: str, streams: str) -> None:
   runpy.run_module(f'launch.{name}', run_name='__main__')
 
 
-def run(
-    name: str, args: Sequence[str], cwd: pathlib.Path, seconds: float = 600.0
-) -> Ended:
-  """Runs a program of `launch` and waits for its end.
+class Begun:
+  """A program of `launch` that runs.
 
   Args:
     name: The program.
     args: Its arguments.
     cwd: Where it runs.
-    seconds: Seconds after which it is killed.
-
-  Returns:
-    How it ended.
+    **settings: Entries of `jax.config` there.
   """
-  with tempfile.TemporaryDirectory() as streams:
-    process = start(_become, name, [*map(str, args)], str(cwd), streams)
-    process.join(seconds)
-    code = process.exitcode
+
+  def __init__(
+      self, name: str, args: Sequence[str], cwd: pathlib.Path, **settings
+  ):
+    self._streams = tempfile.TemporaryDirectory()
+    self._process = context().Process(
+        target=_on_the_cpu,
+        args=(_become, name, [*map(str, args)], str(cwd), self._streams.name),
+        kwargs=settings,
+    )
+    self._process.start()
+
+  def poll(self) -> int | None:
+    """Its exit status, None while it runs."""
+    return self._process.exitcode
+
+  def send_signal(self, number: int) -> None:
+    """Sends a signal."""
+    os.kill(self._process.pid, number)
+
+  def end(self, seconds: float = 600.0) -> Ended:
+    """Waits for its end; after so many seconds it is killed."""
+    self._process.join(seconds)
+    code = self.poll()
     if code is None:
-      process.kill()
-      process.join()
+      self._process.kill()
+      self._process.join()
     out, err = (
-        pathlib.Path(streams, stream).read_text(errors='backslashreplace')
+        pathlib.Path(self._streams.name, stream).read_text(
+            errors='backslashreplace'
+        )
         for stream in ('out', 'err')
     )
-  return Ended(code, out, err)
+    self._streams.cleanup()
+    return Ended(code, out, err)
 
 
-def _on_the_cpu(fn: Callable[..., Any], *args) -> None:
+def run(
+    name: str, args: Sequence[str], cwd: pathlib.Path, seconds: float = 600.0
+) -> Ended:
+  """Runs a program of `launch` and waits for its end; see `Begun`."""
+  return Begun(name, args, cwd).end(seconds)
+
+
+def _on_the_cpu(fn: Callable[..., Any], *args, **settings) -> None:
   import jax
 
   jax.config.update('jax_platforms', 'cpu')
+  for name, value in settings.items():
+    jax.config.update(name, value)
   fn(*args)
 
 

@@ -6,45 +6,32 @@ import pathlib
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
 from launch import train
+from tests.fuzz import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = ('--config=tests/launch/tiny_config.py',)
 
 
-def environment(devices):
-  return dict(
-      os.environ,
-      JAX_PLATFORMS='cpu',
-      JAX_NUM_CPU_DEVICES=str(devices),
-      PYTHONPATH=str(ROOT),
-  )
+SETTINGS = dict(jax_persistent_cache_min_compile_time_secs=0.0)
 
 
 @pytest.fixture(scope='module', autouse=True)
 def _programs(tmp_path_factory):
   """All runs share one cache: most of their time they would compile."""
+  folder = tmp_path_factory.mktemp('programs')
   with pytest.MonkeyPatch.context() as patch:
-    folder = tmp_path_factory.mktemp('programs')
-    patch.setenv('JAX_COMPILATION_CACHE_DIR', str(folder))
-    patch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+    patch.setitem(SETTINGS, 'jax_compilation_cache_dir', str(folder))
     yield
 
 
 def begin(*args, devices=1, cwd=ROOT):
-  return subprocess.Popen(
-      [sys.executable, '-m', 'launch.train', *map(str, args)],
-      cwd=cwd,
-      env=environment(devices),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
+  return forks.Begun(
+      'train', args, cwd, jax_num_cpu_devices=devices, **SETTINGS
   )
 
 
@@ -68,12 +55,7 @@ def begin_two(*args, cwds=(ROOT, ROOT), more=((), ())):
 
 def end(processes, timeout=240):
   """[(exit code, stdout, stderr)]."""
-  try:
-    outputs = [p.communicate(timeout=timeout) for p in processes]
-  finally:
-    for process in processes:
-      process.kill()
-  return [(p.returncode, *out) for p, out in zip(processes, outputs)]
+  return [process.end(timeout) for process in processes]
 
 
 def rows_of(workdir):

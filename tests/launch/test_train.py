@@ -300,28 +300,20 @@ def wait_for(workdir, size, process):
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_exactly(tmp_path):
-  whole = launch(*LONG, f'--workdir={tmp_path / "whole"}', cwd=ROOT)
+  whole = fork(*LONG, f'--workdir={tmp_path / "whole"}', cwd=ROOT)
   assert whole.returncode == 0, whole.stderr
   workdir = tmp_path / 'killed'
-  args = command(*LONG, f'--workdir={workdir}')
+  args = (*LONG, f'--workdir={workdir}')
   # Moments after the first new line: amid rounds, lines and checkpoints.
   for delay in (0.0, 0.21, 0.37, 0.5):
     path = workdir / 'metrics.jsonl'
     size = path.stat().st_size if path.exists() else 0
-    process = subprocess.Popen(
-        args,
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = forks.Begun('train', args, ROOT)
     wait_for(workdir, size, process)
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-  last = subprocess.run(
-      args, cwd=ROOT, env=environment(), capture_output=True, check=False
-  )
+    process.end()
+  last = fork(*args, cwd=ROOT)
   assert last.returncode == 0, last.stderr
   assert rows_of(workdir) == rows_of(tmp_path / 'whole')
 
