@@ -97,6 +97,7 @@ def test_the_pieces_learn_digits():
     assert scores.accuracy[0] > 0.4  # Ten classes; about 0.65 in five rounds.
 
 
+@pytest.mark.slow
 def test_fedmedian_learns_digits(fedmedian, tmp_path):
   config = execute(examples(FEDMEDIAN)['config'])['get_config']('quick')
   config.num_rounds = 5

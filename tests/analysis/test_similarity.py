@@ -85,6 +85,7 @@ def test_means_run_over_ordered_pairs():
   np.testing.assert_allclose(got, got.T)
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_and_drawn(tmp_path):
   layers, matrices = command.compare(
       tiny_config('private'), tmp_path / 'run', 100, 2

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import local_step, lowerings, nets
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('not_stored')
 def test_a_step_of_each_backend(monkeypatch, tmp_path, capsys):
   monkeypatch.setitem(nets.NETS, 'mini_resnet6', (4, optax.sgd))

@@ -1,10 +1,12 @@
 """The benchmark's two forms differ in their products alone."""
 
 import optax
+import pytest
 
 from benchmarks import matmul_dtype, nets
 
 
+@pytest.mark.slow
 def test_forms_differ_in_their_products(monkeypatch):
   monkeypatch.setitem(nets.NETS, 'mini_resnet6', (4, optax.sgd))
   monkeypatch.setattr(nets, 'INPUT_SHAPE', (8, 8, 1))

@@ -233,6 +233,7 @@ def test_schedules_of_the_papers_setting_are_the_papers():
     assert config.algorithm.plan == plan
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):
   path = tmp_path / 'w.npz'
   config = load('fedepth').get_config('vit_mini')

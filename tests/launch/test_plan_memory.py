@@ -101,6 +101,7 @@ def test_a_measured_plan_shows_both_estimates_and_keeps_the_budget():
   assert len(rows) > 1
 
 
+@pytest.mark.slow
 def test_table_1_beside_the_papers_figures():
   """The paper's own estimate, to the cent, for depth and width."""
   out = [line.split() for line in plan_memory.paper_table(measure=False)

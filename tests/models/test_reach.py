@@ -121,7 +121,6 @@ def test_gradients_are_those_of_the_whole_and_zero_elsewhere():
     ('fedavg', {}),
     ('fedprox', dict(mu=0.5)),
     ('scaffold', {}),
-    ('fedasync', dict(mu=0.5)),
     ('private', {}),
     ('fedin', {}),
     ('fedin', dict(rule='exact', capture='training')),
