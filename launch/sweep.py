@@ -14,9 +14,8 @@ of one scale alone, in results/<table>.
 Cells that have a result are not run again; one that was interrupted goes on.
 The same command, given twice at a time, shares the work. `--seeds=3` are the
 seeds 0, 1 and 2, `--seeds=0,4` those two, `--seeds=5,` 5 alone. `--render`, or
-`python -m launch.report --table=...`, only renders what is there. `--costs`
-adds what a client holds and computes to results of older versions, which lack
-it. Results that git tracks are changed only where --out names their folder.
+`python -m launch.report --table=...`, only renders what is there. Results that
+git tracks are changed only where --out names their folder.
 
 A search over entries of a config is a table, too: a row for each point.
 
@@ -31,7 +30,6 @@ With a table, each of its rows is searched over the same points, its columns.
 """
 
 from collections.abc import Sequence
-import functools
 import re
 import sys
 
@@ -62,11 +60,6 @@ def define_flags() -> None:
   flags.DEFINE_list('rows', None, 'Rows, instead of all.')
   flags.DEFINE_list('cols', None, 'Columns, instead of all.')
   flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
-  flags.DEFINE_bool(
-      'costs', False,
-      'Add what a client holds and computes to results that lack it; train '
-      'nothing.',
-  )  # fmt: skip
   flags.DEFINE_list(
       'formats', [], 'Besides Markdown and PNG: csv, tex, pdf, svg.'
   )
@@ -103,8 +96,6 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     options = flags.FLAGS
     if searching and not of_table and options.scale is not None:
       raise CommandError('--scale belongs to a results table: --table=NAME.')
-    if options.costs and options.render:
-      raise CommandError('Either --costs or --render.')
     if options.samples is not None and not searching:
       raise CommandError('--samples needs --grid.')
     return rest
@@ -142,17 +133,15 @@ def main(argv: Sequence[str]) -> None:
     part = table_files.choose(
         found.table, options.seeds, options.rows, options.cols
     )
-    overrides, announce = {}, functools.partial(print, flush=True)
-    if options.data_dir is not None:
-      overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
-    if options.costs:
-      sweep.add_costs(part, out, overrides=overrides, announce=announce)
-    elif not options.render:
+    if not options.render:
+      overrides = {}
+      if options.data_dir is not None:
+        overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
       try:
         sweep.run_cells(
             part, out, workdirs,
             overrides=overrides,
-            announce=announce,
+            announce=lambda text: print(text, flush=True),
             progress=Progress,
         )  # fmt: skip
       except FloatingPointError as e:

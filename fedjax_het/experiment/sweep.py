@@ -138,46 +138,6 @@ def run_cells(
   return [_read(job) for job in jobs if job not in todo]
 
 
-def add_costs(
-    table: Table,
-    out: str | os.PathLike,
-    *,
-    overrides: Mapping[str, Any] | None = None,
-    announce: Callable[[str], None] = lambda line: None,
-) -> None:
-  """Adds a client's costs to results of older versions, which lack them.
-
-  They are counted from the programs of this version; nothing is trained.
-
-  Args:
-    table: The table; cells without a result are passed over.
-    out: Folder of the results.
-    overrides: As of `run_cells`.
-    announce: Called with a line of text for each changed cell.
-
-  Raises:
-    ValueError, FileNotFoundError, OSError: As `run_cells`.
-  """
-  for job in _jobs(table, out, out, overrides or {}):
-    if not job.path.exists() or 'client_memory' in (cell := _read(job)):
-      continue
-    costs = dict(_client_costs(job.config), costs_versions=versions())
-    write_atomically(job.path, json.dumps({**cell, **costs}, indent=1))
-    announce(f'{job.name}: ' + ', '.join(
-        f'{group} {peak / 1e6:.1f} MB'
-        for group, peak in costs['client_memory'].items()
-    ))  # fmt: skip
-
-
-def _client_costs(config) -> dict[str, Any]:
-  """What clients of each group hold and compute, as a cell has it."""
-  experiment = build(config)
-  visits = experiment.algorithm, experiment.federation, experiment.data
-  costs = dict(client_memory=client_memory(*visits))
-  flops = client_flops(*visits)
-  return costs if flops is None else dict(costs, client_flops=flops)
-
-
 def _read(job: _Job) -> dict[str, Any]:
   return read_cell(job.path, job.config, job.mean)
 
@@ -297,7 +257,12 @@ def _cell(job: _Job, result) -> dict[str, Any]:
     more['personal'] = personal
   if all('virtual_time' in row for row in tests):
     more['virtual_times'] = [row['virtual_time'] for row in tests]
-  more.update(_client_costs(job.config))
+  experiment = build(job.config)
+  visits = experiment.algorithm, experiment.federation, experiment.data
+  more['client_memory'] = client_memory(*visits)
+  flops = client_flops(*visits)
+  if flops is not None:
+    more['client_flops'] = flops
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models
   }

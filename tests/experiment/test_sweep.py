@@ -405,24 +405,6 @@ def unequal(table, tmp_path, monkeypatch):
   return one, tmp_path
 
 
-def test_costs_are_added_to_results_that_lack_them(unequal):
-  table, out = unequal
-  path = out / 'cells' / 'private-0.json'
-  (cell,) = sweep.run_cells(table, out, out / 'runs')
-  lacking = {k: v for k, v in cell.items() if not k.startswith('client_')}
-  path.write_text(json.dumps(lacking))
-  lines = []
-  sweep.add_costs(table, out, announce=lines.append)
-  (added,) = sweep_table.read_cells(table, out)
-  assert added.pop('costs_versions') == sweep.versions()
-  assert added == cell and len(lines) == 1
-  sweep.add_costs(table, out, announce=lines.append)
-  assert len(lines) == 1
-  path.unlink()  # Nothing is trained.
-  sweep.add_costs(table, out)
-  assert not path.exists()
-
-
 def test_a_cell_holds_the_mean_that_its_table_reports(unequal):
   """Means, the best round and the target's round, all of one mean."""
   table, out = unequal
