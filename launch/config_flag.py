@@ -117,9 +117,20 @@ def with_config(argv: Sequence[str]) -> list[str]:
     paths.append(_ROOT / 'configs' / f'{name}.py')
   path = next((path for path in paths if os.path.isfile(path)), None)
   if path is None:
-    known = ', '.join(f'configs/{name}.py' for name in experiments())
-    raise CommandError(f'No config file {name!r}; there are {known}.')
+    raise CommandError(f'No config file {name!r}{_configs_hint(name)}')
   return [argv[0], f'--config={path}{colon}{variants}', *rest]
+
+
+def _configs_hint(name: str) -> str:
+  """The end of a message on a config that does not exist."""
+  from fedjax_het.names import nearest
+
+  known = experiments()
+  close = nearest(pathlib.Path(name).stem, known)
+  names = ', '.join(f'configs/{name}.py' for name in known)
+  if close is None:
+    return f'; there are {names}.'
+  return f'; did you mean {close!r}? There are {names}.'
 
 
 def check(argv: Sequence[str]) -> list[str]:
@@ -240,21 +251,26 @@ def _check_override(config, override: _Override) -> None:
       ) from None
   if isinstance(section, ml_collections.ConfigDict) and not _is_dict(value):
     raise CommandError(
-        f'{override.key} is a section; set its entries, such as '
-        f'--config.{override.key}.{_example(override.key, section, value)}'
+        f'{override.key} is a section; '
+        f'{_section_hint(override.key, section, value)}'
     )
 
 
-def _example(key: str, section, value: str | None) -> str:
-  """An entry of a section with a value that may be meant."""
+def _section_hint(key: str, section, value: str | None) -> str:
+  """How to set an entry of a section, perhaps to the name that is meant."""
   from fedjax_het.algorithms import ALGORITHMS
   from fedjax_het.data.partition import PARTITIONS
   from fedjax_het.names import nearest
 
   known = dict(algorithm=ALGORITHMS, partition=PARTITIONS).get(key)
-  if known is not None:
-    return f'name={nearest(value, known) or next(iter(known))}'
-  return f'{next(iter(section), "KEY")}=VALUE'
+  close = nearest(value, known or ())
+  if close is not None and close != value:
+    return f'did you mean {close!r}? Set --config.{key}.name={close}'
+  if known is None:
+    entry = f'{next(iter(section), "KEY")}=VALUE'
+  else:
+    entry = f'name={close or next(iter(known))}'
+  return f'set its entries, such as --config.{key}.{entry}'
 
 
 def _is_dict(text: str | None) -> bool:

@@ -14,8 +14,10 @@ of one scale alone, in results/<table>.
 Cells that have a result are not run again; one that was interrupted goes on.
 The same command, given twice at a time, shares the work. `--seeds=3` are the
 seeds 0, 1 and 2, `--seeds=0,4` those two, `--seeds=5,` 5 alone. `--render`, or
-`python -m launch.report --table=...`, only renders what is there. Results that
-git tracks are changed only where --out names their folder.
+`python -m launch.report --table=...`, only renders what is there. `--costs`
+adds the peak memory and operations of a client to stored cells that lack them,
+and renders; it trains nothing. Results that git tracks are changed only where
+--out names their folder.
 
 A search over entries of a config is a table, too: a row for each point.
 
@@ -30,6 +32,7 @@ With a table, each of its rows is searched over the same points, its columns.
 """
 
 from collections.abc import Sequence
+import functools
 import re
 import sys
 
@@ -60,6 +63,10 @@ def define_flags() -> None:
   flags.DEFINE_list('rows', None, 'Rows, instead of all.')
   flags.DEFINE_list('cols', None, 'Columns, instead of all.')
   flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
+  flags.DEFINE_bool(
+      'costs', False,
+      "Add the clients' memory and operations to cells without; run nothing.",
+  )  # fmt: skip
   flags.DEFINE_list(
       'formats', [], 'Besides Markdown and PNG: csv, tex, pdf, svg.'
   )
@@ -118,11 +125,12 @@ def _find():
 def main(argv: Sequence[str]) -> None:
   """Runs and renders the table that the flags describe."""
   del argv
-  from fedjax_het.experiment import Progress, sweep, sweep_table
+  from fedjax_het.experiment import Progress, costs, sweep, sweep_table
   from fedjax_het.reporting import sweep_report, tables
 
   options = flags.FLAGS
   failure = None
+  announce = functools.partial(print, flush=True)
   try:
     tables.check_formats(options.formats)
     found = _find()
@@ -133,15 +141,19 @@ def main(argv: Sequence[str]) -> None:
     part = table_files.choose(
         found.table, options.seeds, options.rows, options.cols
     )
-    if not options.render:
-      overrides = {}
-      if options.data_dir is not None:
-        overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
+    overrides = {}
+    if options.data_dir is not None:
+      overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
+    if options.costs:
+      costs.add_costs(
+          part, out, overrides=overrides, announce=announce
+      )
+    elif not options.render:
       try:
         sweep.run_cells(
             part, out, workdirs,
             overrides=overrides,
-            announce=lambda text: print(text, flush=True),
+            announce=announce,
             progress=Progress,
         )  # fmt: skip
       except FloatingPointError as e:

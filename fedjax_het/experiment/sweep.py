@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het.data import sources
-from fedjax_het.engine.client_flops import client_flops
-from fedjax_het.engine.client_memory import client_memory
 from fedjax_het.experiment import facts as facts_lib
-from fedjax_het.experiment.build import build
 from fedjax_het.experiment.checks import check
+from fedjax_het.experiment.costs import client_costs
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.sweep_table import read_cell, with_seed
@@ -257,12 +255,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
     more['personal'] = personal
   if all('virtual_time' in row for row in tests):
     more['virtual_times'] = [row['virtual_time'] for row in tests]
-  experiment = build(job.config)
-  visits = experiment.algorithm, experiment.federation, experiment.data
-  more['client_memory'] = client_memory(*visits)
-  flops = client_flops(*visits)
-  if flops is not None:
-    more['client_flops'] = flops
+  more.update(client_costs(job.config))
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models
   }

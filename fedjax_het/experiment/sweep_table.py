@@ -43,6 +43,13 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
     FileNotFoundError: If there is none at all.
     ValueError: If a result is damaged, or of another config.
   """
+  return [cell for _, _, cell in stored_cells(table, out)]
+
+
+def stored_cells(
+    table: Table, out: str | os.PathLike
+) -> list[tuple[pathlib.Path, Any, dict[str, Any]]]:
+  """As `read_cells`, each result with its file and its config."""
   files = sorted(pathlib.Path(out, 'cells').glob('*.json'))
   cells = []
   for column in table.columns:
@@ -56,10 +63,9 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
           for path in files
           if (match := pattern.fullmatch(path.stem))
       }
-      cells += [
-          read_cell(path, with_seed(config, seed, {}), table.mean)
-          for seed, path in sorted(seeds.items())
-      ]
+      for seed, path in sorted(seeds.items()):
+        of_seed = with_seed(config, seed, {})
+        cells.append((path, of_seed, read_cell(path, of_seed, table.mean)))
   if not cells:
     raise FileNotFoundError(f'There is no result under {out}/cells yet.')
   return cells

@@ -14,6 +14,10 @@ _NOTE = (
     'convolutions of a visit, a mean over the clients of a group. Both of the '
     'smallest and the largest group.'
 )
+_ADDED = (
+    ' Of {} cells, memory and operations were traced after the run, from the '
+    'program of that day.'
+)
 
 
 def render(table: Table, cells: Cells, column: str) -> str:
@@ -31,12 +35,14 @@ def render(table: Table, cells: Cells, column: str) -> str:
       'method', 'last round', 'sent, MB', 'received, MB', 'peak memory, MB',
       'operations of a visit, GFLOP',
   ]]  # fmt: skip
+  drawn = []
   for label in table.rows:  # Views are of the same runs.
     mine = [
         cell
         for cell in cells_of(table, cells, label, column)
         if 'client_flops' in cell
     ]
+    drawn += mine
     if mine:
       number = _clients(mine[0])
       rows.append([
@@ -53,7 +59,9 @@ def render(table: Table, cells: Cells, column: str) -> str:
     return ''
   level = '###' if column else '##'
   shown = tables.as_markdown(rows)
-  return f'{level} Costs of a client\n\n{shown}\n\n{_NOTE}\n\n'
+  added = sum('costs_added' in cell for cell in drawn)
+  note = _NOTE + (_ADDED.format(added) if added else '')
+  return f'{level} Costs of a client\n\n{shown}\n\n{note}\n\n'
 
 
 def _clients(cell) -> int:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from configs import common, fedavg, private
-from fedjax_het.experiment import sweep, sweep_table
+from fedjax_het.experiment import costs, sweep, sweep_table
 from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
 from fedjax_het.reporting.summary import summarise
@@ -453,3 +453,30 @@ def test_results_that_are_not_there(table, finished, tmp_path):
   stored = (out / 'results' / 'cells' / name).read_text()
   (tmp_path / 'cells' / name).write_text(stored)
   assert sweep_table.read_cells(table, tmp_path) == [cells[2]]
+
+
+def test_costs_are_added_without_training(tmp_path):
+  one = tiny(private)
+  one.groups = dict(mlp=dict(clients=2))
+  one.cohort_size = None
+  table = sweep_table.Table(
+      title='', setting='', rows={'Private': one}, paper={}, seeds=(0,),
+  )  # fmt: skip
+  config = sweep_table.with_seed(table.config('Private', ''), 2, {})
+  old = dict(
+      row='Private', seed=2, last=0.5, best=0.5, best_round=1, reached=None,
+      round_seconds=1.0, hardware='', rounds=[1], accuracy=[0.5],
+      config=json.loads(config.to_json_best_effort()),
+  )  # fmt: skip
+  path = tmp_path / 'cells' / 'private-2.json'
+  path.parent.mkdir()
+  path.write_text(json.dumps(old))
+  lines = []
+  assert costs.add_costs(table, tmp_path, announce=lines.append) == 1
+  assert lines == ['private-2.json: added client_memory and client_flops']
+  (new,) = sweep_table.read_cells(table, tmp_path)
+  assert {name: new[name] for name in old} == old
+  assert new['client_memory'].keys() == {*config.groups}
+  assert min(new['client_memory'].values()) > 1000
+  assert new['costs_added']['entries'] == ['client_memory', 'client_flops']
+  assert costs.add_costs(table, tmp_path) == 0

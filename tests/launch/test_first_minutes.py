@@ -93,13 +93,30 @@ def test_another_method_drops_what_groups_and_servers_had():
 
 
 def test_a_section_is_no_value():
-  assert refused('--config.algorithm=fedinn') == (
+  assert refused('--config.algorithm=fedin') == (
       'algorithm is a section; set its entries, such as '
       '--config.algorithm.name=fedin'
   )
   assert refused('--config.local=3').startswith('local is a section; set its ')
   config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dictionary is.
   assert config.groups
+
+
+def test_a_mistyped_name_is_guessed():
+  assert refused('--config.algorithm=fedinn') == (
+      "algorithm is a section; did you mean 'fedin'? Set "
+      '--config.algorithm.name=fedin'
+  )
+  assert refused('--config.partition=dirichlt') == (
+      "partition is a section; did you mean 'dirichlet'? Set "
+      '--config.partition.name=dirichlet'
+  )
+  for spec in ('fedinn', 'fedinn:quick', 'configs/fedinn.py'):
+    with pytest.raises(terminal.CommandError) as error:
+      config_flag.with_config(['train', f'--config={spec}'])
+    message = str(error.value)
+    assert message.startswith(f'No config file {spec.split(":")[0]!r}; did ')
+    assert "you mean 'fedin'? There are configs/" in message
 
 
 def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
