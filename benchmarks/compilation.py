@@ -81,6 +81,7 @@ def prepare(config) -> None:
   state = driver.init(programs.run_keys(built.config)[0])
   made = programs.compile_programs(built, driver, state)
   jax.block_until_ready(made.evaluate(state))
+  made.memory()  # Waits for the round's compilation.
 
 
 def _config(text: str, folder: str):

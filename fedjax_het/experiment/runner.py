@@ -181,7 +181,14 @@ def run(
       programs = processes.together(
           lambda: compile_programs(experiment, driver, state)
       )
-      facts.update(program_memory=programs.memory, **choose.facts())
+      facts.update(choose.facts())
+
+      def await_rounds():
+        """Waits for the compilation of the rounds, and stores their memory."""
+        facts.update(program_memory=processes.together(programs.memory))
+        if processes.is_first():
+          write_atomically(folder / 'facts.json', json.dumps(facts))
+
       if processes.is_first():
         if experiment.algorithm.facts is not None:
           facts.update(experiment.algorithm.facts())
@@ -195,6 +202,7 @@ def run(
       state = train(
           experiment,
           programs,
+          await_rounds,
           state,
           checkpoints,
           notes,
