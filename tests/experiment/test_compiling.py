@@ -33,6 +33,7 @@ def _config():
   return config
 
 
+@pytest.mark.slow
 def test_the_first_evaluation_does_not_wait(tmp_path, monkeypatch):
   """Nor is it compiled again, and the results are those without a thread."""
 
@@ -82,7 +83,7 @@ def test_an_error_of_the_compilation_ends_the_run(tmp_path, monkeypatch):
       'in_thread',
       lambda lowered: compiling.in_thread(_Lowered(error=error)),
   )
-  with pytest.raises(ValueError, match='^The round cannot be compiled.$'):
+  with pytest.raises(ValueError, match=r'^The round cannot be compiled\.$'):
     experiment.run(_config(), tmp_path / 'w')
   rows = without_seconds(tmp_path / 'w' / 'metrics.jsonl')
   assert [(row['round'], row['split']) for row in rows] == [(0, 'test')]
