@@ -8,7 +8,8 @@ compiled programs, the second with what the first has left there. A process
 builds the experiment, compiles the round and evaluates once; it trains nothing.
 The table has the CPU seconds of the whole process, of the imports and of the
 rest, and for the largest programs the seconds of tracing, of lowering to XLA,
-of compiling and of loading from the folder. These four are wall times: let the
+of compiling and of loading from the folder, then when and in which thread each
+longer compilation or loading began and ended. These are wall times: let the
 machine be idle, or divide by the share of a core that the process gets.
 """
 
@@ -17,6 +18,7 @@ import collections
 import importlib
 import json
 import tempfile
+import threading
 import time
 
 import jax
@@ -44,6 +46,8 @@ _PARTS = {
     'backend_compile_duration': 'compile',
     'cache_retrieval_time_sec': 'load',
 }
+# Compilations of more seconds have a line with their begin and end.
+_LONG = 0.5
 
 
 class Programs:
@@ -53,11 +57,15 @@ class Programs:
     seconds: {program: {part: seconds}}; loading has no program's name in JAX
       and is in 'compile' of its program as well.
     count: Programs that were compiled or loaded.
+    spans: (begin, end, thread, program) of the longer ones of these, in seconds
+      since the start.
   """
 
   def __init__(self):
     self.seconds = collections.defaultdict(collections.Counter)
     self.count = 0
+    self.spans = []
+    self._start = time.perf_counter()
     jax.monitoring.register_event_duration_secs_listener(self._hear)
 
   def _hear(self, event: str, seconds: float, **kwargs) -> None:
@@ -67,7 +75,12 @@ class Programs:
     name = str(kwargs.get('fun_name', 'all programs'))
     name = name.removeprefix('jit(').removesuffix(')')
     self.seconds[name][part] += seconds
-    self.count += part == 'compile'
+    if part == 'compile':
+      self.count += 1
+      end = time.perf_counter() - self._start
+      thread = threading.current_thread().name
+      if seconds > _LONG:
+        self.spans.append((end - seconds, end, thread, name))
 
 
 def prepare(config) -> None:
@@ -81,6 +94,7 @@ def prepare(config) -> None:
   state = driver.init(programs.run_keys(built.config)[0])
   made = programs.compile_programs(built, driver, state)
   jax.block_until_ready(made.evaluate(state))
+  made.memory()  # Waits for the round's compilation.
 
 
 def _config(text: str, folder: str):
@@ -127,6 +141,7 @@ def measure(text: str, cache: str) -> dict[str, object]:
       seconds=time.perf_counter() - begin,
       count=found.count,
       programs=found.seconds,
+      spans=found.spans,
   )
 
 
@@ -143,6 +158,8 @@ def lines(work: str, found: dict[str, dict], most: int = 6) -> list[str]:
     for name, parts in by_size[:most]:
       shares = ', '.join(f'{k} {v:.2f}' for k, v in sorted(parts.items()))
       text.append(f'  {name[:40]:40} {shares}')
+    for begin, end, thread, name in one['spans']:
+      text.append(f'  {begin:7.1f} to {end:7.1f} s, {thread}: {name}')
   return text
 
 

@@ -15,8 +15,6 @@
 
 from collections.abc import Callable
 import itertools
-import logging
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +33,7 @@ from fedjax_het.engine.clock import (
   synchronous_ends,
 )
 from fedjax_het.engine.cohort import sample_cohort
+from fedjax_het.engine.compiling import in_thread, planned_memory
 from fedjax_het.engine.events import lay_out, plan_rounds
 from fedjax_het.engine.local import visit_examples
 from fedjax_het.engine.mapping import Backend
@@ -53,8 +52,6 @@ from fedjax_het.engine.streaming import (
 )
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.engine.visits import message_bytes
-
-_log = logging.getLogger(__name__)
 
 # Cohorts drawn at once, and rounds checked before the first one, to find when
 # synchronous rounds end.
@@ -101,15 +98,17 @@ class Program(NamedTuple):
     run: `(state, done, num) -> (state, collect)`: runs the `num` rounds after
       the first `done` ones. It donates the state and does not wait for the
       device; `collect() -> [RoundReport]` does, and gives one report a round,
-      on the host.
+      on the host. The first call waits for the compilation, and raises its
+      error.
     timeline: `(rounds done) -> {name: number}`, the virtual clock's report of
       the last of them; {} without a clock.
-    memory: Bytes that XLA planned for the program; {} if it does not say.
+    memory: `() -> ` bytes that XLA planned for the program; {} if it does not
+      say. It waits for the compilation, and raises its error.
   """
 
   run: Callable[..., tuple[Any, Collect]]
   timeline: Callable[[int], dict[str, float]]
-  memory: dict[str, int]
+  memory: Callable[[], dict[str, int]]
 
 
 class Driver(NamedTuple):
@@ -119,7 +118,8 @@ class Driver(NamedTuple):
     init: `(key) -> state`, the state before the first round.
     shapes: `() -> state` of `jax.ShapeDtypeStruct`; no array is computed.
     compile: `(state) -> Program`, for states of these shapes; the state is not
-      used up. A ValueError if the devices can never finish a round.
+      used up. The program is traced now and compiled in a thread. A ValueError
+      if the devices can never finish a round.
     warm_up: `(state) -> (state, RoundReport)`, what comes before the first
       round; None for nothing.
     shardings: The state's shardings, a prefix of it; None for the default
@@ -370,7 +370,7 @@ def _plan_events(job: Job, mode: str):
 
 
 def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
-  """Compiles rounds, one or several in a dispatch.
+  """Starts to compile rounds, one or several in a dispatch.
 
   Args:
     job: The run.
@@ -384,7 +384,7 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
   Returns:
     The program.
   """
-  several, memory = job.capacity is not None, {}
+  several, compiling = job.capacity is not None, None
   if several:
     results = where
     if where is not None:
@@ -402,14 +402,11 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
     return job.data, job.key, stacked, jax.device_put(np.int32(num))
 
   if hasattr(run_round, 'lower'):
-    _log.info('Compiling the round program ...')
-    begin = time.perf_counter()
-    run_round = run_round.lower(state, *arguments(0, 1)).compile()
-    _log.info('Compiled in %.1f s.', time.perf_counter() - begin)
-    memory = _planned_memory(run_round)
+    compiling = in_thread(run_round.lower(state, *arguments(0, 1)))
 
   def run(state, done: int, num: int):
-    state, reports = run_round(state, *arguments(done, num))
+    program = run_round if compiling is None else compiling.result()
+    state, reports = program(state, *arguments(done, num))
 
     def collect():
       host = jax.device_get(reports)
@@ -419,6 +416,9 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
 
     return state, collect
 
+  def memory():
+    return {} if compiling is None else planned_memory(compiling.result())
+
   return Program(run, timeline, memory)
 
 
@@ -427,17 +427,3 @@ def _stack(*leaves):
   if isinstance(leaves[0], jax.Array):
     return jnp.broadcast_to(leaves[0], (len(leaves), *leaves[0].shape))
   return jax.device_put(np.stack(leaves))
-
-
-def _planned_memory(compiled) -> dict[str, int]:
-  """Bytes that XLA planned for a compiled program; {} if it does not say."""
-  try:
-    stats = compiled.memory_analysis()
-    return dict(
-        arguments=int(stats.argument_size_in_bytes),
-        outputs=int(stats.output_size_in_bytes),
-        reused=int(stats.alias_size_in_bytes),
-        temporary=int(stats.temp_size_in_bytes),
-    )
-  except (AttributeError, NotImplementedError, TypeError):
-    return {}

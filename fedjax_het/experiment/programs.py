@@ -37,7 +37,8 @@ class Programs(NamedTuple):
     validate: The same on the examples that clients have held out; None if
       there are none.
     warm_up: See `drivers.Driver.warm_up`.
-    memory: See `drivers.Program.memory`.
+    memory: See `drivers.Program.memory`; a ValueError if a round does not fit
+      into memory.
     timeline: See `drivers.Program.timeline`.
   """
 
@@ -45,7 +46,7 @@ class Programs(NamedTuple):
   evaluate: Callable[[Any], Any]
   validate: Callable[[Any], Any] | None
   warm_up: Callable[..., tuple[Any, RoundReport]] | None
-  memory: dict[str, int]
+  memory: Callable[[], dict[str, int]]
   timeline: Callable[[int], dict[str, float]]
 
 
@@ -153,7 +154,10 @@ def rounds_to_run(config, done: int) -> int:
 def compile_programs(
     experiment: Experiment, driver: Driver, state: Any
 ) -> Programs:
-  """Compiles the rounds, and builds the evaluations.
+  """Starts to compile the rounds, and builds the evaluations.
+
+  Meanwhile the state may be evaluated or warmed up, which compiles the programs
+  for that.
 
   Args:
     experiment: The experiment.
@@ -164,16 +168,19 @@ def compile_programs(
     The programs.
 
   Raises:
-    ValueError: If the devices can never finish a round, or a round does not
-      fit into memory.
+    ValueError: If the devices can never finish a round.
   """
   rounds = driver.compile(state)
-  if memory := rounds.memory:
-    more = memory['temporary'] + memory['outputs'] - memory['reused']
-    footprint.refuse_if_too_large(
-        {'groups, chunk and local.batch_size': more},
-        'a round needs, by its compiled program,',
-    )
+
+  def memory():
+    if planned := rounds.memory():
+      more = planned['temporary'] + planned['outputs'] - planned['reused']
+      footprint.refuse_if_too_large(
+          {'groups, chunk and local.batch_size': more},
+          'a round needs, by its compiled program,',
+      )
+    return planned
+
   dataset, held_out = experiment.dataset, experiment.validation
   evaluate = _evaluate_on(
       experiment,
@@ -193,7 +200,7 @@ def compile_programs(
       evaluate,
       validate,
       driver.warm_up,
-      rounds.memory,
+      memory,
       rounds.timeline,
   )
 

@@ -21,6 +21,7 @@ from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.programs import (
+  Programs,
   compile_programs,
   make_driver,
   run_keys,
@@ -181,7 +182,8 @@ def run(
       programs = processes.together(
           lambda: compile_programs(experiment, driver, state)
       )
-      facts.update(program_memory=programs.memory, **choose.facts())
+      stack.callback(_end_compilation, programs)
+      facts.update(choose.facts())
       if processes.is_first():
         if experiment.algorithm.facts is not None:
           facts.update(experiment.algorithm.facts())
@@ -195,6 +197,7 @@ def run(
       state = train(
           experiment,
           programs,
+          lambda: _await_rounds(programs, folder, facts),
           state,
           checkpoints,
           notes,
@@ -223,6 +226,19 @@ def run(
     if todo:
       follow.end(result)
   return result
+
+
+def _await_rounds(programs: Programs, folder: pathlib.Path, facts) -> None:
+  """Waits for the rounds' compilation, and adds their memory to the facts."""
+  facts.update(program_memory=processes.together(programs.memory))
+  if processes.is_first():
+    write_atomically(folder / 'facts.json', json.dumps(facts))
+
+
+def _end_compilation(programs: Programs) -> None:
+  """Waits for it after an early end, whose error is the one to be raised."""
+  with contextlib.suppress(Exception):
+    programs.memory()
 
 
 def _progress(experiment, stack) -> Callable[[metrics.Row], None]:

@@ -88,6 +88,7 @@ class RowReader:
 def train(
     experiment: Experiment,
     programs: Programs,
+    await_rounds: Callable[[], None],
     state: State,
     checkpoints: Checkpoints,
     notes: dict[str, Any],
@@ -105,6 +106,8 @@ def train(
   Args:
     experiment: The experiment.
     programs: Its programs.
+    await_rounds: Called before the first round, after the warm-up and the first
+      evaluation; waits for the rounds' compilation.
     state: The state to go on from.
     checkpoints: Where states are stored.
     notes: What is stored beside them.
@@ -191,6 +194,7 @@ def train(
     test(0, begin_test(state), state)
     if stop_after_test():
       return state
+  await_rounds()
   begun = None
   while done < config.num_rounds:
     begin = time.perf_counter()

@@ -10,10 +10,14 @@ from benchmarks import compilation
 
 def test_a_table_begins_with_the_largest_program():
   programs = {'small': {'trace': 1.0}, 'round': {'trace': 2.0, 'compile': 3.0}}
-  one = dict(imports=1.0, cpu=6.0, seconds=7.0, count=2, programs=programs)
-  first, *rest = compilation.lines('work', {'empty': one})
+  spans = [(0.5, 2.0, 'compile_0', 'round')]
+  one = dict(
+      imports=1.0, cpu=6.0, seconds=7.0, count=2, programs=programs, spans=spans
+  )
+  first, *rest, span = compilation.lines('work', {'empty': one})
   assert first.startswith('work, empty cache: 6.0 CPU s in 7.0 s')
   assert [line.split()[0] for line in rest] == ['round', 'small']
+  assert span.split() == '0.5 to 2.0 s, compile_0: round'.split()
 
 
 @pytest.mark.slow
