@@ -398,10 +398,12 @@ def unequal(table, tmp_path, monkeypatch):
 
   monkeypatch.setattr(sweep, 'run', run)
   # Costs are traced, which takes longer than all else here.
-  for costs in ('client_memory', 'client_flops'):
-    monkeypatch.setattr(
-        sweep, costs, lambda *visits: dict.fromkeys(config.groups, 1)
-    )
+  each = dict.fromkeys(config.groups, 1)
+  monkeypatch.setattr(
+      sweep,
+      'client_costs',
+      lambda config: dict(client_memory=each, client_flops=each),
+  )
   return one, tmp_path
 
 
