@@ -1,6 +1,7 @@
 """Checks of the arrays that users bring: features, labels and indices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,11 +27,7 @@ def features(values, name: str = 'images') -> np.ndarray:
       hold NaN, infinity or numbers that 32 bits cannot hold.
   """
   array = _array(values, name)
-  kinds = (np.bool_, np.integer, np.floating)
-  if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
-    raise ValueError(
-        f'{name} must be floats, integers or bools, got dtype {array.dtype}.'
-    )
+  check_numbers(array, name)
   if not array.ndim:
     raise ValueError(f'{name} must be [N, ...], got the number {array}.')
   if 0 in array.shape[1:]:
@@ -68,7 +65,15 @@ def labels(
     ValueError: If there are not N of them, a class is out of its range, or a
       number is not finite.
   """
-  array = features(values, name)
+  array = _array(values, name)
+  if array.dtype.kind in 'OSUT':
+    raise ValueError(
+        f'{name} must be numbers, got dtype {array.dtype}; '
+        'np.unique(labels, return_inverse=True)[1] numbers classes from 0 on.'
+    )
+  array = features(array, name)
+  if num_classes is not None:
+    num_classes = _count(num_classes)
   if len(array) != num:
     raise ValueError(
         f'{name} holds {len(array):,} entries for {num:,} examples.'
@@ -77,7 +82,7 @@ def labels(
     if num_classes is not None:
       raise ValueError(
           f'{name} must be integers in 0..{num_classes - 1} for {num_classes} '
-          f'classes, got dtype {array.dtype}.'
+          f'classes, got dtype {array.dtype} and shape {array.shape}.'
       )
     return array.astype(np.float32, copy=False)
   array = _check_range(array, name, np.dtype(np.int32)).astype(np.int32)
@@ -145,6 +150,11 @@ def parts(
     ValueError: If there is no client, a client has no example, or an index is
       wrong.
   """
+  if isinstance(values, Mapping | str) or not hasattr(values, '__len__'):
+    raise ValueError(
+        'parts must be a list of example numbers for each client, such as '
+        f'`partition` returns, got {type(values).__name__}.'
+    )
   if not len(values):
     raise ValueError('A federation needs at least one client, got none.')
   found = [indices(part, num, f'client {k}') for k, part in enumerate(values)]
@@ -156,11 +166,36 @@ def parts(
   return found
 
 
+def _count(num_classes) -> int:
+  try:
+    return operator.index(num_classes)
+  except TypeError:
+    raise ValueError(
+        f'num_classes must be an integer, got {shown(num_classes)}.'
+    ) from None
+
+
 def _array(values, name: str) -> np.ndarray:
   try:
     return np.asarray(values)
-  except ValueError as e:
-    raise ValueError(f'{name} must be one array: {shown(str(e))}.') from e
+  except Exception as e:  # Of a library whose arrays these are.
+    raise ValueError(
+        f'{name} must be one array: {shown(str(e).rstrip("."))}.'
+    ) from e
+
+
+def check_numbers(array, name: str) -> None:
+  """Raises ValueError for anything else than floats, integers or bools.
+
+  Args:
+    array: An array.
+    name: What it is called in the message.
+  """
+  kinds = (np.bool_, np.integer, np.floating)
+  if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+    raise ValueError(
+        f'{name} must be floats, integers or bools, got dtype {array.dtype}.'
+    )
 
 
 def _check_range(array, name: str, narrow: np.dtype) -> np.ndarray:

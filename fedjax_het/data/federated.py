@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import arrays
+from fedjax_het.names import shown
 from fedjax_het.options import at_least, check_type, positive
 
 
@@ -336,8 +337,14 @@ def federate(
   Raises:
     ValueError: If features and labels are not as many, are not numbers, or are
       not finite; if a label is out of its range, there is no client, a client
-      has no example, or an index lies outside the data set.
+      has no example, or an index lies outside the data set; or if `preprocess`
+      is no function.
   """
+  if not callable(preprocess):
+    raise ValueError(
+        'preprocess must be a function, such as make_preprocess(images) '
+        f'returns, got {shown(preprocess)}.'
+    )
   images = arrays.features(images)
   labels = arrays.labels(labels, len(images), num_classes)
   parts = arrays.parts(parts, len(images), allow_empty)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.data import arrays
 from fedjax_het.data.federated import Normalise, check_scale, unchanged
 
 # Examples whose statistics are computed at once.
@@ -137,9 +138,13 @@ def make_preprocess(
     `(features, key or None) -> inputs`; see the module docstring.
 
   Raises:
-    ValueError: If a mean is not finite, or a deviation not above 0.
+    ValueError: If there is no example, features are no numbers, a mean is not
+      finite, or a deviation not above 0.
   """
   features = np.asarray(features)
+  arrays.check_numbers(features, 'features')
+  if not features.size:
+    raise ValueError(f'features are empty, of shape {features.shape}.')
   if mean is None or std is None:
     mean, std = statistics(features)
   if features.dtype == np.uint8:

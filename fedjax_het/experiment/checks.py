@@ -52,6 +52,15 @@ from fedjax_het.renamed import check_renamed
 _RESERVED = ('worst', 'mean')
 
 
+def check_is_config(config) -> None:
+  """Raises ValueError for anything else than a config, such as its name."""
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise ValueError(
+        "The config must be a ConfigDict, such as default_config('fedavg') "
+        f'returns, got {shown(config)}.'
+    )
+
+
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if a config cannot be run; reads no data.
 
@@ -61,6 +70,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     ValueError: In one line that names the entry, its value and what is right.
   """
+  check_is_config(config)
   _check_keys(config, (*FIELDS, *SECTIONS), '')
   for name, field in FIELDS.items():
     check_field(name, config[name], field)

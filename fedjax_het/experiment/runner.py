@@ -19,7 +19,7 @@ from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
-from fedjax_het.experiment.checks import check
+from fedjax_het.experiment.checks import check, check_is_config
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
@@ -119,7 +119,10 @@ def run(
     CallbackError: If a callback raises an error; the checkpoints stay.
     OSError: If the disk is full; the run can be resumed when it is not.
   """
+  check_is_config(config)
   if workdir is not None:
+    if not isinstance(workdir, str | os.PathLike):
+      raise ValueError(f'workdir must be a path, got {workdir!r}.')
     check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
     choose = form_lib.Chooser(config, workdir and pathlib.Path(workdir), stack)

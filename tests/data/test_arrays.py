@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_het as fh
 from fedjax_het.data import arrays
 from fedjax_het.data.federated import Normalise, federate, unchanged
 from fedjax_het.data.preprocess import (
@@ -188,3 +189,52 @@ def test_standardised_features_are_augmented_with_a_key():
   assert standardise(x).tolist() == [[0.0], [1.0]]
   key = jax.random.key(0)
   assert standardise(x, key).tolist() == [[2.5], [3.5]]
+
+
+class _Tracked:
+  """An array of a library that refuses to be one of NumPy's."""
+
+  def __array__(self, dtype=None, copy=None):
+    raise RuntimeError('Use tensor.detach().numpy() instead.')
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (dict(images=_Tracked()), 'images must be one array: .*detach'),
+        (dict(labels=np.array(['cat', 'dog'])), 'np.unique.labels, return_in'),
+        (dict(labels=np.eye(2)), r'dtype float32 and shape \(2, 2\)'),
+        (dict(num_classes='2'), "num_classes must be an integer, got '2'"),
+        (dict(num_classes=2.0), 'num_classes must be an integer, got 2.0'),
+        (dict(parts=2), 'parts must be a list of example numbers .* got int'),
+        (dict(parts=None), 'parts must be .* got NoneType'),
+        (dict(parts={'a': [0], 'b': [1]}), 'parts must be .* got dict'),
+        (dict(preprocess=None), r'preprocess must be .* make_preprocess'),
+    ],
+)
+def test_what_a_notebook_may_hand_over_by_mistake(change, words):
+  given = dict(
+      images=np.ones((2, 3)), labels=np.arange(2), parts=[[0], [1]],
+      num_classes=2,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match=words) as error:
+    fh.federate(**{**given, **change})
+  assert '\n' not in str(error.value)
+
+
+def test_no_preprocess_of_text_or_of_nothing():
+  with pytest.raises(ValueError, match='features must be floats, integers'):
+    fh.make_preprocess(np.array(['a b', 'c']))
+  with pytest.raises(ValueError, match=r'empty, of shape \(0, 3\)'):
+    fh.make_preprocess(np.ones((0, 3)))
+
+
+@pytest.mark.parametrize('config', ['fedavg', None])
+def test_a_run_needs_a_config(config):
+  with pytest.raises(ValueError, match=r"such as default_config\('fedavg'\)"):
+    fh.run(config)
+
+
+def test_a_workdir_is_a_path():
+  with pytest.raises(ValueError, match='workdir must be a path, got 5'):
+    fh.run(fh.default_config('fedavg'), 5)

@@ -398,11 +398,12 @@ def unequal(table, tmp_path, monkeypatch):
 
   monkeypatch.setattr(sweep, 'run', run)
   # Costs are traced, which takes longer than all else here.
-  held = dict.fromkeys(config.groups, 1)
+  each = dict.fromkeys(config.groups, 1)
   monkeypatch.setattr(
-      sweep, 'client_costs',
-      lambda config: dict(client_memory=held, client_flops=held),
-  )  # fmt: skip
+      sweep,
+      'client_costs',
+      lambda config: dict(client_memory=each, client_flops=each),
+  )
   return one, tmp_path
 
 

@@ -55,7 +55,7 @@ def refused(capsys, *args):
 @pytest.mark.parametrize(
     ('args', 'expected'),
     [
-        (['--config=configs/fed.py'], "No config file 'configs/fed.py'; there"),
+        (['--config=configs/fed.py'], "No config file 'configs/fed.py'; did"),
         (
             ['--config=configs/fedin.py:quikc'],
             "Unknown variant 'quikc'; did you mean 'quick'? Known are mnist,",
