@@ -60,10 +60,21 @@ if (
 def pytest_configure(config):
   """Slow tests have the users' generator, but for those that use `philox`.
 
-  XLA does not compile the other for several devices.
+  XLA does not compile the other for several devices. Their files are not sorted
+  by the number of tests: few tests of a file may take minutes.
   """
   if config.option.markexpr == 'not slow':
     jax.config.update('jax_default_prng_impl', _GENERATOR)
+  if config.option.markexpr == 'slow':
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config, items):
+  """Slow tests from the last file: those of whole programs come first."""
+  if config.option.markexpr == 'slow':
+    files = list(dict.fromkeys(item.path for item in items))
+    place = {path: -number for number, path in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def _resident_bytes() -> int:
