@@ -1,6 +1,7 @@
 """The examples of the pages for users run as they stand."""
 
 from fractions import Fraction
+import os
 import subprocess
 import sys
 
@@ -121,7 +122,11 @@ def test_the_commands_run(tmp_path, monkeypatch):
     done = subprocess.run(
         [sys.executable, '-m', 'launch.train', f'--config={config}',
          *(f'--config.{entry}' for entry in entries)],
-        capture_output=True, text=True, env=dict(PYTHONPATH=str(ROOT)),
+        capture_output=True, text=True,
+        env={
+            **os.environ, 'PYTHONPATH': str(ROOT),
+            'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir,
+        },
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert 'Report: ' in done.stdout
