@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from . import terminal
+from . import stored_runs, terminal
 from .stored_runs import open_runs
 from .terminal import CommandError, expanded, fail, folder
 
@@ -93,7 +93,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer('seed', 0, 'Of noise and first pixels.')
   flags.DEFINE_string('lpips', None, 'File of weights, to measure LPIPS.')
-  flags.DEFINE_string('data_dir', None, 'Folder of the data here.')
+  stored_runs.define_flags()
 
 
 def read_target(run, client: int, num_images: int) -> Target:
@@ -350,6 +350,7 @@ def main(argv: Sequence[str]) -> None:
     at_least(1, **{'--num_images': options.num_images})
     integer_between(0, None, **{'--seed': options.seed})
     out = folder('--out', options.out)
+    stored_runs.register()
     setting = {
         name: options[name].value
         for name in ('client', 'num_images', 'steps', 'learning_rate', 'tv',

@@ -7,14 +7,15 @@ A file, or an orbax checkpoint, for each group whose clients share a model, and
 for each client where they have models of their own. The models are those of the
 last checkpoint, or of the best evaluation with --best. The workdir stays as it
 is. To build the models the data set is read; --data_dir or --data_file says
-where it is now, if it has moved.
+where it is now, if it has moved. What the run's config file registers, such as
+a partition, is found if --config names that file.
 """
 
 from collections.abc import Sequence
 
 from absl import flags
 
-from . import terminal
+from . import stored_runs, terminal
 from .terminal import expanded, fail, folder
 
 
@@ -24,7 +25,7 @@ def define_flags() -> None:
   flags.DEFINE_string('out', None, 'Folder for the models; made if missing.')
   flags.DEFINE_string('format', 'msgpack', 'msgpack (of flax) or orbax.')
   flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
-  flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
+  stored_runs.define_flags()
   flags.DEFINE_string('data_file', None, "File of the run's data here.")
 
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str]) -> None:
 
   try:
     out = folder('--out', options.out)
+    stored_runs.register()
     run = load_run(
         expanded(options.workdir, '--workdir'),
         data_dir=options.data_dir,

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 import logging
 from typing import Any, NamedTuple
 
+from absl import flags
+
+from . import python_files
 from .terminal import expanded
 
 
@@ -19,6 +22,26 @@ class Network(NamedTuple):
   label: str
   model: Any
   variables: Any
+
+
+def define_flags() -> None:
+  """Flags of what the files of a run do not hold."""
+  flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
+  flags.DEFINE_string(
+      'config', None,
+      'Config file of the run, if it registers data sets, partitions, methods '
+      'or models.',
+  )  # fmt: skip
+
+
+def register() -> None:
+  """Imports the file of --config, if given, for what it registers.
+
+  Raises:
+    ValueError: If it is no config file.
+  """
+  if (path := flags.FLAGS.config) is not None:
+    python_files.load(expanded(path, '--config'), 'get_config')
 
 
 def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from . import terminal
+from . import stored_runs, terminal
 from .stored_runs import networks, open_runs
 from .terminal import fail, folder
 
@@ -54,7 +54,7 @@ def define_flags() -> None:
   flags.DEFINE_integer('num_clients', 5, 'Groups or clients, at most.')
   flags.DEFINE_float('perplexity', 30.0, 'Neighbours that a point looks at.')
   flags.DEFINE_integer('seed', 0, 'Seed of the embedding.')
-  flags.DEFINE_string('data_dir', None, 'Folder of the data here.')
+  stored_runs.define_flags()
 
 
 def embed_run(
@@ -166,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
     positive(**{'--perplexity': options.perplexity})
     integer_between(0, None, **{'--seed': options.seed})
     out = folder('--out', options.out)
+    stored_runs.register()
     setting = {
         name: options[name].value
         for name in ('stage', 'label', 'num_examples', 'num_clients',

@@ -127,4 +127,5 @@ def server_step(algorithm, server, received, key=None, round_num=0):
   """The server's state after one update."""
   key = jax.random.key(0) if key is None else key
   turn = Turn(jnp.int32(round_num), key)
-  return algorithm.server_update(server, received, turn)[0]
+  update = jax.jit(lambda *args: algorithm.server_update(*args, turn)[0])
+  return update(server, received)

@@ -7,6 +7,7 @@ gathered, normalised and augmented inside the compiled step.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import NamedTuple, Protocol
 
 import flax.struct
@@ -357,11 +358,10 @@ def federate(
   index = np.zeros((len(parts), width), np.int32)
   for row, part in zip(index, parts, strict=True):
     row[: len(part)] = part
+  # `jnp.asarray` would compile a program for each shape.
+  on_device = functools.partial(jax.device_put, may_alias=False)
   return FederatedData(
-      jnp.asarray(images),
-      jnp.asarray(labels),
-      jnp.asarray(index),
-      jnp.asarray(sizes),
+      *on_device((images, labels, index, sizes)),
       preprocess,
-      None if public is None else jnp.asarray(public),
+      None if public is None else on_device(public),
   )

@@ -257,7 +257,15 @@ def _restore(run: Run) -> Trained:
   for name, value in {**_ANY_MACHINE, **run.places}.items():
     with config.ignore_type():
       config[name] = value
-  experiment = build(config)
+  try:
+    experiment = build(config)
+  except ValueError as e:
+    if not str(e).startswith('Unknown '):
+      raise
+    raise ValueError(
+        f'{e} If the config file of {run.workdir} registers it, import that '
+        'file first; commands do so with --config=FILE.'
+    ) from e
   driver = make_driver(experiment)
   folder = run.workdir / ('best' if run.best else 'checkpoints')
   if not folder.is_dir():

@@ -6,6 +6,7 @@ every distillation loss is 0: whatever waits, whatever is stale.
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -24,7 +25,6 @@ NUM_PUBLIC = 9
 SPEEDS = (4.0, 1.0, 2.5)  # Seconds a visit, for the asynchronous clock.
 NUM = len(SPEEDS)
 SIZE = 3
-CLOCKS = ('synchronous', *MODES)
 KEY = jax.random.key(1)
 # Public examples differ, so that the subset of a consensus matters. A client's
 # are all alike: the means by class are then what each example has.
@@ -141,10 +141,12 @@ def models(name, state):
   ]
 
 
-@pytest.mark.parametrize('name', sorted(ALGORITHMS))
-@pytest.mark.parametrize('clock', [
-    pytest.param(clock, marks=() if clock in MODES else pytest.mark.slow)
-    for clock in CLOCKS
+@pytest.mark.parametrize(('clock', 'name'), [
+    *itertools.product(MODES, sorted(ALGORITHMS)),
+    *(
+        pytest.param('synchronous', name, marks=pytest.mark.slow)
+        for name in LOSSES
+    ),
 ])  # fmt: skip
 def test_equal_models_that_do_not_learn_agree(name, clock):
   before, after, reports = run(name, clock)

@@ -11,12 +11,8 @@ import pytest
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms import fedavg
 from fedjax_het.algorithms import fedet as make
-from fedjax_het.algorithms.fedet.ensemble import (
-  Consensus,
-  confidence_weights,
-  find_consensus,
-  teacher_logits,
-)
+from fedjax_het.algorithms.fedet import ensemble
+from fedjax_het.algorithms.fedet.ensemble import Consensus, teacher_logits
 from fedjax_het.algorithms.fedet.server import (
   server_loss,
   with_common_classifier,
@@ -86,6 +82,10 @@ def same(a, b):
 
 # The consensus.
 
+# Compiled once for each shape.
+confidence_weights = jax.jit(ensemble.confidence_weights)
+find_consensus = jax.jit(ensemble.find_consensus)
+
 
 def consensus_of(rows, took_part=None):
   """Of one example, from the logits of each client."""
@@ -124,15 +124,19 @@ def test_three_clients_by_hand():
 
 def loss_of(logits, consensus, lam, mask=None):
   """The server's loss at given outputs of the large model."""
+  mask = np.ones(len(logits), bool) if mask is None else np.array(mask)
+  return _loss(jnp.asarray(logits, jnp.float32), consensus, lam, mask)
+
+
+@jax.jit
+def _loss(logits, consensus, lam, mask):
   class Model:
     @staticmethod
     def apply(variables, x, **kwargs):
       assert kwargs['train']
-      return jnp.asarray(logits, jnp.float32), {}
+      return logits, {}
 
-  num = len(logits)
-  mask = jnp.ones(num, bool) if mask is None else jnp.array(mask)
-  batch = Batch(None, None, mask, jnp.arange(num))
+  batch = Batch(None, None, mask, jnp.arange(len(logits)))
   loss_fn = server_loss(Model, CLASSIFICATION, consensus, lam)
   loss, (_, metrics) = loss_fn(None, batch, None)
   return loss, metrics

@@ -105,12 +105,13 @@ def same(a, b):
 def test_worked_diversity():
   noise = jnp.array([[0.0, 0.0], [1.0, 1.0]])
   z = jnp.array([[0.0], [2.0]])
-  np.testing.assert_allclose(diversity_loss(noise, z), 0.367879, rtol=1e-5)
+  narrow = jax.jit(diversity_loss)(noise, z)
+  np.testing.assert_allclose(narrow, 0.367879, rtol=1e-5)
   # Means over m and d: as many more equal columns change nothing.
-  wide = diversity_loss(jnp.tile(noise, (1, 3)), jnp.tile(z, (1, 5)))
+  wide = jax.jit(diversity_loss)(np.tile(noise, (1, 3)), np.tile(z, (1, 5)))
   np.testing.assert_allclose(wide, 0.367879, rtol=1e-5)
   for equal in (jnp.ones((2, 4)), jnp.ones((1, 4))):
-    value, grad = jax.value_and_grad(diversity_loss, 1)(
+    value, grad = jax.jit(jax.value_and_grad(diversity_loss, 1))(
         noise[: len(equal)], equal
     )
     assert value == 1.0
@@ -431,8 +432,8 @@ def without(received, *names):
 def test_counts_are_of_the_steps(uploads):
   """Two epochs over each client's examples, and one of each class."""
   _, _, received, _ = uploads
-  data = tiny_data(SIZES)
-  for group in received.values():
+  data = jax.device_get(tiny_data(SIZES))
+  for group in jax.device_get(received).values():
     for row, k in enumerate(group.client_id.tolist()):
       labels = data.labels[data.index[k, : SIZES[k]]]
       want = 1 + 2 * np.bincount(labels, minlength=NUM_CLASSES)

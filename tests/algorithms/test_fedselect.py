@@ -40,11 +40,10 @@ def tensor(values, dtype=jnp.float32):
 def grown(mask, change, growth=0.25, limit=0.8):
   """The new mask of one kernel whose entries have changed so much."""
   reference = tensor(np.zeros(np.shape(change)))
-  return np.asarray(
-      grow(tensor(mask, bool), tensor(change), reference, growth, limit)[
-          'block'
-      ]['kernel']
+  new = jax.jit(grow)(
+      tensor(mask, bool), tensor(change), reference, growth, limit
   )
+  return np.asarray(new['block']['kernel'])
 
 
 def test_the_entries_with_the_largest_change_become_personal():
@@ -95,9 +94,9 @@ def test_the_limit_itself_still_grows():
 def test_biases_have_no_mask():
   tree = dict(a=dict(kernel=jnp.ones((3, 4)), bias=jnp.full(4, 9.0)),
               b=dict(scale=jnp.ones(5), bias=jnp.ones(5)))  # fmt: skip
-  nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, bool), tree)
-  zero = jax.tree.map(jnp.zeros_like, tree)
-  got = grow(nothing, tree, zero, 1.0, 0.8)
+  nothing = jax.tree.map(lambda a: np.zeros(a.shape, bool), tree)
+  zero = jax.tree.map(np.zeros_like, tree)
+  got = jax.jit(grow)(nothing, tree, zero, 1.0, 0.8)
   assert np.all(got['a']['kernel']) and np.all(got['b']['scale'])
   assert not np.any(got['a']['bias']) and not np.any(got['b']['bias'])
   bits = packed(got)
@@ -153,15 +152,21 @@ def test_moments_of_one_half_do_not_move_the_other():
 
   tx, params = adamw(0.1), start.params
   states = {True: tx.init(params), False: tx.init(params)}
-  for personal in (True, False, True, False):
-    moves = jax.tree.map(lambda m, p=personal: m == p, mask)
+
+  @jax.jit
+  def step(params, state, personal):
+    moves = jax.tree.map(lambda m: m == personal, mask)
     grads = jax.tree.map(
         lambda m, g: jnp.where(m, g, 0), moves, jax.grad(loss)(params)
     )
-    updates, states[personal] = tx.update(grads, states[personal], params)
+    updates, state = tx.update(grads, state, params)
     params = jax.tree.map(
         lambda m, p, u: jnp.where(m, p + u, p), moves, params, updates
     )
+    return params, state
+
+  for personal in (True, False, True, False):
+    params, states[personal] = step(params, states[personal], personal)
   assert_trees(end.params, params, rtol=1e-4, atol=1e-5)
 
 

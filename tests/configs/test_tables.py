@@ -1,5 +1,6 @@
 """Every results table: each cell, at each scale, is a config that can run."""
 
+import functools
 import pathlib
 
 import pytest
@@ -20,13 +21,22 @@ PAPERS = [
 ]
 
 
-def cells(table):
-  return {
+@functools.cache
+def found(name, scale=None):
+  """A table, made once for all tests."""
+  return find_table(name, scale).table
+
+
+@functools.cache
+def cells(name, scale=None):
+  """{(row, column): config} of the cells that a table has."""
+  table = found(name, scale)
+  configs = {
       (row, column): table.config(row, column)
       for row in table.rows
       for column in table.columns
-      if table.config(row, column) is not None
   }
+  return {key: config for key, config in configs.items() if config is not None}
 
 
 def test_the_tables_of_the_papers_have_all_scales():
@@ -40,8 +50,7 @@ def test_the_tables_of_the_papers_have_all_scales():
 @pytest.mark.parametrize('name', names())
 def test_every_cell_can_be_run(name):
   for scale in SCALES if name in PAPERS else SCALES[:1]:
-    table = find_table(name, scale).table
-    configs = cells(table)
+    table, configs = found(name, scale), cells(name, scale)
     for config in configs.values():
       check(config)
     # No two cells share a file, and nothing is named that is not there.
@@ -58,29 +67,30 @@ def test_every_cell_can_be_run(name):
 
 @pytest.mark.parametrize('name', PAPERS)
 def test_scales_differ_in_size_and_quick_needs_no_data(name):
-  cpu, full, quick = (find_table(name, scale).table for scale in SCALES)
+  cpu, full, quick = (found(name, scale) for scale in SCALES)
+  small, large, least = (cells(name, scale) for scale in SCALES)
   assert cpu.paper == full.paper and not quick.paper
   assert len({cpu.setting, full.setting, quick.setting}) == 3
-  assert cells(cpu).keys() == cells(full).keys() >= cells(quick).keys()
-  for key, config in cells(quick).items():
+  assert small.keys() == large.keys() >= least.keys()
+  for key, config in least.items():
     assert (config.dataset, config.num_rounds) == ('digits', 2)
     assert {group.model for group in config.groups.values()} == {'mlp'}
-    assert cells(cpu)[key].num_rounds < cells(full)[key].num_rounds
-    assert cells(cpu)[key].dataset == cells(full)[key].dataset
+    assert small[key].num_rounds < large[key].num_rounds
+    assert small[key].dataset == large[key].dataset
 
 
 @pytest.mark.parametrize('name', PAPERS)
 def test_quick_cells_fit_the_digits(name):
   """With models, split and batches: what `check` cannot see."""
-  table = find_table(name, 'quick').table
-  for row in table.rows:
-    columns = [column for r, column in cells(table) if r == row]
+  configs = cells(name, 'quick')
+  for row in found(name, 'quick').rows:
+    columns = [column for r, column in configs if r == row]
     for column in {columns[0], columns[-1]}:
-      build(table.config(row, column))
+      build(configs[row, column])
 
 
 def test_fedins_table_1_is_the_papers():
-  table = find_table('fedin_v2_table1', 'full').table
+  table = found('fedin_v2_table1', 'full')
   # Every row has the paper's numbers.
   for row in table.rows:
     assert all(table.target(row, column) for column in table.columns), row
@@ -108,21 +118,21 @@ def test_fedins_table_1_is_the_papers():
 
 
 def test_fedins_other_tables():
-  rest = find_table('fedin_v2_table4', 'full').table
+  rest = found('fedin_v2_table4', 'full')
   for row in rest.rows:
     config = rest.config(row, 'fashion_mnist IID')
     assert config.algorithm.aggregation == 'architecture'
     # Eq. 21; not all methods can weight clients.
     assert config.algorithm.get('weights', 'data') == 'data'
-  same = find_table('fedin_v2_table5a', 'full').table
+  same = found('fedin_v2_table5a', 'full')
   config = same.config('FedIN', 'cifar10 non-IID')
   assert config.groups.to_dict() == dict(resnet18=100)
-  ablations = find_table('fedin_v2_table5b', 'full').table
+  ablations = found('fedin_v2_table5b', 'full')
   assert not ablations.config('FedIN w/o IN', 'cifar10 IID').algorithm[
       'in_training'
   ]
   for scale in ('full', 'cpu'):
-    numbers = find_table('fedin_v2_table6', scale).table
+    numbers = found('fedin_v2_table6', scale)
     config = numbers.config('FedIN', 'non-IID 200 clients')
     assert set(config.groups.to_dict().values()) == {40}
     assert config.cohort_size == 20 and config.partition.alpha == 0.5
@@ -133,16 +143,16 @@ def test_fedins_other_tables():
 
 
 def test_fedins_sweeps_change_one_thing():
-  noise = find_table('fedin_v2_table7', 'full').table
-  first = find_table('fedin_v2_table1', 'full').table
+  noise = found('fedin_v2_table7', 'full')
+  first = found('fedin_v2_table1', 'full')
   row = 'svhn_cropped non-IID'
   for level, other in (('+0.0 sigma', 'FedIN'), ('+0.8 sigma', 'FedIN +Noise')):
     assert noise.config(row, level) == first.config(other, row)
   for column, level in noise.axis[1].items():
     assert noise.config(row, column).algorithm.noise == level
   assert len(noise.columns) == len(noise.axis[1]) == 8
-  sizes = find_table('fedin_v2_fig6c', 'full').table
-  pairs = find_table('fedin_v2_fig6d', 'full').table
+  sizes = found('fedin_v2_fig6c', 'full')
+  pairs = found('fedin_v2_fig6d', 'full')
   assert sizes.config('HeteroFL', 'batch 8').groups.to_dict() == {
       'all': dict(model='resnet152', clients=100)
   }
@@ -156,7 +166,7 @@ def test_fedins_sweeps_change_one_thing():
 
 
 def test_fedins_first_table_gives_each_row_its_own_meaning():
-  table = find_table('fedin_v1_table2', 'full').table
+  table = found('fedin_v1_table2', 'full')
   assert table.labels == [
       'FedIN', 'FedAvg', 'FedAvg (model E)', 'FedAvg (shared parts)',
       'FedGKT-server', 'FedGKT-clients',
@@ -210,7 +220,7 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
 def test_tables_say_which_mean_their_paper_reports():
   """FedIN v1 has ten clients of unequal groups, v2 one client a group."""
   means = {
-      name: find_table(name).table.mean
+      name: found(name).mean
       for name in names()
       if name.startswith('fedin')
   }
@@ -223,15 +233,16 @@ def test_tables_say_which_mean_their_paper_reports():
 @pytest.mark.parametrize('name', names())
 def test_notes_and_means_are_of_rows_and_metrics(name):
   for scale in SCALES if name in PAPERS else SCALES[:1]:
-    table = find_table(name, scale).table
+    table = found(name, scale)
     assert table.mean in ('groups', 'clients')
     assert set(table.notes) <= set(table.labels)
 
 
 def test_fedepths_tables_are_the_papers():
-  table = find_table('fedepth_table2', 'full').table
-  assert len(cells(table)) == 17 * 8 == sum(
-      table.target(*key) is not None for key in cells(table)
+  table = found('fedepth_table2', 'full')
+  keys = cells('fedepth_table2', 'full')
+  assert len(keys) == 17 * 8 == sum(
+      table.target(*key) is not None for key in keys
   )
   config = table.config('m-FeDepth Surplus', 'cifar100 beta 30')
   assert config.dataset == 'cifar100' and config.algorithm.mkd_models == 2
@@ -253,12 +264,12 @@ def test_fedepths_tables_are_the_papers():
     assert table.target(label, 'cifar10 beta 2') == table.target(
         f'{label} masked', 'cifar10 beta 2'
     )
-  small = find_table('fedepth_cifar10').table
+  small = found('fedepth_cifar10')
   for label in ('HeteroFL', 'SplitMix'):
     for split in ('', ' beta(2)'):
       masked = small.config(f'{label} masked{split}', '')
       assert masked.algorithm.mask == 'batch'
-  unequal = find_table('fedepth_table3', 'full').table
+  unequal = found('fedepth_table3', 'full')
   config = unequal.config('SplitMix', 'cifar10 alpha_u 0.3')
   assert config.partition.to_dict() == dict(
       name='dirichlet', seed=0, alpha=0.3, min_size=160
@@ -267,7 +278,7 @@ def test_fedepths_tables_are_the_papers():
 
 
 def test_fedhes_table_has_no_average_of_different_models():
-  table = find_table('fedhe_section5', 'full').table
+  table = found('fedhe_section5', 'full')
   assert table.config('FedAvg', 'mnist heterogeneous') is None
   config = table.config('FedAvg', 'cifar10 homogeneous')
   assert config.groups.to_dict() == dict(fedhe_cnn9=10)
@@ -278,7 +289,7 @@ def test_fedhes_table_has_no_average_of_different_models():
 
 
 def test_rows_of_fedhes_tables_are_the_papers_or_say_otherwise():
-  rows = find_table('fedhe_cifar10').table.rows
+  rows = found('fedhe_cifar10').rows
   options = {name: config.algorithm for name, config in rows.items()}
   assert options['FD'].space == 'prob'  # FD sends probabilities.
   assert options['FD with logits'].space == 'logit'

@@ -54,8 +54,10 @@ def mapped_visit(backend, chunk):
 def test_closed_form(backend, chunk, num_valid):
   states = np.arange(7, dtype=np.float32)
   steps = np.array([3, 0, 2, 5, 1, 4, 2], np.int32)
-  summed, (totals, counts) = mapped_visit(backend, chunk)(
-      jnp.float32(0.5), (jnp.asarray(states), jnp.asarray(steps)), num_valid
+  summed, (totals, counts) = jax.device_get(
+      mapped_visit(backend, chunk)(
+          jnp.float32(0.5), jax.device_put((states, steps)), num_valid
+      )
   )
   want_totals, want_steps = expected(states, steps, num_valid)
   np.testing.assert_allclose(summed['sum'], want_totals.sum(), rtol=1e-6)

@@ -118,9 +118,7 @@ def test_gradients_are_those_of_the_whole_and_zero_elsewhere():
 @pytest.mark.parametrize(
   'name, options',
   [
-    ('fedavg', {}),
     ('fedprox', dict(mu=0.5)),
-    ('scaffold', {}),
     ('private', {}),
     ('fedin', {}),
     ('fedin', dict(rule='exact', capture='training')),
