@@ -113,6 +113,13 @@ def philox():
     yield
 
 
+@pytest.fixture(scope='module')
+def philox_of_a_file():
+  """The same for all tests of a file, and what they share."""
+  with jax.default_prng_impl(_GENERATOR):
+    yield
+
+
 @pytest.fixture
 def not_stored():
   """For programs with oneDNN's calls, which the cache cannot store."""

@@ -23,7 +23,7 @@ def tiny(method, **partition):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _programs():
+def _programs(philox_of_a_file):
   with compiled_once():
     yield
 

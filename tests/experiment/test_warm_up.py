@@ -1,5 +1,6 @@
 """Runs of a method with a warm-up: its row, and that a run resumes exactly."""
 
+import jax
 import pytest
 
 from fedjax_het import experiment
@@ -19,7 +20,7 @@ def config(**changes):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _programs():
+def _programs(philox_of_a_file):
   with compiled_once():
     yield
 
@@ -43,7 +44,8 @@ def test_the_warm_up_is_a_row_of_its_own(whole):
   warm = whole.rows[0]
   # All five clients, though a cohort has four: logits up, and a seed down;
   # with either the number of the subset.
-  up, down = 4 * (20 * 10 + 1), 8 + 4
+  seed = jax.random.key_data(jax.random.key(0)).nbytes
+  up, down = 4 * (20 * 10 + 1), seed + 4
   assert warm['clients'] == 5 and whole.rows[2]['clients'] == 4
   assert warm['bytes_up'] == 5 * up
   assert warm['bytes_down'] == 5 * down
