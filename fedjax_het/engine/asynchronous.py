@@ -9,8 +9,8 @@ program. For each upload, in order:
                                           train, in one batch a group (a wave)
   the upload                              server_update with this uplink alone
 
-A client trains from what it was sent, so it may train at any time between its
-download and its upload; its results count from its upload on.
+A client trains on what it has downloaded, so it may train at any time between
+its download and its upload; its results take effect at the upload.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class Flight(NamedTuple):
 
   Attributes:
     sent: The last downlink of each client.
-    result: What it returned, as `make_training` gives it; its upload may be
-      still to come.
+    result: The result of its training, see `make_training`; its upload may
+      still be pending.
   """
 
   sent: Any
@@ -75,7 +75,7 @@ def init_async_state(
     state: State,
     data: FederatedData,
 ) -> AsyncState:
-  """The state before the first round and the first download.
+  """The initial state, before any download.
 
   Args:
     algorithm: The algorithm.
@@ -119,9 +119,9 @@ def make_async_round(
 ) -> Callable[..., tuple[AsyncState, RoundReport]]:
   """Builds the function that runs one asynchronous round.
 
-  In a client's `Visit`, `round_num` counts its own visits, and the key follows
-  from that number and its id. `Received` has one slot a group: the sender's,
-  and padding in the other groups.
+  In a client's `Visit`, `round_num` counts its own visits, and the key is
+  derived from that number and the client's id. `Received` has one slot for each
+  group, which is padding in all groups but the sender's.
 
   Args:
     algorithm: The algorithm.
@@ -129,14 +129,14 @@ def make_async_round(
     cohort_size: Uploads a round, m.
     backend: How the clients of a wave are mapped: a traceable `Backend`, or the
       name of one. 'vmap' computes whole chunks, even for a small wave. With
-      'shard_map' each device has the whole state, and only the training of a
-      wave is divided.
+      'shard_map' the state is replicated, and only the training of a wave is
+      divided over the devices.
 
   Returns:
     `run_round(state, data, key, events) -> (state, report)`, one compiled
-    program, which donates `state`. `events` are those of the state's round, as
-    `lay_out` or `round_events` gives them. Upload i is in slot i of the report
-    of its sender's group.
+    program, which donates `state`. `events` are those of the state's round,
+    from `lay_out` or `round_events`. Upload i is in slot i of the report of its
+    sender's group.
 
   Raises:
     ValueError: If m is below 1, or the backend is not traceable.
@@ -174,7 +174,7 @@ def make_async_round(
             for name, wave in waves.items()
         }
 
-      # A loop of no or one turn: unlike a conditional it works in place.
+      # A loop of zero or one iterations: unlike `cond`, it updates in place.
       flight = jax.lax.fori_loop(0, events.wave[i], train, flight)
       return deliver(state._replace(flight=flight), data, key, events, i)
 
@@ -189,7 +189,7 @@ def make_async_round(
 
 
 def _of_round(reports: RoundReport) -> RoundReport:
-  """The report of a round, out of those of its uploads ([m, ...])."""
+  """Combines the reports of a round's uploads, leaves [m, ...]."""
   finite = reports.server_finite
   return RoundReport(
       reports.groups,
@@ -201,7 +201,7 @@ def _of_round(reports: RoundReport) -> RoundReport:
 def _make_download(
     algorithm: FederatedAlgorithm, federation: Federation, group: Group
 ):
-  """Builds the downloads of a group before an upload."""
+  """Builds the function that runs a group's downloads before an upload."""
   ids, num_clients = jnp.asarray(group.client_ids), federation.num_clients
 
   def download(server, flight: Flight, turns, i, key) -> Flight:
@@ -223,7 +223,7 @@ def _make_wave(
     group: Group,
     backend: Backend,
 ):
-  """Builds the training of a group's part of a wave."""
+  """Builds the function that trains a group's clients in a wave."""
   train = make_training(algorithm, group)
   ids, num_clients = jnp.asarray(group.client_ids), federation.num_clients
 
@@ -259,12 +259,12 @@ def _make_wave(
 def _make_deliver(
     algorithm: FederatedAlgorithm, federation: Federation, cohort_size: int
 ):
-  """Builds the delivery of an upload, and the server's turn after it."""
+  """Builds the function that delivers an upload and updates the server."""
   num_clients = federation.num_clients
   group_of, row_of = federation.places()
 
   def to_group(i, number: int, clients, flight: Flight, events: Events):
-    """Changes of upload i in a group, the sender's or another one."""
+    """Applies upload i to one group, the sender's or another."""
     sender, staleness = events.client[i], events.staleness[i]
     mine = number == jnp.asarray(group_of)[sender]
     row = jnp.where(mine, jnp.asarray(row_of)[sender], 0)

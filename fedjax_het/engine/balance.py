@@ -117,8 +117,8 @@ def assign_cohort(
 ) -> dict[str, Assignment]:
   """Assigns a cohort, group by group, to the devices.
 
-  Each group starts from the work that earlier groups have assigned, so that
-  groups with fewer clients than devices fill the devices together.
+  Each group's assignment counts the work that earlier groups gave each device,
+  so that groups with fewer clients than devices use different devices.
 
   Args:
     federation: The federation.

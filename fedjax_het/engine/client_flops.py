@@ -1,9 +1,9 @@
 """Floating-point operations of one client's visit, counted without running it.
 
-Counted as `fedjax_het.models.flops` says: matrix products and convolutions in
-the traced program of a visit, forward and backward passes, as often as its
-loops run for the client's number of examples. A partial batch counts as a whole
-one.
+As in `fedjax_het.models.flops`, the count covers the matrix products and
+convolutions in the jaxpr of a visit, forward and backward. Loops count with
+their number of iterations for the client's examples. A partial batch counts as
+a whole one.
 """
 
 import jax
@@ -25,8 +25,8 @@ def client_flops(
 ) -> dict[str, float] | None:
   """Operations of a visit, the mean over the clients of each group.
 
-  Where a client draws what it trains, such as its width, the most expensive
-  draw counts.
+  If a client draws what it trains at random, such as its width, the most
+  expensive draw counts.
 
   Args:
     algorithm: The algorithm.
@@ -34,8 +34,8 @@ def client_flops(
     data: The federated data.
 
   Returns:
-    {group: operations}; nothing is compiled. None where a loop's length follows
-    from what is learned.
+    {group: operations}; nothing is compiled. None if the length of a loop
+    depends on anything but the number of examples.
   """
   try:
     return {
@@ -57,7 +57,7 @@ def _mean_flops(
   )
 
   def visit(server, client, key, round_num, turn, size):
-    # What is an argument is unknown, but for the size.
+    # Arguments are unknown to the count, except for the size.
     here = Visit(client_id, round_num, key, turn)
     return algorithm.client_update(
         group,

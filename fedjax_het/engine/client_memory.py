@@ -1,11 +1,11 @@
 """Peak memory of one client's visit, counted without compiling it.
 
-The count walks through the traced program of a visit. An array is alive from
-the operation that makes it to the last one that reads it, and the peak is the
-largest sum of arrays that are alive at once: activations, gradients, optimiser
-state, batches and whatever else a method computes. To it come the client's own
-state and what it downloads. Nothing is fused, so a compiler may need less; the
-data set is not counted.
+The count goes through the jaxpr of a visit. An array is alive from the
+operation that makes it to the last one that reads it. The peak is the largest
+total size of arrays that are alive at once: activations, gradients, optimiser
+state, batches and whatever else a method computes. The client's state and its
+download are added. Operations are not fused, so the compiled program may need
+less. The data set is not counted.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedjax_het.engine.visits import visit_pair
 def client_memory(
     algorithm: FederatedAlgorithm, federation: Federation, data: FederatedData
 ) -> dict[str, int]:
-  """Peak bytes of a visit, of the first client of each group.
+  """Peak bytes of a visit, for the first client of each group.
 
   Args:
     algorithm: The algorithm.
@@ -61,14 +61,14 @@ def _visit_bytes(
 
 
 def _bytes(array: Any) -> int:
-  """Bytes of an array or of its shape."""
+  """Bytes of an array, from its shape and dtype."""
   if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
     return 0  # A random key.
   return math.prod(array.shape) * array.dtype.itemsize
 
 
 def peak_bytes(program: core.Jaxpr) -> int:
-  """The largest sum of arrays that a program has alive at once.
+  """The largest total size of the arrays that are alive at once in a program.
 
   Args:
     program: A jaxpr. Its inputs and constants are not counted.
@@ -98,7 +98,7 @@ def peak_bytes(program: core.Jaxpr) -> int:
 
 
 def _programs(equation) -> list[core.Jaxpr]:
-  """The programs inside of an operation, such as the body of a loop."""
+  """The jaxprs inside an equation, such as the body of a loop."""
   leaves = jax.tree.leaves(
       equation.params,
       is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr),

@@ -8,9 +8,9 @@ A visit of client k takes
 
   2 latency + down_bytes / down + jitter * examples / speed + up_bytes / up
 
-seconds; then the device pauses, and downloads again. Of events at one time,
-uploads come first, then downloads, each by client id. Equal devices that never
-pause therefore act as in synchronous rounds.
+seconds; then the device pauses, and downloads again. Among simultaneous events,
+uploads precede downloads, and events of one kind are ordered by client id.
+Identical devices that never pause therefore behave as in synchronous rounds.
 """
 
 import collections
@@ -33,13 +33,13 @@ from fedjax_het.options import (
 )
 
 MODES = ('async', 'sequential')
-_UPLOAD, _DOWNLOAD = 0, 1  # The order of events at one time.
-# Visits lost in a row after which planning gives up.
+_UPLOAD, _DOWNLOAD = 0, 1  # The order of simultaneous events.
+# Consecutive lost visits after which planning raises an error.
 _PATIENCE = 1_000_000
 # The longest visit, in seconds: some 30,000 years.
 _LONGEST = 1e12
-# The largest sigma of jitter: one visit in three then exceeds a factor of e^10
-# or falls below its inverse.
+# The largest sigma of jitter: for about one visit in three the factor is then
+# above e^10 or below e^-10.
 _MOST_JITTER = 10.0
 
 
@@ -53,7 +53,7 @@ class Device:
     examples_per_second: Training speed; an example counts once per pass.
     up: Bytes a second to the server.
     down: Bytes a second from the server.
-    latency: Further seconds that every message takes.
+    latency: Seconds added to every message.
     pause: Mean seconds between an upload and the next download, drawn from an
       exponential distribution; 0 for always available.
     jitter: Sigma of the log-normal factor, of median 1, on the training time;
@@ -94,8 +94,8 @@ class Fleet:
     seed: Seed of jitter, pauses and losses. Every client has its own stream.
 
   Raises:
-    ValueError: If there is no device, or a field does not hold one integer of
-      at least 0 for each.
+    ValueError: If there is no device, a value has the wrong type, or a field
+      does not hold one nonnegative integer for each device.
   """
 
   devices: Sequence[Device]
@@ -120,7 +120,7 @@ class Fleet:
     check_type('seed', self.seed, int, high=math.inf)
 
   def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
-    """Yields a client's visits: seconds, whether lost, seconds of pause."""
+    """Yields a client's visits: (seconds, whether lost, seconds of pause)."""
     device, examples = self.devices[client], self.examples[client]
     rng = np.random.default_rng((self.seed, 1 + client))
     messages = (
@@ -145,22 +145,23 @@ class Fleet:
 class Schedule(NamedTuple):
   """The events of an asynchronous run: N uploads, D downloads, L losses.
 
-  A version of the server is the number of uploads that have reached it; a
-  client's visits are counted from 0, lost ones included.
+  The server's version is the number of uploads that have reached it. A client's
+  visits are counted from 0, lost ones included.
 
   Attributes:
     client: [N] int32, the sender of each accepted upload, in order.
     visit: [N] int32, the number of the sender's visit.
     version: [N] int32, the server's version at the visit's download.
-    time: [N] float64, seconds of its arrival.
-    down_client: [D] int32, clients that download, in order; of visits that are
-      not lost only, but with those unfinished at the end.
+    time: [N] float64, its arrival time in seconds.
+    down_client: [D] int32, clients that download, in order, without lost visits
+      but with visits that are unfinished at the end.
     down_visit: [D] int32, the number of the client's visit.
     down_version: [D] int32, the server's version at that time.
     lost_client: [L] int32, senders of the uploads that did not arrive.
-    lost_version: [L] int32, the server's version when they were due.
+    lost_version: [L] int32, the server's version at the time when they would
+      have arrived.
     staleness: [N] int32, server updates between a visit's download and its
-      upload; uploads that are too stale are no updates.
+      upload; uploads that are dropped as too stale do not count as updates.
   """
 
   client: np.ndarray
@@ -201,13 +202,13 @@ def stream(
   Returns:
     An iterator over ('d', (client, visit, version)) for downloads, ('u',
     (client, visit, version, time, staleness)) for uploads that arrive and
-    ('l', (client, version)) for lost ones, in their order; fields as in
+    ('l', (client, version)) for lost ones, in order; fields as in
     `Schedule`.
 
   Raises:
-    ValueError: If the mode is unknown, `max_staleness` is no integer of at
-      least 0, no upload would ever arrive, or, while iterating, a visit takes
-      no time or a million visits in a row are lost.
+    ValueError: If the mode is unknown, `max_staleness` is not a nonnegative
+      integer, no upload would ever arrive, or, while iterating, a visit takes
+      no time or too long, or a million visits in a row are lost.
   """
   check_name('mode', mode, MODES)
   if max_staleness is not None:
@@ -275,15 +276,16 @@ def plan(
       one client at a time, drawn uniformly, downloads, trains and uploads
       while the others wait, as in the official code of FedHe; no upload is
       stale, and no client pauses.
-    max_staleness: The server drops uploads staler than this, and they do not
-      make others stale; None if it drops none.
+    max_staleness: The server drops uploads that are staler than this, and does
+      not count them as updates; None for no limit.
 
   Returns:
     The schedule.
 
   Raises:
-    ValueError: If the mode is unknown, a number is no integer of at least 0, no
-      upload would ever arrive, or a visit takes no time.
+    ValueError: If the mode is unknown, a number is not a nonnegative integer,
+      no upload would ever arrive, a visit takes no time or too long, or a
+      million visits in a row are lost.
   """
   at_least(0, num_uploads=num_uploads)
   uploads, downloads, losses = [], [], []
@@ -307,11 +309,11 @@ def plan(
 
 
 def _async(fleet, max_staleness=None):
-  """Yields ('u', upload), ('d', download) and ('l', loss) in their order."""
+  """Yields ('u', upload), ('d', download) and ('l', loss) in order."""
   clients = range(len(fleet.devices))
   visits = [enumerate(fleet.visits(client)) for client in clients]
   heap = [(0.0, _DOWNLOAD, client) for client in clients]
-  # `updates` are the uploads that the server has not dropped.
+  # `updates` counts the uploads that the server has not dropped.
   under_way, version, updates = {}, 0, 0
   while True:
     time, kind, client = heapq.heappop(heap)
@@ -352,11 +354,11 @@ def _sequential(fleet):
 
 
 def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
-  """Times at which synchronous rounds of the same fleet end.
+  """Times at which synchronous rounds of a fleet end.
 
   A round begins at the end of the one before, and ends with the last upload of
-  its cohort. A client that still pauses begins later; one whose visit is lost
-  visits again.
+  its cohort. A client that still pauses begins later; a client whose visit is
+  lost begins another one.
 
   Args:
     fleet: The clients.
@@ -366,8 +368,8 @@ def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
     [R] float64, seconds since the beginning.
 
   Raises:
-    ValueError: If a client of a cohort never returns, or a visit takes no
-      time.
+    ValueError: If a client of a cohort never uploads, a visit takes no time or
+      too long, or a million visits of a client in a row are lost.
   """
   check_return(fleet, cohorts)
   return np.array([*synchronous_ends(fleet, cohorts)], np.float64)

@@ -11,24 +11,25 @@ from fedjax_het.engine.types import Federation
 from fedjax_het.engine.visits import round_key
 from fedjax_het.options import integer_between
 
-# Larger populations are not permuted, which costs time in the population. No
-# built-in data set has as many examples, so that all runs on these keep their
-# cohorts: another number here is another sampler.
+# Populations up to this size are sampled by a permutation, whose cost grows
+# with the population. Changing this number changes the cohorts of the
+# populations in between. No built-in data set has as many examples, so runs on
+# these always use permutations.
 PERMUTED_UP_TO = 100_000
-# Cohorts of a larger share are drawn by a permutation, whatever the population.
+# Cohorts of a larger share of the population always use a permutation.
 _MOST = 1 / 4
 
 
 def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
   """Draws a round's clients uniformly without replacement.
 
-  Small populations are permuted. From more than `PERMUTED_UP_TO` clients a
-  cohort is drawn by `draw_distinct`, in time that does not depend on their
-  number.
+  Populations of at most `PERMUTED_UP_TO` clients are permuted. From larger ones
+  a cohort of at most a quarter is drawn by `draw_distinct`, in time that does
+  not depend on the population.
 
   Args:
-    key: The key of sampling. It differs from that of training, so that all
-      methods see the same cohorts.
+    key: The sampling key, separate from the training key, so that all methods
+      see the same cohorts.
     round_num: [] int32.
     num_clients: Size of the population.
     cohort_size: Clients a round, m.
@@ -49,15 +50,16 @@ def sample_cohort(key, round_num, num_clients: int, cohort_size: int):
 def draw_distinct(key, num: int, size: int, spare: int = 64) -> jax.Array:
   """Draws distinct integers uniformly, in O(size log size).
 
-  The first `size` distinct ones of independent draws are a uniform sample in
-  random order, by symmetry also if there must be enough of them; otherwise all
-  are drawn again, which is rare if `size` is at most a quarter of `num`.
+  The first `size` distinct values of independent draws are a uniform sample in
+  random order. If there are fewer distinct values, all are drawn again; by
+  symmetry the sample stays uniform. This is rare if `size` is at most a quarter
+  of `num`.
 
   Args:
     key: A random key.
     num: The integers are from 0 to num - 1.
     size: How many, at most `num`.
-    spare: Draws more than one and a half of `size`.
+    spare: Number of draws beyond 1.5 times `size`.
 
   Returns:
     [size] int32.

@@ -1,4 +1,4 @@
-"""A round of one cohort, between the client states that go in and come out."""
+"""A round of one cohort, from given client states to updated ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,21 +22,21 @@ def make_cohort_round(
     backend: str | Backend = 'auto',
     tables: bool = False,
 ) -> Callable[..., tuple[Any, dict[str, Any], RoundReport]]:
-  """Builds the round of a cohort that is drawn already.
+  """Builds the function that runs a round of a given cohort.
 
   Args:
     algorithm: The algorithm.
     federation: The federation.
     backend: How clients are mapped: a `Backend`, or the name of one.
-    tables: Whether the states that go in are those of all clients, of which
-      each visit reads its row, instead of those of the cohort's slots.
+    tables: Whether the input states are those of all clients, from which each
+      visit reads its row. Otherwise they are those of the cohort's slots.
 
   Returns:
     `run((round_num, server), shares, clients, data, key, assigned=None) ->
     (server, updated, report)` with `clients` {group: [slots, ...] or, with
     tables, [K, ...]} and `updated` {group: [slots, ...]}. With `assigned`
-    {group: Assignment}, for the backend 'shard_map', rows of both are places
-    on devices instead of slots.
+    {group: Assignment}, for the backend 'shard_map', the rows of `clients` and
+    `updated` are places on devices instead of slots.
   """
   backend = Backend.of(backend)
   visits = {g.name: make_visit(algorithm, g) for g in federation.groups}
@@ -66,7 +66,7 @@ def make_cohort_round(
 
 
 def _cohort_ids(shares):
-  """[slots of all groups] int32, the cohort; NO_CLIENT is padding."""
+  """[slots of all groups] int32, the cohort's ids; NO_CLIENT for padding."""
   ids = [
       jnp.where(
           jnp.arange(len(share.client_id)) < share.num_valid,
@@ -79,7 +79,7 @@ def _cohort_ids(shares):
 
 
 def _map_shares(visit, federation: Federation, backend: Backend):
-  """A group's visits, given the states of the cohort's slots."""
+  """Maps a group's visits, given the states of the cohort's slots."""
 
   def load(shared, args):
     data = shared[1]
@@ -94,7 +94,7 @@ def _map_shares(visit, federation: Federation, backend: Backend):
 
 
 def _map_tables(visit, federation: Federation, backend: Backend):
-  """A group's visits, given the states of all clients; for one device."""
+  """Maps a group's visits, given all clients' states; for one device."""
   del federation  # Nothing is assigned to devices.
 
   @jax.jit
@@ -114,14 +114,14 @@ def _map_tables(visit, federation: Federation, backend: Backend):
 
 
 def _run_assigned(visits, backend: Backend, shared, shares, clients, assigned):
-  """The visits of all groups at once, each device running its own clients."""
+  """Runs the visits of all groups at once, each device its own clients."""
   args = {
       name: (shares[name].client_id[who.slot], clients[name])
       for name, who in assigned.items()
   }
   num = {name: who.num for name, who in assigned.items()}
   mapped = map_groups(visits, backend)(shared, args, num)
-  # Each device takes the whole server step.
+  # Every device runs the whole server step, so it needs all results.
   everywhere = placement.everywhere(backend.mesh)
 
   def collect(who, rest):
@@ -134,7 +134,7 @@ def _run_assigned(visits, backend: Backend, shared, shares, clients, assigned):
 
 
 def _make_finish(algorithm: FederatedAlgorithm, federation: Federation):
-  """The server's turn after the visits, and the round's report."""
+  """Builds the function that updates the server and reports the round."""
   num_clients = federation.num_clients
 
   def finish(start, shares, results, data, key):

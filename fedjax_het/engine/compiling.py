@@ -12,13 +12,14 @@ _log = logging.getLogger(__name__)
 def in_thread(lowered: jax.stages.Lowered) -> futures.Future:
   """Compiles a lowered program in a thread; XLA does not hold the GIL.
 
-  What depends on contexts of this thread has been traced before.
+  Thread-local contexts of the caller do not matter, because the program has
+  been traced already.
 
   Args:
     lowered: The program.
 
   Returns:
-    The future of the `jax.stages.Compiled`, or of the compilation's error.
+    A future of the `jax.stages.Compiled`, which raises a compilation error.
   """
 
   def compile_it():
@@ -35,7 +36,7 @@ def in_thread(lowered: jax.stages.Lowered) -> futures.Future:
 
 
 def planned_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-  """Bytes that XLA planned for a compiled program; {} if it does not say."""
+  """Bytes that XLA planned for a compiled program; {} if it is not known."""
   try:
     stats = compiled.memory_analysis()
     return dict(

@@ -1,4 +1,4 @@
-"""Confusion matrices: which class a model takes the examples of a class for."""
+"""Confusion matrices: numbers of examples by true and by predicted class."""
 
 import jax
 import numpy as np
@@ -7,11 +7,11 @@ import numpy as np
 def count(predicted, labels, mask, num_classes: int) -> jax.Array:
   """Counts the examples of a batch by true and by predicted class.
 
-  A product of one-hot matrices: scatters are slow on accelerators, and it adds
-  little to what is compiled.
+  It multiplies one-hot matrices, because scatters are slow on accelerators; the
+  product adds little to compile time.
 
   Args:
-    predicted: [B] integers, the class that a model chooses.
+    predicted: [B] integers, the predicted class.
     labels: [B] integers, the true class.
     mask: [B] bool, examples that count.
     num_classes: C.
@@ -25,7 +25,7 @@ def count(predicted, labels, mask, num_classes: int) -> jax.Array:
 
 
 def class_accuracy(counts) -> np.ndarray:
-  """The share of each class's examples that are predicted as this class.
+  """The accuracy on each class: the share of its examples predicted as it.
 
   Args:
     counts: [..., C, C], rows are true classes.

@@ -16,14 +16,14 @@ def distillation(
 ) -> jax.Array:
   """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each example.
 
-  Its gradient in the student's logits is T (p_student - p_teacher), of
-  probabilities at that temperature.
+  Its gradient in the student's logits is T (p_student - p_teacher), with
+  probabilities at temperature T.
 
   Args:
     student: [B, C] logits.
     teacher: [B, C] logits.
     temperature: T, above 0; an array, maybe traced, is not checked.
-    detach: Whether nothing flows back into the teacher's logits.
+    detach: Whether to stop gradients into the teacher's logits.
 
   Returns:
     [B] in nats.

@@ -18,10 +18,10 @@ class DriverKind(NamedTuple):
 
   Attributes:
     make: Makes the driver of a job.
-    states_on_device: Whether the clients' states are on the devices that
-      compute, else in host memory.
+    states_on_device: Whether the clients' states are in device memory; else
+      they are in host memory.
     needs_devices: Whether each client needs a `clock.Device`.
-    setting: What the setting of a run says of it; '' for nothing.
+    setting: Its words in a report's line of settings; '' for none.
   """
 
   make: Callable[[Job], Driver]
@@ -33,12 +33,12 @@ class DriverKind(NamedTuple):
 def driver_kind(
     clock_mode: str = 'synchronous', client_store: str = 'device'
 ) -> DriverKind:
-  """The kind of driver for entries of a config, the one place that chooses.
+  """The kind of driver that a config's entries select.
 
   Args:
     clock_mode: 'synchronous', or one of `clock.MODES`.
     client_store: 'device', or 'host' for clients' states in host memory, which
-      fits synchronous rounds only.
+      works with synchronous rounds only.
 
   Returns:
     The kind.
