@@ -1,4 +1,4 @@
-"""Drivers: three ways to run rounds, which a run uses in the same way.
+"""Drivers: three ways to run rounds, with one interface.
 
   round_driver      a round waits for its cohort; clients' states are on
                     the device, or sharded over the devices of a mesh
@@ -53,8 +53,8 @@ from fedjax_het.engine.streaming import (
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
 from fedjax_het.engine.visits import message_bytes
 
-# Cohorts drawn at once, and rounds checked before the first one, to find when
-# synchronous rounds end.
+# For the end times of synchronous rounds: cohorts drawn at once, and rounds
+# whose clients are checked before the first round.
 _COHORTS, _FIRST_ROUNDS = 256, 8192
 
 Collect = Callable[[], list[RoundReport]]
@@ -73,7 +73,7 @@ class Job(NamedTuple):
     sampling_key: The key of cohorts.
     num_rounds: Rounds of the whole run.
     capacity: The most rounds in one dispatch; None for a program of one round.
-    devices: The device of each client, from which virtual times follow; None
+    devices: The device of each client, which determines the virtual times; None
       for no virtual time.
     clock_seed: The seed of the devices' jitter, pauses and losses.
   """
@@ -97,13 +97,13 @@ class Program(NamedTuple):
   Attributes:
     run: `(state, done, num) -> (state, collect)`: runs the `num` rounds after
       the first `done` ones. It donates the state and does not wait for the
-      device; `collect() -> [RoundReport]` does, and gives one report a round,
+      device; `collect() -> [RoundReport]` does, and returns one report a round,
       on the host. The first call waits for the compilation, and raises its
       error.
-    timeline: `(rounds done) -> {name: number}`, the virtual clock's report of
-      the last of them; {} without a clock.
-    memory: `() -> ` bytes that XLA planned for the program; {} if it does not
-      say. It waits for the compilation, and raises its error.
+    timeline: `(rounds done) -> {name: number}`, the virtual clock's figures for
+      the last of these rounds; {} without a clock.
+    memory: `() -> ` bytes that XLA planned for the program; {} if they are not
+      known. It waits for the compilation, and raises its error.
   """
 
   run: Callable[..., tuple[Any, Collect]]
@@ -118,14 +118,14 @@ class Driver(NamedTuple):
     init: `(key) -> state`, the state before the first round.
     shapes: `() -> state` of `jax.ShapeDtypeStruct`; no array is computed.
     compile: `(state) -> Program`, for states of these shapes; the state is not
-      used up. The program is traced now and compiled in a thread. A ValueError
-      if the devices can never finish a round.
-    warm_up: `(state) -> (state, RoundReport)`, what comes before the first
-      round; None for nothing.
-    shardings: The state's shardings, a prefix of it; None for the default
+      donated. The program is traced now and compiled in a thread. Raises
+      ValueError if the devices can never finish a round.
+    warm_up: `(state) -> (state, RoundReport)`, run before the first round; None
+      for no warm-up.
+    shardings: The state's shardings, a prefix of its tree; None for the default
       device or the host.
-    on_host: Paths of leaves that stay numpy arrays begin with this; None if
-      there are none.
+    on_host: The path prefix of leaves that stay numpy arrays; None if there are
+      none.
   """
 
   init: Callable[[Any], Any]
@@ -136,7 +136,7 @@ class Driver(NamedTuple):
   on_host: str | None = None
 
   def place(self, state: Any) -> Any:
-    """Places a state that each process has in full as the driver needs it."""
+    """Places a state, which each process has in full, on the devices."""
     return _place(state, self.shardings)
 
 
@@ -183,8 +183,8 @@ def streamed_driver(job: Job) -> Driver:
     The driver; its states are those of `init_streamed_state`.
 
   Raises:
-    ValueError: If the algorithm has a warm-up, in which all clients' states
-      would be on the device.
+    ValueError: If the algorithm has a warm-up, which needs all clients' states
+      on the device.
   """
   algorithm, federation = job.algorithm, job.federation
   if algorithm.warm_up is not None:
@@ -216,8 +216,8 @@ def clock_driver(job: Job, mode: str) -> Driver:
     mode: One of `clock.MODES`.
 
   Returns:
-    The driver; its states are those of `init_async_state`. Over a mesh each
-    device has the whole state, since any of them may run any client.
+    The driver; its states are those of `init_async_state`. On a mesh the state
+    is replicated, since any device may run any client.
   """
   algorithm, federation = job.algorithm, job.federation
   mesh, where = job.backend.state_mesh, None
@@ -250,7 +250,7 @@ def _place(state, where):
 
 
 def _init_shapes(job: Job) -> State:
-  """Shapes of the first state of synchronous rounds."""
+  """Shapes of the initial state of synchronous rounds."""
   return jax.eval_shape(
       lambda key: init_state(job.algorithm, job.federation, key), job.key
   )
@@ -272,7 +272,7 @@ def _with_shardings(shapes, where):
 
 
 def _make_warm_up(job: Job, where):
-  """The warm-up of states whose first fields are those of `State`."""
+  """The warm-up, for states whose first fields are those of `State`."""
   if job.algorithm.warm_up is None:
     return None
   program = make_warm_up(job.algorithm, job.federation, backend=job.backend)
@@ -286,12 +286,12 @@ def _make_warm_up(job: Job, where):
 
 
 def _same_key(job: Job):
-  """Last argument of a synchronous round: always the key of cohorts."""
+  """The last argument of every synchronous round: the sampling key."""
   return lambda done: job.sampling_key
 
 
 def make_fleet(job: Job) -> Fleet:
-  """The fleet, from which the clients' virtual durations follow."""
+  """The fleet, which determines the clients' virtual durations."""
   federation = job.federation
   sent = np.zeros((federation.num_clients, 2), np.int64)
   for group in federation.groups:
@@ -305,7 +305,7 @@ def make_fleet(job: Job) -> Fleet:
 
 
 def _window(job: Job, begin) -> Window:
-  """Keeps the rounds of one dispatch while another is still to be reported."""
+  """Keeps the rounds of two dispatches, one of which is not yet reported."""
   return Window(begin, 2 * (job.capacity or 1) + 2)
 
 
@@ -375,8 +375,8 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
   Args:
     job: The run.
     run_round: `(state, data, key, who) -> (state, report)`.
-    who: `(rounds done) -> ` what the next round takes last, a sampling key or
-      events.
+    who: `(rounds done) -> ` the last argument of the next round, a sampling key
+      or events.
     timeline: See `Program`.
     state: A state, for its shapes.
     where: See `Driver.shardings`.

@@ -1,6 +1,6 @@
 """Metrics and loss of group or client models on the global test set.
 
-`own_test` evaluates clients on test examples of their own besides.
+`own_test` evaluates clients on their own test examples.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Scores(NamedTuple):
       model serves the whole group.
     metrics: {name: [E] float32}, means of the task's metrics.
     loss: [E] float32, mean loss.
-    views: {name: [E] float32}, the task's main metric of the algorithm's
-      further views.
+    views: {name: [E] float32}, the task's main metric of each of the
+      algorithm's views.
     own: Results of the group's clients on their own test examples; None where
       there are none.
     confusion: [E, C, C] float32 whole numbers, test examples by true class
@@ -48,7 +48,7 @@ class Scores(NamedTuple):
 
   @property
   def accuracy(self) -> jax.Array:
-    """[E] float32 in [0, 1]; of a classification task."""
+    """[E] float32 in [0, 1]; for classification tasks only."""
     return self.metrics[ACCURACY.name]
 
 
@@ -119,11 +119,11 @@ def make_evaluate(
       evaluated, evenly spread over the group; None for all.
     data: The clients' examples, for an algorithm that calibrates.
     backend: A `Backend`, or the name of one. Personal models are batched as
-      clients are. With 'shard_map' the devices share the models or, of
-      algorithms with one model a group, the test batches.
-    own_tests: Test examples of each client's own, for the personalised
-      evaluation: of all clients, or of those whose personal models are
-      evaluated. None for none.
+      clients are. With 'shard_map' personal models are divided over the
+      devices; with one model a group, the test batches are.
+    own_tests: Each client's own test examples, for the personalised evaluation
+      of all clients or, with personal models, of those that
+      `clients_per_group` selects. None for no such evaluation.
 
   Returns:
     `evaluate(state) -> {group name: Scores}`.
@@ -146,7 +146,7 @@ def make_evaluate(
   program = functools.partial(jax.jit, out_shardings=everywhere)
 
   def score_rows(group: Group):
-    """`(server, clients, rows, batches) -> results`, as of `_make_count`."""
+    """Builds `(server, clients, rows, batches) -> means and counts`."""
     count = _make_count(algorithm, federation.task, group, preprocess)
     counter = _count_rows(count, backend.at_once if personal else None)
     if mesh is not None:
@@ -213,7 +213,7 @@ def _test_batches(
     mesh,
     by_batch: bool,
 ):
-  """The test set in checked batches, over a mesh if there is one."""
+  """The test set in batches, checked, and sharded if there is a mesh."""
   num_classes = None
   if federation.task == CLASSIFICATION:
     num_classes = min(group.model.num_classes for group in federation.groups)
@@ -248,7 +248,8 @@ def _make_count(
 ):
   """Builds `(server, client, batches) -> results of a model`.
 
-  They are sums of metrics, losses and views, and the confusion matrix or None.
+  Results are sums of metrics, losses and views, and the confusion matrix or
+  None.
   """
   main_metric = task.metrics[task.main.name]
   num_classes = group.model.num_classes

@@ -1,4 +1,4 @@
-"""The events of asynchronous rounds, from a schedule to arrays.
+"""Converts a schedule into arrays of the events of asynchronous rounds.
 
 A round is a fixed number m of accepted uploads. Clients that have downloaded
 train together, in a wave, as soon as one of them uploads.
@@ -50,9 +50,9 @@ class RoundPlan(NamedTuple):
   """A round of m uploads, as lists.
 
   Attributes:
-    client: m senders in order.
-    staleness: m server updates since their downloads.
-    wave: m times 1 if training comes before the upload, else 0.
+    client: The senders of the m uploads, in order.
+    staleness: For each upload, the server updates since its download.
+    wave: For each upload, 1 if training comes before it, else 0.
     downloads: m lists of (client, visit).
     training: m lists of (client, visit).
     time: When the last upload arrives, in seconds.
@@ -74,7 +74,7 @@ def plan_rounds(
   """Cuts a stream of events into rounds, lazily.
 
   Args:
-    events: What `clock.stream` gives.
+    events: The events, from `clock.stream`.
     cohort_size: Uploads a round, m.
 
   Yields:
@@ -123,7 +123,7 @@ def round_events(
   """Cuts a schedule into rounds.
 
   Args:
-    schedule: Of at least one round.
+    schedule: A schedule of at least one round.
     federation: The federation.
     cohort_size: Uploads a round, m.
 
@@ -139,8 +139,9 @@ def _turns(federation: Federation, places, per_upload) -> dict[str, Turns]:
   group_of, row_of = places
   result = {}
   for number, group in enumerate(federation.groups):
-    # A client has at most one turn more than it has uploads, and a wave reads
-    # as many turns as the group has clients, wherever it begins.
+    # Each client has at most one turn more than it has uploads, so a group of K
+    # clients has at most m + K turns. A wave reads K turns from any position,
+    # so K more rows follow.
     flat = np.zeros((len(per_upload) + 2 * group.num_clients, 2), np.int32)
     mine = [
         [(row_of[k], visit) for k, visit in turns if group_of[k] == number]

@@ -1,7 +1,7 @@
-"""Training on a set of examples: loops over minibatches, prox term.
+"""Training on a set of examples: minibatch loops and the proximal term.
 
-Clients train on their own data and servers on the public set, or on what they
-have received, by the same functions.
+The same functions train clients on their own data, and servers on the public
+set or on what they have received.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedjax_het.engine.types import LocalTraining, Turn, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.options import INT32_MAX
 
-# Size limit of the permutations of all epochs, 64 MB as int32.
+# The most entries in the permutations of all epochs, 64 MB as int32.
 _ORDERS = 1 << 24
 
 
@@ -26,14 +26,14 @@ def steps_per_epoch(size, batch_size: int, drop_last: bool):
   """Number of minibatches in one pass over `size` examples ([] int32).
 
   With `drop_last` the last partial batch is dropped, unless it is the only
-  batch. 0 for no example.
+  batch. Without examples the number is 0.
   """
   if isinstance(size, int):  # NumPy: `jnp` would trace it.
     whole, least = size // batch_size, int(size > 0)
     return max(whole, least) if drop_last else -(-size // batch_size)
   size = jnp.asarray(size)
   length = jnp.full_like(size, batch_size)
-  # `//` has rules for signs, which XLA would repeat in all kernels behind it.
+  # `//` handles signs, which XLA would repeat in every kernel that uses it.
   whole = jax.lax.div(size, length)
   if drop_last:
     return jnp.maximum(whole, jnp.minimum(size, 1))
@@ -65,8 +65,8 @@ def train_epochs(
 ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
   """Runs a step over shuffled minibatches.
 
-  The number of steps follows from the number of examples. Batched over
-  clients, those that have finished keep every part of their carry untouched.
+  The number of steps depends on the number of examples. Under `vmap`, clients
+  that have finished keep their carry unchanged.
 
   Args:
     step_fn: `(carry, batch, step, key) -> (carry, metrics)`; `step` is []
@@ -77,14 +77,17 @@ def train_epochs(
     key: A random key.
     epochs: Passes over the data.
     batch_size: Examples a step, B.
-    drop_last: Whether to leave out the last partial batch. Less than a batch
-      makes one partial batch a pass all the same.
+    drop_last: Whether to leave out the last partial batch. Fewer examples than
+      a batch still make one partial batch in each pass.
     steps: Number of minibatches, over as many epochs as needed; None for
       `epochs` epochs.
 
   Returns:
     The carry, the mean of the metrics over the steps (0 without any) and the
     number of steps, [] int32.
+
+  Raises:
+    ValueError: If `epochs` make more steps than an int32 holds.
   """
   order_key, step_key = jax.random.split(key)
   per_epoch = steps_per_epoch(data.size, batch_size, drop_last)
@@ -107,7 +110,7 @@ def train_epochs(
     orders, num_steps = None, jnp.where(per_epoch > 0, steps, 0)
 
   def order_at(step, order):
-    """The order of `step`, `order` being that of the step before."""
+    """The order of examples at `step`, given that of the step before."""
     epoch = jax.lax.div(step, per_epoch)
     if orders is not None:
       return take_row(orders, epoch)
@@ -140,7 +143,7 @@ def train_epochs(
 
   shapes = jax.eval_shape(first_metrics, carry)
   totals = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-  # Not the number 0, which is weakly typed: the step would be traced twice.
+  # A Python 0 is weakly typed, so that the step would be traced twice.
   carry, totals, _ = jax.lax.fori_loop(
       jnp.int32(0), num_steps, body, (carry, totals, no_order)
   )
@@ -154,8 +157,8 @@ def map_examples(
   """Applies a function to the first examples, a batch at a time.
 
   Args:
-    fn: `(batch) -> tree` with leaves [B, ...]; inference, whose rows do not
-      depend on the other examples of the batch.
+    fn: `(batch) -> tree` with leaves [B, ...]; a row must not depend on the
+      other examples of the batch.
     data: The examples; nothing is augmented.
     num: Rows wanted, at most the length of the table.
     batch_size: Largest batch, which bounds memory.
@@ -206,7 +209,7 @@ def visit_examples(local: LocalTraining, size: int) -> int:
 
 
 def visit_steps(local: LocalTraining, sizes):
-  """Local steps in one visit of clients of so many examples (int32)."""
+  """Local steps in one visit of clients with `sizes` examples (int32)."""
   per_epoch = steps_per_epoch(sizes, local.batch_size, local.drop_last)
   if local.steps is None:
     return local.epochs * per_epoch
@@ -234,13 +237,13 @@ def fit(
     loss_fn: `(variables, batch, key) -> (loss, (stats, metrics))`, where
       `stats` are the new running statistics and `metrics` maps names to float
       arrays.
-    local: How to train: epochs or steps, batch size, optimiser, learning rate.
-      `dataclasses.replace(local, epochs=...)` gives a phase its own.
+    local: Epochs or steps, batch size, optimiser and learning rate. Use
+      `dataclasses.replace(local, epochs=...)` for a phase with other epochs.
     start: Variables at the beginning.
     data: The examples.
-    visit: The client's turn, or the server's.
+    visit: The client's `Visit`, or the server's `Turn`.
     opt_state: The optimizer state; None initialises a new one.
-    grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
+    grad_hook: `(grads, params) -> grads`, modifies the gradient.
 
   Returns:
     Variables at the end, the optimiser's state, the metrics and 'train_loss'
@@ -282,17 +285,17 @@ def fit_and_record(
   Args:
     loss_fn: `(variables, batch, key) -> (loss, (stats, metrics, outputs))`;
       `outputs` is any tree, such as the logits of the batch.
-    local: As for `fit`, and so all that is not said here.
-    start: As there.
-    data: As there.
-    visit: As there.
+    local: As for `fit`.
+    start: As for `fit`.
+    data: As for `fit`.
+    visit: As for `fit`.
     record: The record before the first step, any tree.
     add: `(record, outputs, batch) -> record`, called after every step.
-    opt_state: As there.
-    grad_hook: As there.
+    opt_state: As for `fit`.
+    grad_hook: As for `fit`.
 
   Returns:
-    What `fit` returns, and the record.
+    The results of `fit`, and the record.
   """
   tx = local.optimizer(local.learning_rate(visit.round_num))
 
@@ -355,10 +358,10 @@ def train_model(
     local: Epochs, batch size, optimiser and learning rate.
     start: Variables at the beginning.
     data: The examples.
-    visit: The client's turn, or the server's.
+    visit: The client's `Visit`, or the server's `Turn`.
     mu: Strength of a proximal term around `start`, see `proximal_gradient`.
-    grad_hook: `(grads, params) -> grads`, what a method adds to the gradient.
-      It disables `local.drop_unused_weights`, because it reads whole leaves.
+    grad_hook: `(grads, params) -> grads`, modifies the gradient. It disables
+      `local.drop_unused_weights`, because it reads whole leaves.
 
   Returns:
     Variables at the end, {'train_loss': mean over steps}, number of steps.
@@ -383,15 +386,15 @@ def fit_model(
   """`train_model` with an optimizer state that is kept between visits.
 
   Args:
-    model: As for `train_model`, like all arguments without description.
-    local: As there.
-    start: As there.
-    data: As there.
-    visit: As there.
-    opt_state: The optimiser's state to go on with, as of `init_optimizer`,
-      with which `local.drop_unused_weights` is ignored; None begins anew.
-    mu: As there.
-    grad_hook: As there.
+    model: As for `train_model`.
+    local: As for `train_model`.
+    start: As for `train_model`.
+    data: As for `train_model`.
+    visit: As for `train_model`.
+    opt_state: The optimizer state, from `init_optimizer` or an earlier visit.
+      It disables `local.drop_unused_weights`. None initialises a new one.
+    mu: As for `train_model`.
+    grad_hook: As for `train_model`.
 
   Returns:
     Variables at the end, the optimiser's state, {'train_loss': mean over

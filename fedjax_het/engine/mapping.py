@@ -1,7 +1,8 @@
 """Backends: how a function written for one client is run over many.
 
-Every backend has one contract, `mapped(shared, args, num_valid)`, and all
-agree up to the rounding of sums. The backend is chosen outside the algorithm.
+All backends give a function `mapped(shared, args, num_valid)`, and their
+results agree up to the rounding of sums. The backend is chosen outside the
+algorithm.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ ACROSS_DEVICES = ('shard_map', 'pmap')
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """How clients are mapped. `Backend.of` gives the one that will run.
+  """How clients are mapped; `Backend.of` returns the one that will run.
 
   Attributes:
     kind: One of `BACKENDS`. 'loop' calls a jitted function client by client
@@ -34,10 +35,9 @@ class Backend:
       clients. 'vmap' batches a chunk of clients. 'shard_map' and 'pmap' split
       the clients over the devices of `mesh`; each device runs 'map' or, with a
       chunk, 'vmap'. 'auto' is resolved by `resolve_backend`.
-    chunk: Clients in a batch, which bounds memory. None means the number of
-      `kernels.auto` for 'vmap', and no batches on each device for 'shard_map'
-      and 'pmap'.
-      'loop' and 'map' ignore it.
+    chunk: Clients in a batch, which bounds memory. With None `kernels.auto`
+      chooses it for 'vmap', and the devices of 'shard_map' and 'pmap' run one
+      client at a time. 'loop' and 'map' ignore it.
     mesh: Mesh with one axis 'client', for 'shard_map' and 'pmap'; None for all
       devices. The other backends ignore it.
 
@@ -95,7 +95,7 @@ class Backend:
 def resolve_backend(kind: str) -> str:
   """Replaces 'auto' by the backend that will run.
 
-  `kernels.auto` has the choice for each kind of device. On a CPU this is 'map':
+  `kernels.auto` chooses it for each kind of device. On a CPU this is 'map':
   under 'vmap' convolutions become grouped ones, which are slow there. With
   several processes it is always 'shard_map'.
 
@@ -316,7 +316,7 @@ def _across_devices(inners, backend: Backend):
         name: inner(shared, args[name], jnp.reshape(num[name], ()))
         for name, inner in inners.items()
     }
-    # All training before all sums: a sum waits for the slowest device.
+    # Train everything before any sum, which waits for the slowest device.
     results = jax.lax.optimization_barrier(results)
     summed = jax.lax.psum({n: r[0] for n, r in results.items()}, 'client')
     return summed, {name: kept for name, (_, kept) in results.items()}
@@ -347,8 +347,8 @@ def _pmapped(local, mesh):
       out_axes=(None, 0),
       devices=list(mesh.devices.flat),
   )
-  # `pmap` wants each device's part on that device; after a round, arrays that
-  # follow from the state are on the whole mesh.
+  # `pmap` needs each device's part on that device; after a round, arrays that
+  # are computed from the state are on the whole mesh.
   by_device = jax.sharding.NamedSharding(mesh, jax.P('client'))
 
   def cut(a):
