@@ -1,13 +1,13 @@
 """Requirements of an algorithm, declared with its constructor.
 
-The check of a config, the builder and the shared test suite read it, so that a
-new method edits none of them:
+The check of a config, the builder and the shared test suite read them, so a new
+method does not edit any of these:
 
     @requires(public='unlabelled', group_options=dict(budget='1'))
     def my_method(federation, *, ...):
 
-What can be read off a federation is checked when the constructor is called, and
-so are the types of the options.
+A call of the constructor checks the federation against the requirements, and
+the options against their types.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,18 +26,18 @@ class Needs:
   """Requirements of an algorithm on the federation.
 
   Attributes:
-    public: 'labelled' or 'unlabelled' for a public set, with labels that the
-      method may read or without; None for no public set.
+    public: 'labelled' for a public set whose labels the method may read,
+      'unlabelled' for one without labels; None for no public set.
     sizes: Whether `Federation.sizes` must be known.
-    one_model: Whether all groups hold the same architecture.
-    server_model: Whether `Federation.server_model` must be given; None if it
-      may be.
-    partner: Whether each `Group.partner` must be given; None if it may be.
+    one_model: Whether all groups must have the same architecture.
+    server_model: Whether `Federation.server_model` must be given; None if it is
+      optional.
+    partner: Whether each `Group.partner` must be given; None if it is optional.
     keep_optimizer: The method's default for `LocalTraining.keep_optimizer`;
       None if it always resets optimizer states.
-    heads: `(group, federation) -> heads`, the side exits (`models.blocks.Head`)
-      that a group's model must have; None for none. The builder attaches them,
-      see `with_heads`.
+    heads: `(group, federation) -> heads`, the additional heads
+      (`models.blocks.Head`) that a group's model must have; None for none. The
+      builder attaches them, see `with_heads`.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
     task: Name of the only supported task; None for any.
@@ -61,7 +61,7 @@ class Needs:
       )
 
   def known_group_options(self) -> dict[str, tuple[Any, Any]]:
-    """{option: (type, default)}, as `fedjax_het.options.check_options` asks."""
+    """{option: (type, default)}, for `fedjax_het.options.check_options`."""
     return {
         name: (Any if default is None else type(default), default)
         for name, default in self.group_options.items()
@@ -91,19 +91,19 @@ def requires(**needs) -> Callable[[Callable], Callable]:
 
 
 def check_needs(constructor: Callable, federation: Federation) -> None:
-  """Checks what a federation gives an algorithm against its `Needs`.
+  """Checks a federation against an algorithm's `Needs`.
 
-  `requires` calls it, so that a config and a call of the constructor are
-  refused alike. Algorithms check shapes themselves.
+  `requires` calls it, so that a config and a call of the constructor get the
+  same check. Algorithms check shapes themselves.
 
   Args:
     constructor: The algorithm's constructor.
     federation: The federation.
 
   Raises:
-    ValueError: If the task is another one, a part of the federation is
-      missing, groups hold different models where there must be one, or a
-      model lacks a head.
+    ValueError: If the task is not supported, a part of the federation is
+      missing, groups hold different models where one is required, or a model
+      lacks a head.
   """
   name, needs = constructor.__name__, needs_of(constructor)
   check_task(name, needs.task, federation)
@@ -136,7 +136,7 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
 def missing_heads(
     needs: Needs, group: Group, federation: Federation
 ) -> tuple[Head, ...]:
-  """The heads that a method needs and a group's model does not have by name."""
+  """The heads that a method needs and a group's model lacks, by name."""
   if needs.heads is None:
     return ()
   return tuple(
@@ -154,7 +154,7 @@ def with_heads(constructor: Callable, federation: Federation) -> Federation:
     federation: The federation, with the options of its groups.
 
   Returns:
-    The federation; a head that a model has already, by name, stays.
+    The federation. A head that a model already has, by name, is kept.
 
   Raises:
     ValueError: If a model cannot have such heads, or a group's option that
@@ -179,12 +179,12 @@ def check_task(name: str, task: str | None, federation: Federation) -> None:
   """Raises ValueError if the federation's task is not supported.
 
   Args:
-    name: Of the algorithm, for the message.
+    name: The algorithm's name, for the message.
     task: Name of the only supported task; None for any.
     federation: The federation.
 
   Raises:
-    ValueError: If its task is another one.
+    ValueError: If its task is a different one.
   """
   if task not in (None, federation.task.name):
     raise ValueError(
@@ -197,8 +197,8 @@ def check_one_model(name: str, models: Mapping[str, tuple[str, Any]]) -> None:
   """Raises ValueError if groups hold different models.
 
   Args:
-    name: Of the algorithm, for the message.
-    models: {group name: (the model's name, what must be equal)}.
+    name: The algorithm's name, for the message.
+    models: {group name: (the model's name, the value that must be equal)}.
 
   Raises:
     ValueError: If they differ.

@@ -1,4 +1,4 @@
-"""Personalised evaluation: each client's model on test examples of its own."""
+"""Personalised evaluation: each client's model on its own test examples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ class OwnScores(NamedTuple):
 
   Attributes:
     client_id: [E] int32, the evaluated clients.
-    size: [E] int32, test examples of each; the results of a client without any
-      are 0 and mean nothing.
+    size: [E] int32, number of test examples of each; without examples the
+      results are 0 and have no meaning.
     metrics: {name: [E] float32}, means of the task's metrics.
     loss: [E] float32, mean loss.
   """
@@ -33,7 +33,7 @@ class OwnScores(NamedTuple):
 
   @property
   def accuracy(self) -> jax.Array:
-    """[E] float32 in [0, 1]; of a classification task."""
+    """[E] float32 in [0, 1]; for classification tasks only."""
     return self.metrics[ACCURACY.name]
 
 
@@ -56,8 +56,8 @@ def make_own_test(
     batch_size: Largest batch; results depend on it only for models that use
       batch statistics at test time.
     rows: {group: rows of its clients} that are evaluated; None for all.
-    backend: A `Backend`, or the name of one. With 'shard_map' the devices share
-      the clients.
+    backend: A `Backend`, or the name of one. With 'shard_map' the clients are
+      divided over the devices.
 
   Returns:
     `evaluate(server, clients) -> {group: OwnScores}`; `server` is the state

@@ -50,7 +50,7 @@ def _spec(num_rows: int, mesh: jax.sharding.Mesh) -> jax.P:
 
 
 def put(tree: Any, shardings: Any) -> Any:
-  """Places values, which each process has in full, on a mesh.
+  """Places values, which each process holds in full, on a mesh.
 
   Args:
     tree: A pytree of arrays.
@@ -161,8 +161,8 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
     num: [D] int32, how many of its C rows each device needs.
 
   Returns:
-    The tree with leaves [D * C, ...], C rows on each device; rows that are not
-    needed hold zeros or any row of the table.
+    The tree with leaves [D * C, ...], C rows on each device; those that are not
+    needed are zeros or arbitrary rows of the table.
   """
   if not jax.tree.leaves(table):
     return table
@@ -208,7 +208,7 @@ def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
     mesh: D devices.
     table: A pytree of tables [K, ...], sharded as `of_tables` says.
     rows: [D * C] int32, the table rows of each device's C new rows.
-    num: [D] int32, how many of its C rows are real on each device.
+    num: [D] int32, how many of each device's C rows are real.
     new: The tree with leaves [D * C, ...], C rows on each device.
 
   Returns:

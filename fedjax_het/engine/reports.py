@@ -37,11 +37,11 @@ class RoundReport(Mapping[str, GroupReport]):
   Attributes:
     groups: {group: report}.
     server: {name: [] float32}, the metrics of the server's update; {} if it
-      returns none. In asynchronous rounds each is the mean over the round's
-      updates, without those in which it is NaN.
-    server_finite: [] bool, whether all that the server computed is finite; if
-      not, it has kept its old state. None where it is not checked: the
-      algorithm's server returns no metrics.
+      returns none. In asynchronous rounds each is the mean over those of the
+      round's updates in which it is not NaN.
+    server_finite: [] bool, whether the server's new state is finite; if not,
+      the old state is kept. None if it is not checked because the algorithm's
+      server returns no metrics.
   """
 
   groups: dict[str, GroupReport]

@@ -44,8 +44,8 @@ def init_state(
 ) -> State:
   """The state before the first round.
 
-  It is not compiled as a whole: models draw their blocks by small cached
-  programs.
+  It is not compiled as a whole, because models initialise their blocks by small
+  cached programs.
 
   Args:
     algorithm: The algorithm.
@@ -149,7 +149,7 @@ def make_round(
 
 
 def _make_sharded_round(algorithm, federation, cohort_size, backend: Backend):
-  """`make_round` over a mesh; no device holds the states of all clients."""
+  """`make_round` over a mesh, with client states as `placement` shards them."""
   mesh = backend.mesh
   plan = make_plan(federation, cohort_size)
   run_cohort = make_cohort_round(algorithm, federation, backend=backend)
@@ -208,7 +208,7 @@ def make_rounds(
     `state`.
 
   Raises:
-    ValueError: If `capacity` is no integer of at least 1.
+    ValueError: If `capacity` is not a positive integer.
   """
   at_least(1, capacity=capacity)
 
@@ -248,7 +248,7 @@ def make_warm_up(
 
   Returns:
     `warm_up(state, data, key) -> (state, report)` for the first state, which
-    is donated. The new state has done no round.
+    is donated. The new state's `round_num` is 0.
   """
   run_round = make_round(
       algorithm._replace(client_update=algorithm.warm_up),

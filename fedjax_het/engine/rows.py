@@ -1,9 +1,9 @@
 """Rows of trees whose leaves are [K, ...]: one row a client.
 
-`leaf[i]` with a traced number checks its bounds, and `leaf.at[i].set` becomes a
-scatter, leaf by leaf. The networks and optimisers of a group's clients have
-hundreds of leaves, so that both take long to compile. Indices here are known to
-be in [0, K), and each access is a slice.
+`leaf[i]` with a traced index checks its bounds, and `leaf.at[i].set` becomes a
+scatter for each leaf. Models and optimizer states have hundreds of leaves, so
+both take long to compile. Indices here are known to be in [0, K), so each
+access can be a slice.
 """
 
 import jax
@@ -36,15 +36,15 @@ def put_rows(tree, where, num, rows):
 
   Args:
     tree: Leaves [K, ...].
-    where: [S] int, distinct rows of `tree`; those from `num` on do not count.
-    num: [] int, how many.
+    where: [S] int, distinct rows of `tree`; those from `num` on are ignored.
+    num: [] int, how many rows to replace.
     rows: Leaves [S, ...].
 
   Returns:
-    A tree like the first.
+    The new tree, with leaves [K, ...].
   """
   if jax.default_backend() != 'cpu':
-    # One kernel a leaf, whose threads write all rows.
+    # One kernel for each leaf writes all rows in parallel.
     return jax.tree.map(
         lambda leaf, new: leaf.at[
             jnp.where(jnp.arange(len(where)) < num, where, leaf.shape[0])

@@ -11,8 +11,8 @@ from fedjax_het.models.intercept import batch_moments_as_stats
 def example_order(data: FederatedData) -> tuple[jax.Array, jax.Array]:
   """All clients' examples in one fixed random order.
 
-  The order follows the examples; it does not depend on how the clients' tables
-  are padded.
+  The order is drawn for the examples; it does not depend on the padding of the
+  clients' tables.
 
   Args:
     data: The federated data.

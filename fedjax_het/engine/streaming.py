@@ -21,7 +21,7 @@ from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
 # Clients whose first states are computed at once.
 _CHUNK = 256
-# Rows of tables in host memory for which `run_rows` calls its function.
+# Rows in one call of the function in `run_rows`, for tables in host memory.
 _CALL = 64
 
 
@@ -36,7 +36,7 @@ def init_streamed_state(
     key: A random key.
 
   Returns:
-    The same numbers as `rounds.init_state`.
+    The state, with the same values as that of `rounds.init_state`.
   """
 
   def table(group: Group):
@@ -67,14 +67,14 @@ def take(clients, rows: np.ndarray):
 
 
 def run_rows(run, clients, rows: np.ndarray, *others: np.ndarray):
-  """Calls a function of clients' rows, wherever their states are stored.
+  """Calls a function on rows of client states, in device or host memory.
 
   Args:
     run: `(clients, rows [n], *others [n]) -> tree` of [n, ...].
     clients: A group's table of states: jax arrays, or numpy arrays in host
-      memory, of which some rows at once are copied to the device.
+      memory, which are copied to the device some rows at a time.
     rows: [E] int, rows of the table.
-    *others: [E], what else the function takes of each of them.
+    *others: [E], further arguments of the function, one for each row.
 
   Returns:
     The tree of [E, ...].
@@ -94,7 +94,7 @@ def run_rows(run, clients, rows: np.ndarray, *others: np.ndarray):
 
 
 def _overlap(before, after) -> np.ndarray:
-  """Where the clients of one share are in an earlier one.
+  """The slots of one share's clients in an earlier share.
 
   [slots of `after`] int32: the slot of `before` that holds the same client, or
   the number of slots of `before` if none does.
@@ -108,7 +108,7 @@ def _overlap(before, after) -> np.ndarray:
 
 @jax.jit
 def _patch(rows, slots, updated):
-  """`rows`, with those replaced that the last round has updated."""
+  """Replaces those of `rows` that the last round has updated."""
 
   def one(old, new):
     found = (slots < len(new)).reshape((-1,) + (1,) * (new.ndim - 1))
@@ -157,8 +157,8 @@ def make_streamed_round(
         name: take(tables[name], share.row) for name, share in shares.items()
     }
 
-  # (tables, number of the next round, its shares and rows): what the last call
-  # has loaded ahead.
+  # (tables, number of the next round, its shares and rows), prefetched by the
+  # last call.
   ahead: list[Any] = [None, None, None]
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
@@ -175,7 +175,7 @@ def make_streamed_round(
         data,
         key,
     )
-    # The device is at work. Meanwhile, load what the next round needs.
+    # Prefetch the next round's rows while the device computes.
     coming, rows = load_cohort(tables, number + 1, sampling_key)
     for name, share in shares.items():
       slots = jnp.asarray(_overlap(share, coming[name]))

@@ -15,7 +15,7 @@ import optax
 
 
 class Metric(NamedTuple):
-  """How the numbers of a metric are read.
+  """A metric's name, direction and unit.
 
   Attributes:
     name: Its name.
@@ -28,7 +28,7 @@ class Metric(NamedTuple):
   percent: bool = False
 
   def merit(self, value: float) -> float:
-    """The value with the sign by which a larger one is better."""
+    """The value, with its sign changed if smaller values are better."""
     return value if self.larger_is_better else -value
 
   def worst(self, values):
@@ -37,7 +37,7 @@ class Metric(NamedTuple):
 
   @property
   def tail(self) -> int:
-    """The percentile by which the worse values are described, 10 or 90."""
+    """The percentile that describes the worst values, 10 or 90."""
     return 10 if self.larger_is_better else 90
 
 
@@ -53,10 +53,10 @@ class Task(NamedTuple):
       each example.
     metrics: {name: `(outputs, labels) -> [B]` float32}, reported as means over
       the test set. The first one is used to compare rounds and methods.
-    predicted: `outputs -> [B]` integers, the class that a model chooses, from
-      which confusion matrices are counted; None for a task without classes.
-    larger_is_better: Whether that one is better when it is larger.
-    percent: Whether that one is a share, shown in percent.
+    predicted: `outputs -> [B]` integers, the predicted classes, for confusion
+      matrices; None for a task without classes.
+    larger_is_better: Whether larger values of the first metric are better.
+    percent: Whether the first metric is a share, shown in percent.
   """
 
   name: str

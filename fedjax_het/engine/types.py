@@ -33,12 +33,13 @@ class Group:
     model: Their architecture.
     client_ids: [K] int32, global and ascending.
     partner: The architecture of a second model that each client holds, for
-      methods with one; None for none.
+      methods that need one; None for none.
     options: {name: value}, the method's options of this group, such as a memory
       budget; see `Needs.group_options`.
 
   Raises:
-    ValueError: If a model is none, or the ids are no row of integers.
+    ValueError: If a model is not a `BlockModel`, or `client_ids` is not a 1-D
+      array of nonnegative integers.
   """
 
   name: str
@@ -72,20 +73,19 @@ class LocalTraining:
       padded batch, so every client takes a step.
     steps: Minibatches per visit, for clients of any size, instead of `epochs`;
       None for `epochs`.
-    drop_unused_weights: Whether to drop weights without gradient, such as the
-      outer taps of kernels on 1x1 maps, from local steps; see
+    drop_unused_weights: Whether to drop parameters without gradient, such as
+      the outer taps of kernels on 1x1 maps, from local steps; see
       `BlockModel.trim`. Results are the same if the optimizer neither updates
-      nor reads weights with zero gradient: true for SGD and Adam, false with
+      nor reads parameters with zero gradient: true for SGD and Adam, false with
       weight decay or trust ratios.
     keep_optimizer: Whether a client keeps its optimiser's state between its
-      visits, which is never sent; None for what the method does by itself.
-      Only methods that declare it (`Needs.keep_optimizer`) ask for it.
+      visits, which is never sent; None for the method's default. Only methods
+      that declare it (`Needs.keep_optimizer`) use it.
     task: The loss that is minimised, and the metrics that are reported.
 
   Raises:
-    ValueError: If a number is out of its range, the optimizer is no function
-      of a learning rate, the learning rate none of the round, or the task no
-      `Task`.
+    ValueError: If a number is out of its range, `optimizer` or `learning_rate`
+      is not a function, or `task` is not a `Task`.
   """
 
   optimizer: Callable[[Any], optax.GradientTransformation]
@@ -123,12 +123,12 @@ class LocalTraining:
       booleans(keep_optimizer=self.keep_optimizer)
 
   def keeps_optimizer(self, default: bool) -> bool:
-    """Whether the optimizer state is kept; `default` is that of the method."""
+    """Whether the optimizer state is kept; `default` is the method's."""
     return default if self.keep_optimizer is None else self.keep_optimizer
 
 
 def _check_sizes(sizes, num_clients: int) -> None:
-  """Raises ValueError unless they are one count for each client."""
+  """Raises ValueError unless there is one count for each client."""
   if np.shape(sizes) != (num_clients,):
     raise ValueError(
         f'sizes must be {num_clients} integers, one for each client, got the '
@@ -209,7 +209,7 @@ class Federation:
 
   @property
   def num_classes(self) -> int:
-    """Outputs of every model, C; a ValueError if models differ in it."""
+    """Outputs of every model, C; raises ValueError if models differ."""
     outputs = {g.name: g.model.num_classes for g in self.groups}
     if len(set(outputs.values())) != 1:
       listed = ', '.join(f'{name} {c}' for name, c in outputs.items())
@@ -243,14 +243,14 @@ class Visit(NamedTuple):
 
 
 class Turn(NamedTuple):
-  """The inputs of a server update besides uploads.
+  """The inputs of a server update other than uploads.
 
-  It has the fields of a `Visit` that training asks for, so that
+  It has the fields of a `Visit` that training reads, so that
   `fit(loss_fn, local, start, turn.public, turn)` trains a model of the server.
 
   Attributes:
-    round_num: [] int32, from 0; without rounds that all share, the round that
-      the upload is counted to.
+    round_num: [] int32, from 0; in asynchronous runs, the round to which the
+      upload counts.
     key: A random key that depends only on the seed and the update.
     public: All examples of the public set, or None.
   """
@@ -278,7 +278,7 @@ class Uplink(NamedTuple):
 
   Attributes:
     summed: A pytree of which the server only needs the sum over clients, such
-      as weighted deltas and their weights. It is accumulated while clients
+      as weighted deltas and their coefficients. It is accumulated while clients
       run, so memory does not grow with the cohort.
     kept: A pytree that the server needs per client, such as features; None for
       nothing.
@@ -294,7 +294,8 @@ class Received(NamedTuple):
   Attributes:
     summed: Sum of `Uplink.summed` over the group's clients of the cohort.
     kept: `Uplink.kept`, stacked on a leading axis of slots.
-    client_id: [slots] int32, ascending; padding slots hold num_clients, which
+    client_id: [slots] int32, ascending except for slots without an upload
+      (padding, or an update that is not finite). These hold num_clients, which
       a scatter with `mode='drop'` ignores.
     staleness: [slots] int32, server updates since the client's download; 0 in
       synchronous rounds.
@@ -317,7 +318,7 @@ class FederatedAlgorithm(NamedTuple):
   """A federated algorithm; every function is pure and traceable.
 
   Attributes:
-    init: `(key) -> server`, the server's first state.
+    init: `(key) -> server`, the server's initial state.
     init_client: `(group, client_id, key) -> client`, the client state between
       visits; () for none.
     downlink: `(server, group, visit) -> downlink`, the pytree sent to one
@@ -327,8 +328,9 @@ class FederatedAlgorithm(NamedTuple):
       (client, uplink, metrics)`; `metrics` maps names to scalars.
     server_update: `(server, {group name: Received}, turn) -> (server,
       metrics)`, with a `Turn`; `metrics` maps names to scalars, NaN for what
-      this update did not measure. A server that trains returns some: its new
-      state is then checked for NaN and infinity; see `visits.server_turn`.
+      this update did not measure. A server that trains must return some, since
+      only then is its new state checked for NaN and infinity; see
+      `visits.server_turn`.
     client_model: `(server, client, group) -> variables` to evaluate.
     personal: Whether `client_model` depends on the client; if not, one model
       per group is evaluated.
@@ -344,9 +346,9 @@ class FederatedAlgorithm(NamedTuple):
       itself.
     max_staleness: `server_update` drops uploads with a larger staleness, and
       the clock does not count them as updates; None for no limit.
-    facts: `() -> {name: value}`, what the method says of a run before its first
-      round, in values of JSON, for the report; it may compile. None for
-      nothing.
+    facts: `() -> {name: value}`, JSON values about the run that the report
+      shows, computed before the first round; it may compile programs. None for
+      none.
   """
 
   init: Callable[..., Any]

@@ -16,9 +16,9 @@ from fedjax_het.engine.types import (
   Visit,
 )
 
-# Entries of a leaf that may be copied for a check.
+# Largest number of entries of a leaf that `all_finite` copies.
 _SMALL = 4096
-# An id that no client has; it is above all that are.
+# An id that no client has, above those of all clients.
 NO_CLIENT = 2**31 - 1
 
 
@@ -28,12 +28,12 @@ def round_key(key, round_num):
 
 
 def client_key(key, round_num, client_id):
-  """A client's key, from its id and not from its slot in a cohort."""
+  """A client's key, derived from its id and not from its slot in a cohort."""
   return jax.random.fold_in(round_key(key, round_num), client_id)
 
 
 def visit_pair(key, round_num, client_id, turn=0) -> tuple[Visit, Visit]:
-  """The `Visit` that a client's downlink gets, and that of its training."""
+  """The `Visit` for a client's downlink, and the one for its training."""
   keys = jax.random.split(client_key(key, round_num, client_id))
   return (
       Visit(client_id, round_num, keys[0], turn),
@@ -48,8 +48,8 @@ def all_finite(tree) -> jax.Array:
       for leaf in jax.tree.leaves(tree)
       if jnp.issubdtype(leaf.dtype, jnp.inexact)
   ]
-  # A network has many biases and scales, and each check is a kernel of its own
-  # to compile: they are checked together.
+  # Check small leaves together: a network has many biases and scales, and each
+  # check would be a kernel to compile.
   parts = [leaf for leaf in leaves if leaf.size > _SMALL]
   small = [leaf for leaf in leaves if leaf.size <= _SMALL]
   if small:
@@ -59,7 +59,7 @@ def all_finite(tree) -> jax.Array:
 
 
 def check_inputs(group: Group, preprocess, features) -> None:
-  """Raises ValueError for examples that a group's model does not take.
+  """Raises ValueError for examples that a group's model does not accept.
 
   It looks at shapes and types only, so it may be called while a program is
   traced.
@@ -89,7 +89,7 @@ def check_inputs(group: Group, preprocess, features) -> None:
 def make_training(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
-  """A client's visit from the downlink on, as a pure function.
+  """Builds a client's visit after the downlink, as a pure function.
 
   Args:
     algorithm: The algorithm.
@@ -112,8 +112,8 @@ def make_training(
       return jnp.where(finite, new, old)
 
     updated = jax.tree.map(keep, updated, client)
-    # `kept` too: zero times NaN is NaN, and an upload in flight is part of the
-    # state.
+    # Clear `kept` too: zero times NaN is NaN, and an upload in flight is part
+    # of the state.
     summed, kept = jax.tree.map(
         lambda s: keep(s, jnp.zeros_like(s)), (uplink.summed, uplink.kept)
     )
@@ -132,7 +132,7 @@ def make_training(
 def make_visit(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
-  """One client's whole visit, from downlink to uplink, as a pure function.
+  """Builds a client's whole visit, downlink to uplink, as a pure function.
 
   Args:
     algorithm: The algorithm.
@@ -141,8 +141,8 @@ def make_visit(
   Returns:
     `visit((server, data, key, round_num, cohort), (client_id, client)) ->
     (summed, (client, kept, finite, metrics, down, up))`, as `make_training`;
-    `cohort` are the ids of the clients in the round, in any order, and
-    `NO_CLIENT`.
+    `cohort` holds the ids of the round's clients in any order, and `NO_CLIENT`
+    as padding.
   """
   train = make_training(algorithm, group)
 
@@ -169,17 +169,17 @@ def server_turn(
     update,
     num_clients: int,
 ) -> tuple[Any, dict[str, jax.Array], jax.Array | None]:
-  """Lets the server update its state from what it has received.
+  """Updates the server's state with the received uploads.
 
   The state is checked for NaN and infinity only if the algorithm returns
   metrics, which means that its server trains: other servers average finite
-  uploads, and the check would cost a pass over the state. Which of the two
-  holds is known at trace time.
+  uploads, and the check would cost a pass over the state. Whether there are
+  metrics is known at trace time.
 
   Args:
     algorithm: The algorithm.
     server: The server's state.
-    received: {group: what it has sent}.
+    received: {group: its uploads}.
     data: The federated data, with the public set.
     key: The key of the run's training.
     round_num: [] int32, rounds done.
@@ -194,11 +194,11 @@ def server_turn(
   Raises:
     TypeError: If the algorithm returns anything but a state and metrics.
   """
-  # The server's key is that of an id that no client has.
+  # The server uses the key of an id that no client has.
   server_key = client_key(key, update, num_clients)
   turn = Turn(round_num, server_key, data.of_public())
   result = algorithm.server_update(server, received, turn)
-  # A state may be a tuple of two itself, but not a plain one with a dict.
+  # A state may itself be a pair, but not a plain tuple that ends in a dict.
   if not (
       type(result) is tuple
       and len(result) == 2
