@@ -1,4 +1,4 @@
-"""Federated averaging of parameters around any way to train locally."""
+"""Federated averaging of parameters, for any local training."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ class Client(NamedTuple):
   """State of a client that keeps its optimizer state.
 
   Attributes:
-    own: The blocks that do not travel.
+    own: The blocks that are not shared.
     opt_state: The optimiser's state over the whole model.
   """
 
@@ -30,15 +30,15 @@ def own_blocks(client: Client | Variables) -> Variables:
 def model_training(
     local: LocalTraining, mu: float = 0.0
 ) -> tuple[Callable[..., Any], bool]:
-  """Local training of the whole model by cross-entropy.
+  """Local training of the whole model on the task's loss.
 
   Args:
     local: How to train.
     mu: Strength of a proximal term, see `train_model`.
 
   Returns:
-    `train` and `keep` as `average_weights` takes them; the optimiser is
-    reset in each visit unless `local.keep_optimizer` says otherwise.
+    `train` and `keep` as `average_weights` takes them; the optimiser is reset
+    in each visit unless `local.keep_optimizer` is True.
 
   Raises:
     ValueError: If `mu` is negative or not finite.
@@ -64,7 +64,7 @@ def trained_clients(
   """`init_client` and `client_update` of clients that train what they receive.
 
   Args:
-    exchange: Which blocks travel.
+    exchange: Which blocks are shared.
     train: As for `average_weights`.
     keep: As for `average_weights`.
     send: `(group, start, end, size, num_steps) -> (own blocks, uplink)`.
@@ -94,19 +94,19 @@ def trained_clients(
 def average_weights(
     exchange: WeightExchange, train: Callable[..., Any], keep: bool = False
 ) -> FederatedAlgorithm:
-  """Clients train the received weights; the server averages the changes.
+  """Clients train the received model; the server averages the changes.
 
   Args:
-    exchange: Which blocks travel and how they are averaged.
+    exchange: Which blocks are shared and how they are averaged.
     train: `(group, start, data, visit) -> (end, metrics, num_steps)`, the
       local training of one client; `start` and `end` are `Variables`.
-    keep: Whether clients keep their optimisers: `train` then takes the state
-      as a fifth argument and returns the new one after `end`.
+    keep: Whether clients keep their optimizer states: `train` then takes the
+      state as a fifth argument and returns the new one after `end`.
 
   Returns:
-    The algorithm. Its server state is the union of the shared blocks, maybe
-    with the state of the server's optimiser, its client state the blocks that
-    do not travel, or a `Client`.
+    The algorithm. Its server state is the union of the shared blocks, with the
+    state of the server's optimiser if that has any. Its client state is the
+    blocks that are not shared, or a `Client`.
   """
 
   def send(group, start, end, size, num_steps):

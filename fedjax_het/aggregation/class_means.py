@@ -17,8 +17,8 @@ class ClassVectors(NamedTuple):
 
   Attributes:
     vectors: [..., C, D] float32.
-    counts: [..., C] float32, how many vectors were added or averaged; zero
-      for a class that no client has, whose vector is zero.
+    counts: [..., C] float32, how many vectors were added or averaged. It is 0
+      for a class without examples, and its vector is then zero.
   """
 
   vectors: jax.Array
@@ -26,9 +26,9 @@ class ClassVectors(NamedTuple):
 
 
 class Client(NamedTuple):
-  """The client state: model and optimizer state.
+  """The client state: variables of the model, and optimizer state.
 
-  The state is None if `local.keep_optimizer` is False; else it is kept.
+  The optimizer state is None if `local.keep_optimizer` is False.
   """
 
   variables: Variables
@@ -83,14 +83,14 @@ def fit_and_sum(
   """Trains on cross-entropy plus a penalty, and adds up outputs by class.
 
   The sums are over the outputs of the training passes (with dropout and batch
-  statistics, before the step), so they need no additional pass.
+  statistics, before each step), so they need no additional pass.
 
   Args:
     model: The architecture.
     local: How to train.
     client: The client at the beginning.
     data: Its examples.
-    visit: Its turn.
+    visit: Its visit.
     penalty: `(logits [B, C], labels [B]) -> [B]`, averaged over the batch.
     weight: Factor on the penalty; 0 leaves it out of the gradient.
     name: The penalty's name among the metrics.
@@ -118,7 +118,7 @@ def fit_and_sum(
   )
   if client.opt_state is None:
     opt_state = None
-  # `fit` has averaged over the steps; counts are whole numbers again.
+  # Undo the mean over steps that `fit` took; rounding makes counts exact.
   total = ClassVectors(
       metrics.pop('vectors') * num_steps,
       jnp.round(metrics.pop('counts') * num_steps),

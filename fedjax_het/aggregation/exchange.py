@@ -1,9 +1,10 @@
 """Exchange of parameters between clients of different architectures.
 
-Three pieces compose: a `Sharing` says what of a client's tree travels
-(`sharing.py`), `weighted_mean` averages what was sent over the senders of each
-block, and `server_step` moves the server along the mean (`server.py`).
-`WeightExchange` composes them for averaging; a method may also call each alone.
+It has three parts: a `Sharing` selects the shared blocks of a client's tree
+(`sharing.py`), `weighted_mean` averages each block over the clients that sent
+it, and `server_step` takes the server's optimiser step along the mean
+(`server.py`). `WeightExchange` combines them for averaging; a method may also
+call each alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,8 +39,8 @@ class Delta(NamedTuple):
 
   Attributes:
     change: {shared key: tree} of trainable leaves, p (after - before).
-    stats: {shared key: tree} of running statistics, p times what they are
-      after the visit. Changes would not do: of stale uploads they add up.
+    stats: {shared key: tree} of running statistics, p times their values after
+      the visit. These are not changes, since those of stale uploads add up.
     weight: [] float32, p, the client's coefficient in the mean.
   """
 
@@ -52,9 +53,9 @@ def end_of(before: Variables, delta: Delta) -> Variables:
   """One client's variables at the end of its visit, from its upload.
 
   Args:
-    before: x, what the server sent it, of the shared keys of the delta. The
-      server no longer has the x of a stale upload: with its present tree x'
-      the result is x' + y - x.
+    before: x, what the server sent it, for the shared keys of the delta. For a
+      stale upload the server no longer has x: with its present tree x' the
+      result is x' + y - x.
     delta: p (y - x), p s and p.
 
   Returns:
@@ -73,17 +74,17 @@ def end_of(before: Variables, delta: Delta) -> Variables:
 
 
 class WeightExchange(NamedTuple):
-  """How the parameters of a federation travel and are averaged.
+  """How the parameters of a federation are shared and averaged.
 
-  What is called `server` below is the server's tree, `Variables` keyed by
-  shared key, or with an optimiser that has a state `Optimized`.
+  Arguments called `server` are the server's tree: `Variables` keyed by shared
+  key, or `Optimized` if the server's optimiser has a state.
 
   Attributes:
     federation: The federation.
     sharing: The shared blocks.
     weighting: 'uniform' for plain means over the holders of a block, 'data'
       for coefficients proportional to the number of examples.
-    tx: The server's optimiser of the trainable leaves; running statistics
+    tx: The server's optimiser for the trainable leaves; running statistics
       become the mean of those that were sent.
   """
 
@@ -101,7 +102,7 @@ class WeightExchange(NamedTuple):
     )
 
   def init(self, key) -> Variables | Optimized:
-    """Draws the server's tree: the union of all that is shared.
+    """Initialises the server's tree: the union of all shared blocks.
 
     Args:
       key: A random key.
@@ -129,7 +130,7 @@ class WeightExchange(NamedTuple):
     )
 
   def download(self, server: Variables | Optimized, group: Group) -> Variables:
-    """The part of the server's tree that a group's clients own."""
+    """The part of the server's tree that belongs to a group's model."""
     return self.sharing.pick(group, server_variables(server))
 
   def assemble(
@@ -186,14 +187,14 @@ class WeightExchange(NamedTuple):
       deltas: Mapping[str, Delta],
       revise: Callable[..., dict[str, Any]] = lambda mean, sent: mean,
   ) -> Variables | Optimized:
-    """Moves every shared block to, or along, the weighted mean of its senders.
+    """Updates every shared block by the weighted mean over its senders.
 
     Args:
       server: The server.
       deltas: {group name: sum of its clients' uplinks}.
-      revise: `(mean, sent) -> mean`, what a method makes of the mean change of
-        the trainable leaves, {key: tree}, before the server's step; `sent` is
-        {key: [] bool}. Running statistics become their mean.
+      revise: `(mean, sent) -> mean`, modifies the mean change of the trainable
+        leaves, {key: tree}, before the server's step; `sent` is {key: [] bool}.
+        Running statistics become their mean.
 
     Returns:
       The new server; a block that no client sent keeps its values and
@@ -225,7 +226,7 @@ class WeightExchange(NamedTuple):
       part: Callable[..., Delta] = lambda summed: summed,
       revise: Callable[..., dict[str, Any]] = lambda mean, sent: mean,
   ) -> Variables | Optimized:
-    """`average` over what a round delivered.
+    """`average` over the uploads of a round.
 
     Args:
       server: The server.

@@ -9,14 +9,14 @@ MASKS = ('client', 'batch', 'none')
 
 
 def owned_labels(data: ClientData, num_classes: int) -> jax.Array:
-  """[C] bool: the labels of which a client has an example, Y_k."""
+  """[C] bool: the labels for which a client has an example, Y_k."""
   real = jnp.arange(len(data.index)) < data.size
   labels = data.labels[data.index]
   return jnp.zeros(num_classes, bool).at[labels].max(real)
 
 
 def masked_logits(logits, batch, owned, mask: str):
-  """Logits with those of absent labels set to 0.
+  """Sets the logits of absent labels to 0.
 
   Args:
     logits: [B, C].

@@ -1,8 +1,8 @@
-"""A client's part in methods over widths: training, upload, holders.
+"""The client's part of width-slicing methods: training, upload, holders.
 
 HeteroFL and FedRolex train a narrow model with the same three additions: a
-Scaler, norms without running statistics and a masked loss. `slicing` says
-which numbers a narrow model holds.
+Scaler, norms without running statistics and a masked loss. `slicing` defines
+which entries a narrow model holds.
 
 References:
   Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021.
@@ -92,12 +92,12 @@ def weighted_change(model: BlockModel, start, end, weight, rows):
 
 
 def holders(model: BlockModel, weight, row_weight):
-  """sum_{k in H_j} w_k for every number j of a narrow model.
+  """sum_{k in H_j} w_k for every entry j of a narrow model's parameters.
 
   Args:
     model: The narrow model.
     weight: [] float32, the sum of its clients' weights.
-    row_weight: [C] float32, the same over those that train each head row.
+    row_weight: [C] float32, the same sum over those that train each head row.
 
   Returns:
     A tree like the model's parameters.

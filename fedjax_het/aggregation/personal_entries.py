@@ -31,7 +31,7 @@ class PersonalModel(NamedTuple):
 
 
 def predict_shared(group: Group, model: PersonalModel, x) -> jax.Array:
-  """The server's model, as a view of an algorithm."""
+  """Logits of the server's model; one of an algorithm's `views`."""
   return group.model.apply(model.shared, x)[0]
 
 
@@ -50,10 +50,10 @@ def fraction(mask) -> jax.Array:
 def masked(
     tx: optax.GradientTransformation, mask
 ) -> optax.GradientTransformation:
-  """An optimiser that moves the entries of a mask alone.
+  """An optimiser that updates only the entries where a mask is True.
 
-  It sees a gradient of 0 in the others, so their moments stay 0, and weight
-  decay and momentum do not move them.
+  The gradient of the others is set to 0, so their moments stay 0, and weight
+  decay and momentum do not change them.
   """
 
   def keep(tree):
@@ -77,7 +77,7 @@ def fit_masked(
     opt_state: Any = None,
     grad_hook=lambda grads, params: grads,
 ) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
-  """Trains the entries of a mask; the others stay bit for bit.
+  """Trains the entries where a mask is True; the others do not change.
 
   Args:
     model: The architecture.
@@ -85,8 +85,8 @@ def fit_masked(
     start: Variables at the beginning.
     data: `ClientData`.
     visit: The client's turn.
-    mask: {block: tree of bool}. Without any True no step is taken.
-    opt_state: As for `fit_model`; None begins anew.
+    mask: {block: tree of bool}. If no entry is True, no step is taken.
+    opt_state: As for `fit_model`; None initialises a new one.
     grad_hook: As for `fit_model`.
 
   Returns:

@@ -1,11 +1,11 @@
-"""The server's part of averaging: the weighted mean, then a step along it.
+"""The server's part of averaging: the weighted mean and an optimizer step.
 
 With D the weighted mean of the clients' changes, the server takes an optax
 step on the gradient -D. Plain averaging is SGD with learning rate 1,
 
   sgd      b <- beta b + D,      x <- x + lr b
 
-(FedAvgM for beta > 0); the adaptive methods, on every number of every leaf, are
+(FedAvgM for beta > 0); the adaptive methods are, elementwise,
 
            m <- beta m + (1 - beta) D,      x <- x + lr m / (sqrt(v) + tau)
   adagrad  v <- v + D^2
@@ -14,10 +14,10 @@ step on the gradient -D. Plain averaging is SGD with learning rate 1,
 
 from m = 0 and v = tau^2, with b2 = 0.99.
 
-Optax's forms differ: `optax.adam` starts at v = 0 and corrects the bias of m
-and v (with v = 0 the form here has its step times sqrt(1 - b2^t) / (1 - beta^t)
-and its eps times sqrt(1 - b2^t)); `optax.yogi` does so too and starts at
-m = v = 1e-6; `optax.adagrad` divides by sqrt(v + eps).
+Optax's forms differ. `optax.adam` starts at v = 0 and corrects the bias of m
+and v: it is the form here with lr times sqrt(1 - b2^t) / (1 - beta^t) in place
+of lr, and eps sqrt(1 - b2^t) in place of tau. `optax.yogi` corrects the bias,
+too, and starts at m = v = 1e-6. `optax.adagrad` divides by sqrt(v + eps).
 
 References:
   Reddi et al., `Adaptive Federated Optimization
@@ -37,7 +37,7 @@ import optax
 
 from fedjax_het.options import between, one_of, positive
 
-# b2, the decay of v, for which the paper takes one value throughout.
+# b2, the decay of v; the paper uses one value throughout.
 SECOND_MOMENT_DECAY = 0.99
 
 
@@ -50,8 +50,8 @@ def weighted_mean(
     sums: One (total, weight) of each group of senders. `total` is {key: tree},
       sums of coefficient * value; groups may have different keys. `weight`
       is the sum of the coefficients: one array for all keys, or {key: prefix
-      of the key's tree} of arrays. An array of the leading axes of a leaf
-      holds for the rest of them: [] for a block, [C] for classes.
+      of the key's tree} of arrays. An array may have only the leading axes of
+      a leaf and is broadcast over the others: [] for a block, [C] for classes.
 
   Returns:
     The means, {key: tree}, 0 where no client sent, and whether any client sent,
@@ -84,9 +84,9 @@ def weighted_mean(
 
 
 def _over(array, leaf):
-  """Adds axes of size 1 behind those of `array`, as many as the leaf has."""
+  """Appends axes of size 1 to `array`, up to the rank of `leaf`."""
   array = jnp.asarray(array)
-  if not array.ndim:  # Reshaped, it would change the division's last bits.
+  if not array.ndim:  # A reshape would change the last bits of the division.
     return array
   return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
@@ -94,7 +94,7 @@ def _over(array, leaf):
 def init_server_step(
     tx: optax.GradientTransformation, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The first state of `server_step`.
+  """The initial state of `server_step`.
 
   Args:
     tx: The optimiser.
@@ -113,17 +113,17 @@ def server_step(
     mean: Mapping[str, Any],
     sent: Mapping[str, jax.Array],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Steps along the mean change of each key, by itself.
+  """Takes an optimizer step along the mean change of each key separately.
 
   Args:
-    tx: The optimiser; a norm that it takes is one over a single key.
+    tx: The optimiser. If it takes norms, each is over a single key.
     params: {key: tree}, x.
     opt_state: As of `init_server_step`.
     mean: {key: tree} for some of the keys, D.
     sent: {key: bool arrays} for the same keys, as `weighted_mean` returns
-      them: [] for a key, or arrays of leading axes or of single entries. What
-      no client sent keeps its values and its moments; a key of which nothing
-      was sent keeps its step count, too.
+      them: [] for a key, or arrays with the leading or all axes of a leaf.
+      Entries that no client sent keep their values and moments; a key without
+      any sent entry keeps its step count, too.
 
   Returns:
     The new parameters and the new state.
@@ -146,7 +146,7 @@ def server_step(
 
 
 def _moves(tx: optax.GradientTransformation, sent, params, opt_state):
-  """What of one key's parameters and state a step changes.
+  """Masks of the parameters and state that a step on one key changes.
 
   Args:
     tx: The optimiser.
@@ -165,7 +165,7 @@ def _moves(tx: optax.GradientTransformation, sent, params, opt_state):
   anything = jnp.zeros((), bool)  # A block without parameters sends nothing.
   for some in jax.tree.leaves(sent):
     anything |= jnp.any(some)
-  # A moment moves where its entry does; a step count, where any entry does.
+  # A moment changes where its entry does; a step count, if any entry does.
   state = optax.tree_utils.tree_map_params(
       tx,
       lambda _, some: some,
@@ -177,7 +177,7 @@ def _moves(tx: optax.GradientTransformation, sent, params, opt_state):
 
 
 class Optimized(NamedTuple):
-  """A server's tree with the state of its optimiser, where that has any.
+  """A server's tree with the state of its optimiser, if that has any.
 
   Attributes:
     variables: The tree, such as `Variables` keyed by shared key.
@@ -196,14 +196,14 @@ def with_state(variables: Any, opt_state: Mapping[str, Any]) -> Any:
 
 
 def server_variables(server: Any) -> Any:
-  """The server's tree, with an optimiser's state beside it or without."""
+  """The server's tree, without its optimiser's state."""
   return server.variables if isinstance(server, Optimized) else server
 
 
 def state_of(
     tx: optax.GradientTransformation, server: Any, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The optimiser's state in what `with_state` returned.
+  """The optimiser's state of a server that `with_state` returned.
 
   Args:
     tx: The optimiser.
@@ -222,8 +222,8 @@ class Moments(NamedTuple):
   """State of an adaptive server optimiser.
 
   Attributes:
-    m: Mean of the gradients, like the parameters.
-    v: Their squares, added up, like the parameters.
+    m: Running mean of the gradients, a tree like the parameters.
+    v: Second moments of the gradients, a tree like the parameters.
   """
 
   m: Any
@@ -313,22 +313,22 @@ def _from_options(
     server_momentum: float | None = None,
     server_eps: float = 1e-3,
 ) -> optax.GradientTransformation:
-  """`make_server_optimizer` of options, with their names and defaults."""
+  """`make_server_optimizer` with an algorithm's option names and defaults."""
   return make_server_optimizer(
       server_optimizer, server_lr, server_momentum, server_eps
   )
 
 
 def takes_server_options(**defaults) -> Callable[[Callable], Callable]:
-  """A decorator of functions that need the server's optimiser.
+  """A decorator for functions that need the server's optimiser.
 
-  The function has a keyword `tx`, the transformation. It is called with
-  `server_lr`, `server_optimizer`, `server_momentum` and `server_eps` instead,
-  which are options like its own: see `make_server_optimizer`. `tx` itself may
-  be given, too.
+  The function has a keyword `tx`, the transformation. Its callers give the
+  options `server_lr`, `server_optimizer`, `server_momentum` and `server_eps`
+  instead, from which `make_server_optimizer` makes `tx`. They may also give
+  `tx` itself.
 
   Args:
-    **defaults: Of these options, where a method has others.
+    **defaults: The method's defaults of these options, where they differ.
 
   Returns:
     The decorator.

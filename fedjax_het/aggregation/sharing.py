@@ -1,10 +1,9 @@
-"""Which blocks of a client travel, and how its tree is put together again.
+"""Which blocks of a client are shared, and how its tree is reassembled.
 
-Each block of a model has a shared key, or none: blocks with equal keys are
-averaged together whatever architecture they are part of, blocks without a key
-stay on their client. Layer-wise averaging, averaging inside an architecture,
-averaging of the ends or the classifier only, and no averaging differ in nothing
-but this key.
+Each block of a model has a shared key, or none. Blocks with equal keys are
+averaged together, also across architectures; blocks without a key stay on their
+client. Layer-wise averaging, averaging inside an architecture, averaging of the
+ends or the classifier only, and no averaging differ only in this key.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from fedjax_het.models.blocks import Variables
 
 
 def layerwise(group: Group, block: str) -> str:
-  """Averages a block over all architectures that own it (FedIN v2 Eq. 19)."""
+  """Averages a block over all architectures that have it (FedIN v2 Eq. 19)."""
   del group
   return block
 
@@ -56,18 +55,18 @@ class Sharing(NamedTuple):
 
   A tree is `{block: subtree}`: parameters, gradients, momenta, control
   variates, masks. `Variables` are two such trees, of which the running
-  statistics may stay on their client. What travels is `{key: subtree}`.
+  statistics may stay on their client. The shared part is `{key: subtree}`.
 
   Attributes:
     shared_key: `(group, block) -> key`, or None for a block that stays.
-    local_stats: Whether running statistics stay, whatever their block does.
+    local_stats: Whether running statistics stay, even those of shared blocks.
   """
 
   shared_key: Callable[[Group, str], str | None]
   local_stats: bool = False
 
   def keys(self, group: Group, stats: bool = False) -> dict[str, str]:
-    """{block: key} of the group's blocks that travel.
+    """{block: key} of the group's shared blocks.
 
     Args:
       group: The group.
@@ -86,12 +85,12 @@ class Sharing(NamedTuple):
     return {name: key for name, key in keys.items() if key is not None}
 
   def split(self, group: Group, tree) -> tuple[Any, Any]:
-    """Splits a client's tree into what travels and what stays.
+    """Splits a client's tree into the shared part and the part that stays.
 
     Args:
       group: The client's group.
-      tree: {block: subtree} or `Variables`; it may lack blocks, and blocks
-        that the group's model does not list stay.
+      tree: {block: subtree} or `Variables`. It may lack blocks; blocks that the
+        group's model does not have stay.
 
     Returns:
       {key: subtree} and {block: subtree}, or `Variables` of them.
@@ -112,7 +111,7 @@ class Sharing(NamedTuple):
       group: The client's group.
       own: {block: subtree} of the blocks that stay, or `Variables`; () for
         none.
-      sent: {key: subtree} of those that travel, or `Variables`.
+      sent: {key: subtree} of the shared blocks, or `Variables`.
 
     Returns:
       The tree of the blocks of the group's model. A block that neither part
@@ -130,7 +129,7 @@ class Sharing(NamedTuple):
     return self._each(group, whole, sent, own)
 
   def pick(self, group: Group, server):
-    """The part of a server's tree that a group's clients own.
+    """The part of a server's tree that belongs to a group's model.
 
     Args:
       group: The group.
@@ -156,7 +155,7 @@ class Sharing(NamedTuple):
 
 
 def check_shared_shapes(federation: Federation, shared_key) -> None:
-  """Raises ValueError for groups that give one shared block different shapes.
+  """Raises ValueError if groups give one shared block different shapes.
 
   Args:
     federation: The federation.

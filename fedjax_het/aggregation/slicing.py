@@ -1,27 +1,27 @@
-"""Width slicing: narrow copies of a model, and which numbers they hold.
+"""Width slicing: narrow copies of a model, and which entries they hold.
 
-`narrow` makes the narrow architecture, `width_index` says for every leaf, axis
-by axis, which coordinates of the full leaf the narrow one holds, `extract`
-cuts them out and `scatter_add` adds them back in their place. The sums go
-through `mean_over_holders`, and the server's step is that of `server`.
+`narrow` makes the narrow architecture. `width_index` gives for every leaf, axis
+by axis, the coordinates of the full leaf that the narrow one holds. `extract`
+gathers them, and `scatter_add` adds narrow leaves back at these coordinates.
+`mean_over_holders` averages the sums; `server.server_step` updates the server.
 
-The blocks are walked in order with the set of channels that reaches each. A
-module declares what it does with them (`models.slices`):
+Blocks are visited in order, each with its input set, the set of kept channels
+of its input. A module declares what it does with the set (`models.slices`):
 
-- A layer's input set is what the layer before it puts out, its output set is
-  `index_of(K, k)`, k of its K channels: for HeteroFL the leading ones, for
-  FedRolex a window that is shifted by the round. Bias and norm have the set of
+- A layer's input set is the output set of the layer before it. Its output set
+  is `index_of(K, k)`, k of its K channels: for HeteroFL the leading ones, for
+  FedRolex a window that is shifted every round. Bias and norm have the set of
   the channels they act on.
-- A shortcut without parameters passes its input set on; where it pads channels
-  with zeros on both sides ('A'), the set is what the narrow pad corresponds to.
+- A shortcut without parameters keeps its input set. If it pads channels with
+  zeros on both sides ('A'), it has the set to which the narrow pad corresponds.
 - Flattening is channel-minor: position p, channel c is row p * C + c.
 - Attention keeps, inside each of H heads of size m, the same k coordinates of
   q, k and v; the output projection reads those of v.
 - Classes and image channels are never cut.
-- A head of the model has the set of the block that it branches off.
+- A head's input set is the output set of the block after which it branches off.
 
-With norms that act on each channel alone the narrow model is the full one with
-the other channels set to zero; group and layer norm see fewer channels.
+If norms act on each channel alone, the narrow model is the full one with the
+other channels set to zero; group and layer norm see fewer channels.
 
 References:
   Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021.
@@ -53,7 +53,7 @@ class Level(NamedTuple):
   Attributes:
     rate: The share of the channels.
     model: The narrow model.
-    index: Which numbers of the full parameters it holds, see `width_index`.
+    index: Which entries of the full parameters it holds, see `width_index`.
   """
 
   rate: float
@@ -95,10 +95,10 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
   Args:
     model: The full model.
     size: Maps the channels K of a layer, or the size of an attention head, to
-      those that are kept, such as `lambda k: math.ceil(k / 2)`.
+      the number that is kept, such as `lambda k: math.ceil(k / 2)`.
 
   Returns:
-    A model of the same block names.
+    A model with the same block names.
 
   Raises:
     ValueError: If a module cannot be narrowed, or is left without a channel.
@@ -137,10 +137,11 @@ def without_running_stats(model: BlockModel) -> BlockModel:
     model: A model.
 
   Returns:
-    One with the same parameters that never keeps running statistics.
+    A model with the same parameters that never keeps running statistics.
 
   Raises:
-    ValueError: If a module keeps some and has no field `norm` to say so.
+    ValueError: If a module keeps running statistics, but not by a field `norm`
+      that is 'batch'.
   """
   stats = model.abstract_variables.stats
 
@@ -165,11 +166,10 @@ def width_index(
 
   Args:
     full: The full model.
-    small: Its narrow model, as of `narrow`.
+    small: Its narrow model, from `narrow`.
     index_of: `(size, kept) -> [kept] int`, maybe traced: which of the channels
       0..size-1 of a layer the narrow layer holds, in its order. It is called
-      for each layer, with equal sizes for equal layers, and should depend on
-      nothing else that differs between layers.
+      for each layer; layers with equal sizes should get the same result.
 
   Returns:
     `Variables` of the full model's structure. Each leaf is replaced by a
@@ -185,7 +185,7 @@ def width_index(
   wide, thin = full.abstract_variables, small.abstract_variables
 
   def walk(blocks, current):
-    """Follows the channels through a chain; the sets behind each block."""
+    """Follows the channels through a chain; returns each block's output set."""
     behind = {}
     for name, module in blocks:
       cut = Cut(
@@ -212,7 +212,7 @@ def width_index(
 
 
 def _change_modules(model: BlockModel, change) -> BlockModel:
-  """`(block name, module) -> module` of each block's innermost module."""
+  """Applies `change(block name, module)` to each block's innermost module."""
   return model.with_modules(
       lambda name, module: change_innermost(
           module, functools.partial(change, name)
@@ -276,7 +276,7 @@ def _block_index(name: str, cut: Cut, stats):
 
 
 def _inner_index(name: str, declared: Slices, cut: Cut, stats):
-  """`_block_index` of a module whose parameters are those of one inside."""
+  """`_block_index` of a module that wraps the one with the parameters."""
   full, small = (getattr(m, declared.inner) for m in (cut.full, cut.small))
   key = next(iter(cut.params), declared.inner)
   inner = cut._replace(
@@ -364,7 +364,7 @@ def extract(tree, index):
 
 
 def scatter_add(tree, index, part):
-  """Adds narrow leaves in their place.
+  """Adds narrow leaves to their entries of the full leaves.
 
   Args:
     tree: {block name: tree} of full leaves.
@@ -384,11 +384,11 @@ def scatter_add(tree, index, part):
 
 
 def mean_over_holders(total, count):
-  """The weighted mean of every number over the clients that held it.
+  """The weighted mean of every entry over the clients that held it.
 
-  Together with `server.server_step` it moves a model over widths: by default
-  to x_j + (sum over holders of (y_kj - x_j)) / (number of holders), which is
-  the holders' mean of y_kj.
+  With `server.server_step` and its default optimiser the new value of an entry
+  is x_j + (sum over holders of (y_kj - x_j)) / (number of holders), the
+  holders' mean of y_kj.
 
   Args:
     total: {block: tree}, sums of (weighted) changes.
@@ -396,9 +396,9 @@ def mean_over_holders(total, count):
 
   Returns:
     What `server.weighted_mean` returns: {block: tree} of the means, 0 where no
-    client held a number, and whether any client did, bool of the same shapes.
+    client held an entry, and whether any client did, bool of the same shapes.
   """
-  # The barrier keeps the division one: where XLA sees that all weights are
-  # the same number it takes the reciprocal, and the last bits would not be
-  # those of FedAvg.
+  # The barrier keeps this a division: if XLA sees that all weights are the same
+  # number, it multiplies by the reciprocal, and the last bits differ from
+  # FedAvg's.
   return weighted_mean([(total, jax.lax.optimization_barrier(count))])

@@ -1,4 +1,4 @@
-"""Uploads that the server needs from each client apart."""
+"""Uploads that the server needs from each client separately."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ def gather_uploads(
     received: {group name: Received}.
 
   Returns:
-    Clients' ids [S] int32, the number of clients for padding, and the uplinks,
-    leaves [S, ...].
+    The client ids, [S] int32 (num_clients for padding), and the uplinks, leaves
+    [S, ...].
   """
   groups = list(received.values())
   ids = jnp.concatenate([group.client_id for group in groups])
@@ -29,14 +29,14 @@ def gather_uploads(
 
 
 def clear_padding(received: Received, num_clients: int) -> Received:
-  """The uploads of a group, with zeros in `kept` for padding slots.
+  """Sets `kept` of a group's padding slots to zero.
 
   Args:
     received: The group's uploads.
     num_clients: The id that padding slots hold.
 
   Returns:
-    The same, so that `kept` can be added up over its slots.
+    The uploads, whose `kept` can be summed over the slots.
   """
   real = received.client_id < num_clients
 
@@ -48,12 +48,12 @@ def clear_padding(received: Received, num_clients: int) -> Received:
 
 
 def sum_uploads(uploads):
-  """Adds up leaves [S, ...] over their slots, see `clear_padding`."""
+  """Sums leaves [S, ...] over their slots, see `clear_padding`."""
   return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), uploads)
 
 
 def keep_latest(store, client_id, uploads):
-  """Puts uploads in the place of their senders' earlier ones.
+  """Replaces the senders' earlier uploads by new ones.
 
   Args:
     store: A tree of leaves [N, ...].
