@@ -1,4 +1,4 @@
-"""Files that are written all or nothing, and read or refused in one line."""
+"""Atomic writes of files, and reads with one-line errors."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ def check_local(path: str | os.PathLike, name: str) -> None:
 
   Args:
     path: The path of a file or folder.
-    name: What names it, for the message.
+    name: The option's name, for the message.
 
   Raises:
-    ValueError: If the path is of another machine.
+    ValueError: If the path is such an address.
   """
   text = os.fspath(path)
   if isinstance(text, str) and re.match(r'[A-Za-z]\w+:/', text):
@@ -28,19 +28,19 @@ def check_local(path: str | os.PathLike, name: str) -> None:
 
 
 def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
-  """Writes a file so that a kill leaves the old or the new one, whole.
+  """Writes a file so that a kill leaves either the old or the new one intact.
 
   Args:
     path: The file.
-    contents: What it shall hold; text is encoded as UTF-8.
+    contents: The new contents; text is encoded as UTF-8.
 
   Raises:
     OSError: If it cannot be written; the old file is then intact.
   """
   if isinstance(contents, str):
-    # A name that is not UTF-8, such as a folder's, is escaped.
+    # Characters that are not UTF-8, such as in a folder's name, are escaped.
     contents = contents.encode(errors='backslashreplace')
-  # Of this process alone: two sweeps may write one table.
+  # A name for this process alone, since two sweeps may write the same table.
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:
     with open(temporary, 'wb') as file:
@@ -55,13 +55,13 @@ def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
 
 
 def set_aside(path: pathlib.Path) -> pathlib.Path:
-  """Renames what is damaged to damaged-<name>, so that nothing is lost.
+  """Renames a damaged path to damaged-<name>, so that nothing is lost.
 
   Args:
     path: A file or folder.
 
   Returns:
-    Its new path, which nothing had before.
+    Its new path, at which nothing was before.
   """
   new, count = path.with_name(f'damaged-{path.name}'), 1
   while os.path.lexists(new):
@@ -81,8 +81,9 @@ def read_bytes(path: pathlib.Path) -> bytes:
     Its bytes.
 
   Raises:
-    FileNotFoundError: If there is nothing of that name.
-    ValueError: If it is no file or cannot be read; in one line that names it.
+    FileNotFoundError: If the path does not exist.
+    ValueError: If it is not a regular file or cannot be read; the message is
+      one line that names it.
   """
   try:
     mode = path.stat().st_mode
@@ -109,9 +110,9 @@ def read_json(path: pathlib.Path, advice: str) -> dict[str, Any]:
     The object.
 
   Raises:
-    FileNotFoundError: If there is nothing of that name.
-    ValueError: If it holds anything else than one object, in UTF-8; in one
-      line that names it.
+    FileNotFoundError: If the path does not exist.
+    ValueError: If it does not hold exactly one object, in UTF-8; the message is
+      one line that names it.
   """
   contents = read_bytes(path)
   try:

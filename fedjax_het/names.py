@@ -14,7 +14,7 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
-  """The known name that is most like `name`; None if none is."""
+  """The known name that is most similar to `name`; None if none is similar."""
   close = difflib.get_close_matches(str(name)[:100], map(str, known), n=1)
   return close[0] if close else None
 
@@ -22,15 +22,15 @@ def nearest(name: Any, known: Iterable[str]) -> str | None:
 def suggest(
     name: Any, known: Iterable[Any], listed: str = 'known are'
 ) -> str:
-  """The end of a message on an unknown name: the nearest, and all known.
+  """The end of a message on an unknown name: the nearest and all known names.
 
   Args:
     name: The unknown name.
     known: All names.
-    listed: What stands in front of their list.
+    listed: The words in front of the list of all names.
 
   Returns:
-    Such as '; did you mean 'fedin'? Known are private, fedavg, fedin.'.
+    Text such as '; did you mean 'fedin'? Known are private, fedavg, fedin.'.
   """
   known = [*map(str, known)]
   close = nearest(name, known)

@@ -1,4 +1,4 @@
-"""Checks of options, for all constructors and for configs, in one line each.
+"""Checks of options, for constructors and configs, with one-line errors.
 
 A constructor checks ranges with `at_least`, `integer_between`, `between`,
 `positive`, `not_negative` and `one_of`, and other values with `counts` and
@@ -21,22 +21,22 @@ import numpy as np
 
 from fedjax_het.names import check_name, shown, suggest
 
-# Sizes of the numbers that float32 holds with all of its bits.
+# The smallest and largest magnitude of float32's normal numbers.
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _LARGEST = float(np.finfo(np.float32).max)
-# What arrays of sizes and counts hold.
+# The largest number in arrays of sizes and counts.
 INT32_MAX = 2**31 - 1
 
 
 def is_finite(value) -> bool:
-  """Whether a value is a finite number, maybe an integer of any size."""
+  """Whether a value is a finite number; integers may have any size."""
   return isinstance(value, numbers.Integral) or (
       isinstance(value, numbers.Real) and math.isfinite(value)
   )
 
 
 def is_integer(value) -> bool:
-  """Whether a value is an integer; a bool is none."""
+  """Whether a value is an integer; a bool is not one."""
   return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -72,7 +72,7 @@ def check_range(
   Args:
     name: The number's name, for the message.
     value: The number.
-    low: The smallest value allowed; None for no such bound, as below.
+    low: The smallest value allowed; None, here and below, for no such bound.
     above: A value that it must exceed.
     below: A value that it must stay below.
     high: The largest value allowed.
@@ -131,11 +131,11 @@ def positive(**options: float) -> None:
 
 
 def integer_between(low: int, high: int | None, **options: int) -> None:
-  """Raises ValueError for what is no integer, or out of its range.
+  """Raises ValueError for a value that is not an integer, or out of range.
 
   Args:
     low: The smallest value allowed.
-    high: The largest; None for what int32 holds.
+    high: The largest; None for the largest int32.
     **options: Values by name.
   """
   for name, value in options.items():
@@ -149,7 +149,7 @@ def at_least(low: int, **options: int) -> None:
 
 
 def counts(**options: Any) -> None:
-  """Raises ValueError for what is no row of integers of at least 0.
+  """Raises ValueError unless each value is a 1-D array of integers >= 0.
 
   Args:
     **options: Arrays or sequences by name.
@@ -273,7 +273,7 @@ _WORDS = {
 
 
 def _accepts(kind: Any, value: Any) -> bool:
-  """Whether `value` is of `kind`; a bool is no number, an int is a float."""
+  """Whether `value` is of `kind`; an int counts as a float, a bool does not."""
   if kind is Any:
     return True
   if _is_union(kind):
@@ -282,7 +282,7 @@ def _accepts(kind: Any, value: Any) -> bool:
     return is_finite(value) and not isinstance(value, bool)
   if kind is int:
     return is_integer(value)
-  kind = typing.get_origin(kind) or kind  # The tuple of tuple[int, ...].
+  kind = typing.get_origin(kind) or kind  # `tuple` for tuple[int, ...].
   return not isinstance(kind, type) or isinstance(value, kind)
 
 
@@ -304,13 +304,13 @@ def _name(kind: Any) -> str:
 def check_type(
     where: str, value: Any, kind: Any, high: float | None = None
 ) -> None:
-  """Raises ValueError if a value has the wrong type or no array can hold it.
+  """Raises ValueError for a wrong type, or a number too large for arrays.
 
   Args:
     where: The option's full name, for the message.
-    value: Its value; a bool is no integer.
+    value: Its value; a bool is not an integer.
     kind: A type, a union of types, or Any.
-    high: Largest number allowed; None for what int32 or float32 hold.
+    high: Largest number allowed; None for the largest int32 or float32.
 
   Raises:
     ValueError: Naming the value and what is expected.
@@ -332,8 +332,8 @@ def keyword_options(fn: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
   """The keyword-only parameters of a constructor.
 
   Args:
-    fn: A function or a `functools.partial` of one; what the partial fixes is
-      not an option.
+    fn: A function or a `functools.partial` of one; parameters that the partial
+      sets are not options.
 
   Returns:
     {name: (type, default)}. Without an annotation the type is that of the
@@ -363,7 +363,7 @@ def check_options(
     where: Prefix of the options' names, such as 'algorithm'; '' for none.
     options: The options given.
     known: What `keyword_options` returns.
-    whose: Who would take them, such as "algorithm 'fedin'".
+    whose: What takes the options, such as "algorithm 'fedin'".
 
   Raises:
     ValueError: Naming the option and what is known.
@@ -385,7 +385,7 @@ def check_call(
   """Raises ValueError if options are unknown, missing or of the wrong type.
 
   Args:
-    whose: What is called, such as "Model 'mlp'".
+    whose: What takes the options, such as "Model 'mlp'".
     fn: A constructor, see `keyword_options`.
     options: The options given.
 

@@ -2,7 +2,7 @@
 
 Stored configs and checkpoints of old runs are read with the new names
 (`with_moved_entries`, `current_paths`). In a new config, and in a call of a
-method's constructor, an old name is refused, with the new one in the message.
+method's constructor, an old name raises an error that gives the new one.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -22,7 +22,7 @@ RENAMED = {
         'groups.NAME.rate, or algorithm.levels where clients draw their rates'
     ),
 }
-# {method: {its old option: the new one}}; other methods may have the old name.
+# {method: {its old option: the new one}}; other methods may use the old name.
 _OPTIONS = {
     'fd': {'gamma': 'distill_weight'},
     'fedasync': {'rho': 'mu'},
@@ -33,9 +33,9 @@ _OPTIONS = {
     'moon': {'mu': 'contrast_weight'},
     'scalefl': {'gamma': 'distill_weight'},
 }
-# What fields of states that were once called `weights` are called now.
+# Present names of the fields of states that were once called `weights`.
 _FIELDS = ('model', 'small')
-# What replaced the strings of shares, such as 'a:1 b:1/2', in each method.
+# {method: (old option, a string such as 'a:1 b:1/2'; new option of a group)}.
 _SHARES = {
     'fedepth': ('budgets', 'budget'),
     'splitmix': ('budgets', 'budget'),
@@ -117,7 +117,7 @@ def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   if not isinstance(algorithm, Mapping):
     return result
   result['algorithm'] = algorithm = dict(algorithm)
-  if 'keep_optimizer' in algorithm:  # Once an option of two methods.
+  if 'keep_optimizer' in algorithm:  # It was once an option of two methods.
     keep = algorithm.pop('keep_optimizer')
     result['local'] = {'keep_optimizer': keep, **stored.get('local', {})}
   for old, new in _OPTIONS.get(algorithm.get('name'), {}).items():
@@ -126,7 +126,7 @@ def with_moved_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   if 'planner' in algorithm:
     planner = algorithm.pop('planner')
     algorithm['plan'] = 'measured' if planner == 'xla' else planner
-  if isinstance(algorithm.get('left_out'), str):  # Once names and spaces.
+  if isinstance(algorithm.get('left_out'), str):  # Once names between spaces.
     algorithm['left_out'] = algorithm['left_out'].split()
   old, new = _SHARES.get(algorithm.get('name'), (None, None))
   if isinstance(algorithm.get(old), str):
@@ -144,8 +144,8 @@ def current_paths(
     wanted: Paths of the leaves of the run's state.
 
   Returns:
-    {path in this version: path in the checkpoint}, for the names of fields with
-    which all leaves are wanted ones; each path to itself where there are none.
+    {path in this version: path in the checkpoint}, with the field's present
+    name for which all paths are wanted; if there is none, paths stay the same.
   """
   same = {path: path for path in stored}
   for field in _FIELDS:
@@ -159,7 +159,7 @@ def current_paths(
 
 
 def _move_shares(config: dict[str, Any], text: str, option: str) -> None:
-  """Puts shares such as 'a:1 b:1/2' where they stand now, in place.
+  """Moves shares such as 'a:1 b:1/2' to their present entries, in place.
 
   Args:
     config: A stored config; its sections are replaced, not changed.
@@ -186,7 +186,7 @@ def _move_shares(config: dict[str, Any], text: str, option: str) -> None:
 
 
 def _with_option(entry: Any, option: str, value: str | None) -> Any:
-  """A group's entry with an option of its own."""
+  """A group's entry with an option added, unless its value is None."""
   if value is None:
     return entry
   entry = dict(entry) if isinstance(entry, Mapping) else dict(clients=entry)

@@ -1,8 +1,8 @@
 """Depth-wise training and inference: stages, memory, schedules.
 
-Parts of a model: block 0 is the stem; from the first block whose output is a
-vector on it is the head (in dense nets, the last block alone); those in
-between are the units that a schedule packs into stages.
+A model has three parts. Block 0 is the stem. The head begins at the first block
+whose output is a vector (in dense nets, it is the last block alone). The blocks
+in between are the units, which a schedule packs into stages.
 """
 
 from fedjax_het.depthwise.inference import blockwise_logits

@@ -1,7 +1,7 @@
 """Block-by-block inference for devices with less memory than the model.
 
-Applies each block to all examples in batches and stores its outputs on disk for
-the next block.
+It applies each block to all examples, in batches, and stores the outputs on
+disk for the next block.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
@@ -37,18 +37,18 @@ def blockwise_logits(
 ) -> np.ndarray:
   """The logits of a whole data set with one block in memory at a time.
 
-  On the device are, at any time, one block's parameters and one batch of its
-  inputs and outputs; on disk the outputs of two blocks for all examples.
+  At any time the device holds one block's parameters and one batch of its
+  inputs and outputs; the disk holds two blocks' outputs for all examples.
 
   Args:
     model: The model.
-    variables: Its variables, best on the host: each block's are put on the
-      device when they are needed.
-    images: [N, ...] what `preprocess` takes, N at least 1.
+    variables: Its variables, preferably on the host: each block's are put on
+      the device when they are needed.
+    images: [N, ...] inputs of `preprocess`, N at least 1.
     preprocess: Maps a batch of images to model inputs.
-    batch_size: Examples at once. Norms without running statistics take those
-      of the batch, so that the result depends on it; the last batch is filled
-      up with the first examples, as in `engine.evaluate`.
+    batch_size: Examples at once. Norms without running statistics use those of
+      the batch, so that the result depends on it; the last batch is padded with
+      the first examples, as in `engine.evaluate`.
     folder: Parent of a temporary folder for the activations, removed at the
       end; None means the system's.
 

@@ -1,12 +1,13 @@
 """XLA's planned memory of the training step of a stage.
 
-Arguments, outputs and temporary buffers of the compiled step on the present
-backend: stem, head, frozen blocks and optimiser included. It is more than the
-paper's estimate where convolutions and their gradients need room for slices,
-and where a stage holds the stem.
+It covers the arguments, outputs and temporary buffers of the compiled step on
+the present backend, with stem, head, frozen blocks and optimiser. It exceeds
+the paper's estimate if convolutions and their gradients need buffers for
+slices, or if a stage contains the stem.
 
-Figures are kept beside the compilation cache, where there is one
-(`jax_compilation_cache_dir`), by the program, the backend and the versions.
+Figures are cached in the folder of the compilation cache, if there is one
+(`jax_compilation_cache_dir`), under a hash of the program, the backend, the
+versions and XLA's options.
 """
 
 import functools
@@ -40,7 +41,7 @@ class StepMemory(NamedTuple):
   Attributes:
     arguments: Variables, optimiser state and one batch.
     outputs: What the step returns.
-    reused: Outputs that take the place of arguments.
+    reused: Outputs that reuse the buffers of arguments.
     temporary: Temporary buffers of the step.
   """
 
@@ -51,7 +52,7 @@ class StepMemory(NamedTuple):
 
   @property
   def mb(self) -> float:
-    """All together in MB."""
+    """The total in MB."""
     total = self.arguments + self.outputs - self.reused + self.temporary
     return total / MB
 
@@ -59,7 +60,7 @@ class StepMemory(NamedTuple):
 def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
   """Compiles the training step of a stage and returns its planned memory.
 
-  The figure of a step that was compiled before is read from the cache.
+  The figures of a step that was compiled before are read from the cache.
 
   Args:
     stage: The stage.
@@ -113,7 +114,7 @@ def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
 
 
 def _path(program: str) -> pathlib.Path | None:
-  """Where the figure of a program is kept; None without a folder."""
+  """The file that caches a program's figures; None without a cache folder."""
   folder = jax.config.jax_compilation_cache_dir
   if not folder:
     return None
@@ -136,7 +137,7 @@ def _read(path: pathlib.Path | None) -> StepMemory | None:
     return None
   try:
     return StepMemory(*map(int, json.loads(path.read_text(encoding='utf-8'))))
-  except (OSError, ValueError, TypeError):  # None yet, or a damaged one.
+  except (OSError, ValueError, TypeError):  # No file, or a damaged one.
     return None
 
 
@@ -157,7 +158,7 @@ def _write(path: pathlib.Path | None, found: StepMemory) -> None:
 def measured_costs(
     model: BlockModel, local: LocalTraining, heads: str = 'shared'
 ) -> Costs:
-  """XLA's plan of candidate stages; each is compiled when it is asked for.
+  """XLA's planned memory of candidate stages; each is compiled on demand.
 
   Args:
     model: The whole model.

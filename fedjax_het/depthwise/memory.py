@@ -1,22 +1,22 @@
 """The paper's estimate of a training step, and schedules that fit a budget.
 
-FeDepth's own estimate, which reproduces its Table 1. Of each block,
+This is FeDepth's estimate, which reproduces its Table 1. Each block takes
 
-  2 * 4 * B * (numbers in the outputs of its modules) + 4 * parameters
+  2 * 4 * B * (entries in the outputs of its modules) + 4 * parameters
 
-bytes, forward and backward, B examples. A module's output counts if the module
-makes it: that of a module with no parts (convolution, norm, linear, padding
-shortcut), and that of a block which does more than hand on the output of its
-last part (a residual sum). Activation functions, attention probabilities and
-matrix products outside of modules are no modules. In a transformer these are
-the outputs of both norms, of the four linear layers and of the block. The
-logits are not counted; only then does the sum reproduce the paper's figure of
-the whole net (its net has neither a norm in the stem nor one in the head:
-`stem_norm=False, final_norm=False`). As in the paper, the cost of a stage
-excludes stem, head and optimiser.
+bytes for the forward and backward pass of B examples. A module's output counts
+if the module computes it: a module without submodules (convolution, norm,
+linear, padding shortcut), or a block that does not just return the output of
+its last submodule (a residual sum). Activation functions, attention
+probabilities and matrix products outside of modules do not count. In a
+transformer block the outputs of both norms, of the four linear layers and of
+the block count. The logits do not count; only then does the sum reproduce the
+paper's figure for the whole net (its net has a norm neither in the stem nor in
+the head: `stem_norm=False, final_norm=False`). As in the paper, the cost of a
+stage excludes stem, head and optimiser.
 
-`measured` has the compiler's figures; plan with these to keep a real budget.
-One MB is 2^20 bytes.
+`measured` has XLA's figures; plan with those to meet a real memory budget. One
+MB is 2^20 bytes.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
@@ -46,8 +46,8 @@ class BlockCost(NamedTuple):
 
   Attributes:
     name: The block.
-    shape: Of its output, for one example.
-    outputs: Numbers in the outputs of its modules, for one example.
+    shape: Shape of its output, for one example.
+    outputs: Number of entries in the outputs of its modules, for one example.
     params: Number of parameters.
   """
 
@@ -62,7 +62,7 @@ def _count(tree) -> int:
 
 
 def _module_outputs(module: nn.Module, params, stats, shape) -> int:
-  """Numbers in the outputs that a module and its parts make of one example."""
+  """Entries in the outputs of a module and its submodules, for one example."""
   total = 0
   made = []  # Held, so that no two of them share an id.
 
@@ -111,7 +111,7 @@ class Costs(NamedTuple):
 
   Attributes:
     full: MB of training the whole model.
-    span: `(first, stop) -> MB` of a stage of these units.
+    span: `(first, stop) -> MB` of a stage with the units first .. stop - 1.
     num_units: Units between stem and head.
   """
 
@@ -154,8 +154,8 @@ def pack(
   the paper's schedules, with none they do not.
 
   Args:
-    costs: Of the units, or `Costs`.
-    budget: In MB.
+    costs: The costs of the units in MB, or `Costs`.
+    budget: The budget in MB.
     slack: How far a stage may exceed the budget.
 
   Returns:
@@ -163,7 +163,7 @@ def pack(
 
   Raises:
     ValueError: If a number is out of its range, or the last unit does not fit;
-      names the smallest budget that would do.
+      the message then names the smallest budget that does.
   """
   positive(budget=budget)
   not_negative(slack=slack)
@@ -172,7 +172,7 @@ def pack(
     for cost in units:
       not_negative(costs=cost)
     costs = Costs(sum(units), lambda a, b: math.fsum(units[a:b]), len(units))
-  # A budget of exactly a stage's cost holds it, whatever the rounding.
+  # The last factor lets a stage fit a budget equal to its cost, up to rounding.
   limit = budget * (1 + slack) * (1 + 1e-9)
   last = costs.span(costs.num_units - 1, costs.num_units)
   if last > limit:
@@ -197,7 +197,7 @@ _BUDGET = re.compile(r'(?P<number>[\d./]+)(?P<unit>MB)?')
 
 
 def read_budget(name: str, budget: str | float) -> tuple[float, bool]:
-  """Reads a budget.
+  """Reads a budget from the value of an option.
 
   Args:
     name: The option's full name, for the message.

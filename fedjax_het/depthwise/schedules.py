@@ -20,7 +20,7 @@ class Schedule:
     spans: Half-open ranges of units, one a stage.
     stages: The stages.
     budget: MB, as the plan counts them; None for a group without a budget.
-    num_models: Whole models that are trained together (MKD); 1 for none.
+    num_models: Whole models that are trained together (MKD); 1 without MKD.
 
   Raises:
     ValueError: If a number is out of its range.
@@ -51,10 +51,10 @@ def make_schedules(
   Args:
     federation: Groups with their budgets (`Group.options['budget']`), and
       local training.
-    plan: The memory estimate, see `fedepth`, as for all that follows.
-    slack: Of the paper's plan.
-    heads: Of the stages.
-    partial: Of the stages.
+    plan: The memory estimate, one of `PLANS`; see `fedepth`.
+    slack: The slack of the plan 'paper', see `pack`.
+    heads: See `make_stages`.
+    partial: See `make_stages`.
     mkd_models: M for groups whose budget holds M models, or None.
 
   Returns:
@@ -121,7 +121,7 @@ def budget_of(group: Group) -> str | float:
 def stage_figures(
     schedule: Schedule, local: LocalTraining
 ) -> list[dict[str, object]]:
-  """Both estimates of every stage of a schedule; compiles what it has to.
+  """Both memory estimates of each stage; compiles stages that are not cached.
 
   Args:
     schedule: The schedule.
@@ -129,7 +129,7 @@ def stage_figures(
 
   Returns:
     For each stage `blocks` (names of the trained ones but the head's), and
-    `paper` and `measured` in MB; M times a model's where M train together.
+    `paper` and `measured` in MB; M times a model's if M are trained together.
   """
   figures = []
   for span, stage in zip(schedule.spans, schedule.stages, strict=True):

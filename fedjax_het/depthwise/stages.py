@@ -4,9 +4,9 @@ Stage j of a schedule minimises the loss over the units g_j and a head,
 
   logits = head(adapt(z_j)),  z_j = f_{g_j}(stop_gradient(z_{j-1})),
 
-z_{j-1} being what the blocks in front, which are frozen, make of the input.
-Only g_j and the head are differentiated, so that nothing of the blocks in
-front is kept for a backward pass.
+where z_{j-1} is the output of the frozen blocks in front of g_j. Only g_j and
+the head are differentiated, so no activation of the frozen blocks is stored for
+a backward pass.
 
 References:
   Zhang et al., `Memory-adaptive Depth-wise Heterogeneous Federated Learning
@@ -39,8 +39,8 @@ def head_start(model: BlockModel) -> int:
 
   Returns:
     Position of the first block whose output is a vector, which ends the
-    convolutions or the encoder; the last block where that would leave no unit
-    between stem and head, as in dense nets.
+    convolutions or the encoder; that of the last block if this would leave no
+    unit between stem and head, as in dense nets.
   """
   first = [len(shape) == 1 for shape in model.shapes].index(True)
   return first if first > 1 else len(model.blocks) - 1
@@ -51,16 +51,16 @@ def adapt(x: jax.Array, shape: Sequence[int]) -> jax.Array:
 
   Args:
     x: [B, ..., C].
-    shape: (..., C') of one example as the head takes it, C' >= C. Of n rows
-      (and columns) the m rows at floor(i n / m) are kept, every (n / m)-th;
-      zero channels are added, half of them in front and half behind.
+    shape: (..., C') of one example as the head takes it, C' >= C. To reduce n
+      rows (and columns) to m, the rows floor(i n / m), i = 0 .. m - 1, are
+      kept. Zero channels are added, half of them in front and half behind.
 
   Returns:
     [B, *shape]; `x` itself if it has that shape.
 
   Raises:
-    ValueError: If the shapes have different ranks, or rows or channels would
-      have to be made up or dropped.
+    ValueError: If the shapes have different ranks, or `shape` has more rows or
+      fewer channels than `x`.
   """
   have, want = x.shape[1:], tuple(shape)
   if have == want:
@@ -88,9 +88,9 @@ class Stage(NamedTuple):
   """One stage of a schedule.
 
   Attributes:
-    model: The client's model, or the part of it that ends in a head of the
-      stage's own.
-    frozen: Positions of the blocks in front, ascending.
+    model: The client's model, or the part of it that ends in the stage's own
+      head.
+    frozen: Positions of the frozen blocks in front, ascending.
     trained: Positions of the blocks that are trained, ascending.
     head: Position of the first block of the head, which is trained too.
   """
@@ -118,19 +118,19 @@ class Stage(NamedTuple):
 
 
 def own_heads(model: BlockModel) -> dict[int, Head]:
-  """m-FeDepth's heads: the model's head again, behind narrower units.
+  """m-FeDepth's heads: copies of the model's head behind narrower units.
 
-  A head has the modules of the model's, on the unit's own width; a norm before
-  the mean is not followed by a ReLU, as in the authors' code.
+  A copy has the modules of the model's head, for the unit's width; a norm
+  before the mean is not followed by a ReLU, as in the authors' code.
 
   Args:
     model: The whole model.
 
   Returns:
     {position behind the unit: head}. A unit whose output has the shape of the
-    last one's has none, the model's own head serves it; where all have one
-    shape (transformers), all units but the last have one. The head's blocks
-    are called '<unit>/<block>'.
+    last unit's has none and uses the model's head. If all units have one shape
+    (transformers), all but the last have a head. The head's blocks are called
+    '<unit>/<block>'.
   """
   head = head_start(model)
   ends = range(2, head)
@@ -162,13 +162,13 @@ def make_stages(
       none of them are not trained.
     heads: 'shared', the model's head behind the skip, or 'own', see
       `own_heads`.
-    partial: Treatment of first units that are not trained. 'frozen': they are
-      applied as they are, and the stem is frozen with them. 'bypass': they are
-      left out of the forward pass, and the stem is trained in the first stage.
+    partial: Treatment of units that are not trained. With 'frozen' they are
+      applied as they are, and the stem is frozen if they follow it directly.
+      With 'bypass' they are skipped, and the first stage trains the stem.
 
   Returns:
-    One stage a span. The stem is trained in the first stage only, and there
-    only if nothing frozen follows it.
+    One stage for each span. The stem is trained only in the first stage, and
+    only if no frozen unit follows it there.
 
   Raises:
     ValueError: If an option is unknown, or shapes do not fit the skip to the
@@ -209,7 +209,7 @@ def make_stages(
 
 
 def apply_blocks(model, variables, x, positions, mask, key):
-  """A training pass over blocks at ascending positions.
+  """Applies blocks at ascending positions in training mode.
 
   Args:
     model: The model.
@@ -220,7 +220,7 @@ def apply_blocks(model, variables, x, positions, mask, key):
     key: A random key.
 
   Returns:
-    [B, ...] and the statistics, those of the blocks updated.
+    The output, [B, ...], and the statistics, with those of the blocks updated.
   """
   stats = variables.stats
   for i in positions:
@@ -240,7 +240,7 @@ class Cached(NamedTuple):
   """Outputs of the frozen blocks for all of a client's examples.
 
   Attributes:
-    rows: [R, ...] in the order in which they were computed. R is a multiple of
+    rows: [R, ...], in the order in which they were computed. R is a multiple of
       the batch size; rows beyond the client's examples are padding.
     place: [M] int32, the row of each position in the client's table.
   """
@@ -249,12 +249,12 @@ class Cached(NamedTuple):
   place: jax.Array
 
   def at(self, position: jax.Array) -> jax.Array:
-    """[B, ...] of the examples at [B] positions."""
+    """The rows, [B, ...], of the examples at [B] positions."""
     row = self.place[position]
     return self.rows.at[row].get(mode='promise_in_bounds')
 
   def of_batch(self, batch: Batch, key: jax.Array) -> jax.Array:
-    """[B, ...] of a batch, as `stage_loss` takes its inputs."""
+    """The rows, [B, ...], of a batch; the `inputs` of `stage_loss`."""
     del key
     return self.at(batch.position)
 
@@ -267,8 +267,8 @@ def stage_loss(
 ) -> Callable[..., Any]:
   """The loss of a stage, as `fit` takes it.
 
-  Norms of the frozen blocks use batch statistics, as those that are trained
-  do; their running statistics, if any, do not move.
+  Norms of the frozen blocks use batch statistics, as those of the trained ones
+  do; their running statistics, if any, are not updated.
 
   Args:
     task: The task.
@@ -319,11 +319,11 @@ def stage_inputs(
 ) -> Cached:
   """z_{j-1} of all of a client's examples, each computed once.
 
-  In random batches and in training mode, as `stage_loss` would. Where norms
-  use batch statistics (or data are augmented, or blocks drop out) an example
-  then keeps one draw of its batch for the whole stage, and for those that go
-  on from it, instead of a fresh one every epoch; with other norms nothing
-  changes.
+  They are computed in random batches and in training mode, as `stage_loss`
+  does. With batch statistics, augmentation or dropout an example has one random
+  draw of them for the whole stage, and for the stages that reuse its rows,
+  instead of a new one every epoch. Otherwise the inputs are those of
+  `stage_loss`.
 
   Args:
     stage: The stage.
@@ -335,7 +335,7 @@ def stage_inputs(
       reused.
 
   Returns:
-    [R, ...] rows, and the places of each position's rows.
+    The rows, [R, ...], and the row of each position.
   """
   done, start = ((), None) if before is None else before
   positions = [i for i in stage.frozen if i not in done]

@@ -2,9 +2,9 @@
 
 Consecutive stages with equal modules and shapes, such as the encoder blocks of
 a transformer, form a run. Their units are stacked on a leading axis [n, ...],
-and `jax.lax.scan` trains stage i of the run: it reads row i, applies rows 0 ..
-i - 1 to the input of the run, frozen, in a loop of i steps, and writes what it
-has trained. The head goes from stage to stage.
+and `jax.lax.scan` trains stage i of the run: it applies the frozen rows 0 ..
+i - 1 to the input of the run, in a loop of i steps, trains row i and writes it
+back. The head is passed from stage to stage.
 """
 
 from collections.abc import Container, Sequence
@@ -33,7 +33,7 @@ def take(variables: Variables, names: Container[str]) -> Variables:
 
 
 def merge(old: Variables, new: Variables) -> Variables:
-  """`old` with the blocks of `new` in place of its own."""
+  """`old`, with its blocks replaced by those of `new`."""
   return Variables(*({**a, **b} for a, b in zip(old, new, strict=True)))
 
 
@@ -45,8 +45,8 @@ def share_out(
   Args:
     local: Local training of a visit.
     num_stages: Number of stages.
-    epochs_mode: 'per_stage' gives each stage all of it, 'split' shares the
-      epochs, or steps, out.
+    epochs_mode: 'per_stage' gives each stage all epochs or steps, 'split'
+      divides them among the stages.
 
   Returns:
     One local training a stage.
@@ -94,8 +94,8 @@ def runs(
     shares: The local training of each.
 
   Returns:
-    The ranges, which cover all stages; one that is like no neighbour of its
-    own is a range of one.
+    The ranges, which cover all stages; a stage that differs from its neighbours
+    is a range of one.
   """
   starts = [
       j
@@ -126,7 +126,7 @@ def train_stages(
     data: The client's examples.
     visit: The client's turn.
     scan: Whether runs of equal stages are scanned, see the module. The result
-      is the same up to rounding (blocks that drop out draw other masks).
+      is the same up to rounding, except that dropout masks differ.
     cache_prefix: Whether a stage computes its inputs once, see
       `stage_inputs`; stages are then not scanned.
 
@@ -134,7 +134,7 @@ def train_stages(
     All variables at the end, the metrics of the last stage, and the number of
     steps of all stages ([] int32).
   """
-  # Training splits a key in two, which are the folds of 0 and 1.
+  # Training splits the key in two, which equals folding in 0 and 1.
   keys = [
       jax.random.fold_in(visit.key, j + 1) if j else visit.key
       for j in range(len(stages))
@@ -187,7 +187,7 @@ def _scan_run(stages, local, start, data, visit, keys):
     i, key = turn
 
     def inputs(batch, key):
-      """z_{j-1}: the run's input through the rows before i."""
+      """z_{j-1}: the output of the frozen rows 0 .. i - 1."""
 
       def unit(k, z):
         return apply_blocks(
