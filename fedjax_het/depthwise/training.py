@@ -134,7 +134,8 @@ def train_stages(
     All variables at the end, the metrics of the last stage, and the number of
     steps of all stages ([] int32).
   """
-  # Training splits the key in two, which equals folding in 0 and 1.
+  # Training splits a key in two, which equals folding in 0 and 1, so later
+  # stages fold in 2, 3, ...
   keys = [
       jax.random.fold_in(visit.key, j + 1) if j else visit.key
       for j in range(len(stages))
