@@ -39,7 +39,7 @@ def fedprox(
       FedAvg bit for bit.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.

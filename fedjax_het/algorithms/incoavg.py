@@ -163,7 +163,7 @@ def incoavg(
     aggregation: As for `fedavg`; with 'architecture' the layers of one
       architecture correct each other.
     weights: As for `fedavg`; 'uniform' in the paper.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm; server and clients hold what they hold in FedAvg.

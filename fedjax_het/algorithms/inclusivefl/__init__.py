@@ -178,7 +178,7 @@ def inclusivefl(
       'architecture' averages all blocks inside a depth.
     weights: The averaging coefficients a_k: 'uniform', or 'data' for the number
       of examples (the paper).
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.
