@@ -149,7 +149,7 @@ def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
     number: m, how many.
 
   Returns:
-    [m] int32: the first choice, then others drawn without replacement.
+    [m] int32: the first choice, then others, uniform without replacement.
   """
   score = jax.random.uniform(key, (num_bases,)).at[first].set(2.0)
   return jax.lax.top_k(score, number)[1]

@@ -13,7 +13,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
-  """Splits a client's examples into training and validation, without a key.
+  """Splits a client's examples into training and validation by a fixed rule.
 
   Validation has n - round((1 - share) n) of n examples, at most n - 1. They are
   evenly spaced in the order of the labels, so that validation is stratified.

@@ -138,7 +138,7 @@ def generator_loss(
 def generator_training(
     task: Task, learning_rate: float, decay: float, l2: float, batch_size: int
 ) -> LocalTraining:
-  """Adam with an L2 term; its learning rate decays by `decay` per round."""
+  """Adam with an L2 term; `decay` is the factor on its rate per round."""
   return LocalTraining(
       lambda rate: optax.chain(
           optax.add_decayed_weights(l2), optax.adam(rate)

@@ -16,7 +16,7 @@ round:
      stores the pairs.
 
 Without pairs (in the first round) a step is local training alone. With the
-fixed rule, minibatch and pairs go through in together, in one pass. The
+fixed rule, minibatch and pairs share one pass through the layers of in. The
 defaults are those of the later version of the paper ('v2'). The first version
 ('v1') has `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
 pairs.

@@ -1,4 +1,4 @@
-"""InclusiveFL's depths: their shared blocks, and the sources of their own.
+"""InclusiveFL's depths: their private blocks, and the sources for these.
 
 The numbered blocks of a trunk are its depth, see `models.depth`.
 """
