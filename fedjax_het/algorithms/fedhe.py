@@ -147,7 +147,7 @@ def fedhe(
       Eq. 8 and 9; under label skew they pull the means to zero.
     store: The uploads that the server averages: 'all' so far (a running sum, so
       the order does not matter); 'fold' the same, but after every `fold_every`
-      uploads the mean so far counts as one; 'latest' the last upload of
+      uploads the mean so far counts as one upload; 'latest' the last upload of
       every client. 'fold' adds a round's uploads by ascending client id.
     fold_every: For 'fold'; 100 in the code, ten times its number of clients.
 
