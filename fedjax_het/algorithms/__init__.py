@@ -2,8 +2,8 @@
 
 A constructor is called as `ALGORITHMS[name](federation, **options)` and
 returns a `FederatedAlgorithm`; its keyword-only parameters are its options.
-Adding a method takes a module in this folder and a line here. What a method
-needs of a federation is declared beside its constructor, see `engine.needs`.
+To add a method, add a module to this folder and a line here. The decorator
+`engine.needs.requires` declares what a method needs from a federation.
 """
 
 from collections.abc import Callable

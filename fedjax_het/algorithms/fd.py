@@ -1,7 +1,7 @@
 """FD: federated distillation by class means of outputs.
 
-No weights travel. A client keeps its model and, unless `local.keep_optimizer`
-is False, its optimiser. One round:
+No parameters travel. A client keeps its model and, unless
+`local.keep_optimizer` is False, its optimiser's state. One round:
 
   1. Client k receives for every class y the mean of the *other* clients' last
      vectors, over the clients K_y that have sent one,
@@ -10,19 +10,19 @@ is False, its optimiser. One round:
        L = CE(F(x), y) + gamma psi(F(x), F^_k[y])
      and adds up the outputs F(x) of the same passes by class. psi is the
      cross-entropy, or the KL divergence, from the target distribution to the
-     softmax of the logits; a class without a target has none.
+     softmax of the logits. A class without a target has no psi.
   3. It sends F_k[y], their mean, for the classes that it has seen.
   4. The server keeps the last upload of every client.
 
-C * C numbers in each direction, 400 bytes for ten classes; missing classes are
-not sent. The C mask bits are not counted.
+C * C numbers travel in each direction, 400 bytes for ten classes. Missing
+classes are not sent, and the C mask bits are not counted.
 
-The papers' outputs are softmax outputs (`space='prob'`, the default);
-re-implementations exchange logits, and the receiver takes the softmax of their
-mean ('logit'), not the same target. Two readings found in code are not
-followed: logits used as a target distribution, and counts that begin at 1 and
-are never reset. A client that has sent nothing for y is not subtracted. Psi's
-two forms differ by the entropy of the target and have one gradient.
+The papers exchange softmax outputs (`space='prob'`, the default).
+Re-implementations exchange logits, and the receiver takes the softmax of their
+mean ('logit'), which is another target. Two variants of published code are not
+implemented: logits as a target distribution, and counts that begin at 1 and are
+never reset. A client that has sent nothing for y is not subtracted. The two
+forms of psi differ by the entropy of the target and have the same gradient.
 
 References:
   Jeong et al., `Communication-Efficient On-Device Machine Learning: Federated
@@ -66,8 +66,8 @@ def targets(store: Maybe, client_id=None) -> Maybe:
   if client_id is not None:
     others = jnp.arange(present.shape[0]) != client_id
     present = present & others[:, None]
-  # F^_k[y] = sum_{j in K_y, j != k} F_j[y] / (|K_y| - 1). Adding up the others,
-  # where the papers subtract one, is free of rounding.
+  # F^_k[y] = sum_{j in K_y, j != k} F_j[y] / (|K_y| - 1). Summing the others
+  # avoids the rounding error of the papers' subtraction.
   total = jnp.sum(jnp.where(present[..., None], store.value, 0.0), axis=0)
   number = jnp.sum(present, axis=0)
   mean = class_means(ClassVectors(total, number.astype(jnp.float32)))
@@ -80,7 +80,7 @@ def divergence(logits, target, regulariser: str):
   Args:
     logits: [B, C], whose softmax is p.
     target: [B, C] distributions q, rows that sum to 1.
-    regulariser: 'cross_entropy', or 'kl', which is that less the target's
+    regulariser: 'cross_entropy', or 'kl', the cross-entropy minus the target's
       entropy.
 
   Returns:
@@ -106,8 +106,8 @@ def fd(
   """Federated distillation.
 
   Args:
-    federation: Groups and local training; the models must have one number of
-      outputs.
+    federation: Groups and local training; the models must have the same number
+      of outputs.
     distill_weight: gamma of the loss above, the factor on psi; 0 is local
       training bit for bit.
     space: What is averaged: 'prob' for softmax outputs (papers), or 'logit'.
@@ -143,6 +143,7 @@ def fd(
       loss = divergence(logits, goal[labels], regulariser)
       return jnp.where(known[labels], loss, 0.0)
 
+    # L = CE(F(x), y) + gamma psi(F(x), F^_k[y]).
     client, metrics, total = fit_and_sum(
         group.model,
         federation.local,

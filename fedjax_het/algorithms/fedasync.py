@@ -1,8 +1,8 @@
 """FedAsync: the server mixes every upload into its model on arrival.
 
 A client that downloaded x_tau minimises L_k(w) + (mu/2) ||w - x_tau||^2 and
-returns w. With k the number of server updates since its download, of which an
-upload that is dropped is none, the server moves every leaf that it owns,
+returns w. With k the number of server updates since its download, not counting
+dropped uploads, the server moves every leaf that the client owns,
 
   alpha_t = alpha s(k)          x <- (1 - alpha_t) x + alpha_t w
 
@@ -13,11 +13,11 @@ where s is
   hinge        1 if k <= b, else 1 / (a (k - b) + 1)
 
 Running norm statistics are mixed in the same way. With several architectures k
-counts all updates, also those by clients that own other leaves. Weights do not
-depend on numbers of examples, so fast clients have more influence.
+counts all updates, including those by clients that own other leaves. alpha_t
+does not depend on the number of examples, so fast clients have more influence.
 
 In synchronous rounds, uploads are mixed one by one in ascending client id with
-k = 0: the last one counts most. The paper's simulated staleness and its
+k = 0, so the last one counts most. The paper's simulated staleness and its
 halving of alpha after 800 updates are left out.
 
 References:
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
   """What a client sends.
 
   Attributes:
-    w: Its model, keyed by shared key; itself, not its change.
+    w: Its model, not the change, by shared key.
     weight: [] float32, 0 after a visit without a step.
   """
 
@@ -63,7 +63,7 @@ STALENESS = ('constant', 'polynomial', 'hinge')
 
 
 def staleness_factor(k, kind: str, a: float, b: float):
-  """s(k), the factor on the weight of a stale upload.
+  """s(k), the factor on the mixing coefficient of a stale upload.
 
   Args:
     k: Server updates since the download, any shape, integer.
@@ -78,12 +78,14 @@ def staleness_factor(k, kind: str, a: float, b: float):
   if kind == 'constant':
     return jnp.ones_like(k)
   if kind == 'polynomial':
+    # s(k) = (k + 1)^-a.
     return (k + 1.0) ** -a
+  # s(k) = 1 if k <= b, else 1 / (a (k - b) + 1).
   return 1.0 / (a * jnp.maximum(k - b, 0.0) + 1.0)
 
 
 def mix(x, w, alpha_t):
-  """Moves the leaves of `x` that `w` has towards it.
+  """Moves `x` towards `w`, for the keys that `w` has.
 
   Args:
     x: {shared key: tree of arrays}.
@@ -92,7 +94,7 @@ def mix(x, w, alpha_t):
 
   Returns:
     (1 - alpha_t) x + alpha_t w; `x` bit for bit where they agree, where `w`
-    has nothing, or for alpha_t = 0.
+    lacks the key, or for alpha_t = 0.
   """
   # x <- (1 - alpha_t) x + alpha_t w.
   moved = {
@@ -119,18 +121,19 @@ def fedasync(
   Args:
     federation: Groups and local training.
     alpha: Mixing coefficient of a fresh upload, in (0, 1].
-    staleness: 'constant', 'polynomial' or 'hinge': how it falls.
+    staleness: 'constant', 'polynomial' or 'hinge', the decay of the coefficient
+      with staleness.
     a: Decay of the latter two; None for the paper's 0.5 and 10.
     b: Staleness up to which 'hinge' keeps the full coefficient.
-    max_staleness: Uploads staler than that are dropped: they neither move the
-      model nor make others staler; None for never.
-    mu: rho of the paper, strength of the proximal term around what was
-      downloaded, the factor in the gradient.
+    max_staleness: Uploads with a larger staleness are dropped: they neither
+      move the model nor make others staler. None for no limit.
+    mu: rho of the paper, strength of the proximal term around the downloaded
+      model, the factor in the gradient.
     aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
-    The algorithm. Its uplink is kept apart by client, so the memory of a
-    synchronous round grows with the cohort.
+    The algorithm. The server keeps the uploads of all clients of a round, so
+    the memory of a synchronous round grows with the cohort.
 
   Raises:
     ValueError: If an option is out of range, or shared blocks differ in shape.
@@ -162,12 +165,12 @@ def fedasync(
             strict=True,
         )
     )
-    # alpha_t = alpha s(k), 0 for an upload that is dropped.
+    # alpha_t = alpha s(k); 0 for dropped uploads and visits without a step.
     alpha_t = alpha * staleness_factor(k, staleness, a, b)
     alpha_t = jnp.where(trained > 0, alpha_t, 0.0)
     if max_staleness is not None:
       alpha_t = jnp.where(k <= max_staleness, alpha_t, 0.0)
-    # Concatenates the slots of all groups.
+    # Ends of the groups' slots on the concatenated axis.
     ends = jnp.cumsum(jnp.array([len(r.client_id) for r in groups]))
     order = jnp.argsort(ids)  # Padding slots are last.
 

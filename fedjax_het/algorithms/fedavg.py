@@ -1,20 +1,22 @@
 """FedAvg over clients of one or several architectures.
 
-A client of the cohort trains what it was sent for some epochs; the server
-moves every leaf l by the mean change of the clients k that own it,
+Each client of the cohort trains the model that it received for some epochs. The
+server moves every trainable leaf l by the mean change over the clients k that
+own it,
 
   x_l <- x_l + server_lr * sum_k p_k (y_kl - x_l),
 
-p_k uniform or proportional to the number of examples. With one architecture
-this is the original method. With another server optimiser the mean change is
-the gradient, negated, of a step of FedAvgM ('sgd' with momentum), FedAdam,
-FedYogi or FedAdagrad: see `fedjax_het/aggregation/server.py`.
+with p_k uniform or proportional to the number of examples. Running statistics
+become their mean. With one architecture this is the original method. Another
+server optimiser takes the negated mean change as its gradient: FedAvgM ('sgd'
+with momentum), FedAdam, FedYogi or FedAdagrad, see
+`fedjax_het/aggregation/server.py`.
 
 References:
   McMahan et al., `Communication-Efficient Learning of Deep Networks from
   Decentralized Data <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017. The
-  layer-wise mean over architectures is the one of FedIN v2 (Eq. 19), the mean
-  inside an architecture its Eq. 20 and 21.
+  layer-wise mean over architectures is Eq. 19 of FedIN v2, the mean inside an
+  architecture its Eq. 20 and 21.
 """
 
 import optax
@@ -40,14 +42,14 @@ def fedavg(
   Args:
     federation: Groups and local training.
     aggregation: 'layerwise' averages a block over all clients that own it,
-      'architecture' only inside a group, 'ends' only extractor and
-      classifier, 'classifier' only that, 'none' nothing.
+      'architecture' only inside a group. 'ends' averages only extractor and
+      classifier, 'classifier' only the classifier, 'none' nothing.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
       number of examples (the original paper).
-    tx: The server's step, plain averaging in the paper. Its options are
+    tx: The server's optimiser; plain averaging in the paper. Its options are
       `server_optimizer`: 'sgd', 'adam', 'yogi' or 'adagrad'; `server_lr`, its
-      learning rate: the steps of the adaptive ones are about as large as it,
-      0.001 to 0.1; `server_momentum`, beta: None for 0.9 with 'adam' and
+      learning rate, which is about the step size of the adaptive optimisers
+      (0.001 to 0.1); `server_momentum`, beta: None for 0.9 with 'adam' and
       'yogi', else 0; `server_eps`, tau, added to the root of the second moment.
 
   Returns:

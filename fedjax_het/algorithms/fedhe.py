@@ -1,7 +1,7 @@
 """FedHe: clients of any architecture exchange class means of their logits.
 
-No weights travel. A client keeps its model. It also keeps its optimiser state,
-except with `local.keep_optimizer=False`. One visit:
+No parameters travel. A client keeps its model. It also keeps its optimiser
+state, except with `local.keep_optimizer=False`. One visit:
 
   1. The server sends p_s[y] for every class y that it knows: the mean of all
      vectors that it has received for y                              (Eq. 10)
@@ -60,7 +60,7 @@ from fedjax_het.options import at_least, not_negative, one_of
 
 
 class Folded(NamedTuple):
-  """The server of `store='fold'`.
+  """The server state for `store='fold'`.
 
   Attributes:
     total: Sums and counts by class.
@@ -76,7 +76,7 @@ def add_and_fold(
 ) -> Folded:
   """Adds uploads sequentially, in the order of client ids.
 
-  After every `every`-th one each sum becomes its mean and each count 1.
+  After every `every`-th upload, each sum becomes its mean and each count 1.
 
   Args:
     server: The store.
@@ -134,22 +134,22 @@ def fedhe(
     store: str = 'all',
     fold_every: int = 100,
 ) -> FederatedAlgorithm:
-  """FedHe, with its paper's and its code's choices.
+  """FedHe, with the variants of the paper and of the authors' code.
 
   Args:
-    federation: Groups and local training; the models must have one number of
-      outputs. The paper trains three minibatches a visit (`local.steps`).
+    federation: Groups and local training; the models must have the same number
+      of outputs. The paper trains three minibatches per visit (`local.steps`).
     distill_weight: alpha of Eq. 13, the factor on the logit loss; 0 is local
       training bit for bit.
     plus_one: Divide by V + 1 (Eq. 8), which shrinks the mean by V / (V + 1);
       False divides by V, as the authors' code does.
-    strict: Send and store zeros for classes that a client has not seen, as
-      Eq. 8 and 9 say; under label skew they draw the means to zero.
-    store: The uploads that the server averages: 'all' so far (a running sum,
+    strict: Send and store zeros for classes that a client has not seen, as in
+      Eq. 8 and 9; under label skew they pull the means to zero.
+    store: The uploads that the server averages: 'all' so far (a running sum, so
       the order does not matter); 'fold' the same, but after every `fold_every`
-      uploads the mean so far weighs as one upload; 'latest' the last upload of
-      every client. A round's uploads are folded in by ascending client id.
-    fold_every: For 'fold'; the code's is 100, ten times its clients.
+      uploads the mean so far counts as one upload; 'latest' the last upload of
+      every client. 'fold' adds a round's uploads by ascending client id.
+    fold_every: For 'fold'; 100 in the code, ten times its number of clients.
 
   Returns:
     The algorithm. Metrics: 'cross_entropy' and 'logit_loss', the terms of
@@ -188,6 +188,7 @@ def fedhe(
       error = jnp.mean(jnp.square(logits - p_s[labels]), axis=1)
       return jnp.where(known[labels], error, 0.0)
 
+    # L = CE + alpha mean_{i,c} (p_i - p_s[y_i])_c^2 (Eq. 13).
     client, metrics, total = fit_and_sum(
         group.model,
         federation.local,
@@ -206,7 +207,7 @@ def fedhe(
     del turn
     if store == 'all':
       for group in received.values():
-        # p_s[y] <- p_s[y] + p_k[y], and how many there are (Eq. 9).
+        # p_s[y] <- p_s[y] + p_k[y], and the number of uploads (Eq. 9).
         server = jax.tree.map(jnp.add, server, group.summed.value)
       return server, {}
     client_id, uploads = gather_uploads(received)

@@ -1,27 +1,27 @@
-"""FedNova: each change divided by the number of steps behind it.
+"""FedNova: averages changes divided by their effective numbers of steps.
 
 Clients that take more local steps pull FedAvg's mean towards their own optimum.
-Let a_k list the weight of every local gradient in (x - y_k) / lr, and
-A_k = ||a_k||_1 be the effective number of steps. One round, for every leaf l
-and the clients of the cohort that own it, over which p_k is normalised:
+Let a_k be the coefficients of the local gradients in (x - y_k) / lr, and
+A_k = ||a_k||_1 the effective number of steps. One round, for every leaf l, with
+p_k normalised over the clients of the cohort that own l:
 
   1. Clients train as in FedAvg, from x to y_k: Delta_k = y_k - x.
   2. tau_l = sum_k p_k A_k
   3. x_l <- x_l + sum_k p_k (tau_l / A_k) Delta_kl
 
 The local learning rate cancels. With equal A_k this is FedAvg. Running
-statistics move by their plain mean: divided by A_k, a variance could become
-negative.
+statistics become their plain mean; scaling their changes by tau_l / A_k could
+make a variance negative.
 
-A_k is measured: a constant gradient of 1 moves a number by -lr A_k, with any
-optimiser that is linear in the gradients. That gives K for SGD, (K - rho (1 -
-rho^K) / (1 - rho)) / (1 - rho) with momentum rho, and K for Adam, which is not
-linear, up to rounding. Weight decay is part of the gradient, not of a_k.
+A_k is measured: with an optimiser that is linear in the gradients, a constant
+gradient of 1 moves a parameter by -lr A_k. This gives K for SGD, and (K - rho
+(1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho. Adam is not linear; it
+gives K up to rounding. Weight decay is part of the gradient, not of a_k.
 
-The authors' code differs where there is a proximal term: with momentum it adds
-to A_k twice in a step, and its tau is the mean of K_k. Here tau is as above.
+With a proximal term the authors' code differs: with momentum it adds to A_k
+twice per step, and its tau is the mean of K_k. Here tau is as above.
 
-The optimiser begins anew in each visit: A_k counts the steps of a new one.
+The optimiser is reset in each visit, because A_k assumes a new optimiser.
 
 References:
   Wang, Liu, Liang, Joshi, Poor, `Tackling the Objective Inconsistency Problem
@@ -48,8 +48,8 @@ class Sent(NamedTuple):
 
   Attributes:
     delta: As in FedAvg, but the trainable leaves hold p_k Delta_k / A_k.
-    steps: [] float32, p_k A_k. A_k is in units of the largest client's, or
-      of one step where sizes are unknown.
+    steps: [] float32, p_k A_k. A_k is relative to that of the largest client,
+      or of one step if sizes are unknown.
   """
 
   delta: Delta
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 def effective_steps(
     tx: optax.GradientTransformation, num_steps, alpha=0.0
 ) -> jax.Array:
-  """A = ||a||_1 of local steps, from a constant gradient of 1.
+  """A = ||a||_1 of local steps, measured with a constant gradient of 1.
 
   Args:
     tx: The local optimiser with learning rate 1.
@@ -73,7 +73,7 @@ def effective_steps(
 
   def step(_, carry):
     moved, state = carry
-    # g = 1 + mu (w - x), w - x = -lr A. Decay of weights sees a weight of 0.
+    # g = 1 + mu (w - x), w - x = -lr A. Weight decay sees a parameter of 0.
     update, state = tx.update(1.0 + alpha * moved, state, zero)
     return moved + update, state
 
@@ -96,17 +96,17 @@ def fednova(
 
   Args:
     federation: Groups and local training. With `Federation.sizes`, tau / A_k
-      is exactly 1 where all clients take as many steps as the largest.
+      is exactly 1 if all clients take as many steps as the largest.
     aggregation: As for `fedavg`.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
-      number of examples (the paper). Steps are proportional to examples, so
-      that FedAvg with 'data' counts them twice.
+      number of examples (the paper). Local steps are proportional to
+      examples, so FedAvg with 'data' counts examples twice.
     mu: Strength of a proximal term, 0 or 0.005 in the paper.
-    min_steps: A smaller A_k counts as this, since a client's change is
-      multiplied by tau / A_k. 0 for none (the paper).
-    tx: The server's step, with the options of `fedavg`. `server_momentum` is 0
-      or 0.9 in the paper, and 0 by default. As the step holds the local
-      learning rate, so does the momentum.
+    min_steps: Lower bound of A_k, since a client's change is multiplied by
+      tau / A_k. 0 for no bound (the paper).
+    tx: The server's optimiser, with the options of `fedavg`. `server_momentum`
+      is 0 or 0.9 in the paper, and 0 by default. The momentum sums changes,
+      which contain the local learning rate.
 
   Returns:
     The algorithm. Server and clients hold what they hold in FedAvg.
@@ -123,13 +123,13 @@ def fednova(
     largest = int(visit_steps(local, federation.max_examples))
 
   def relative_steps(num_steps, round_num):
-    """A_k in units of the largest client's, which cancel."""
+    """A_k divided by that of the largest client; the unit cancels."""
     tx, alpha = local.optimizer(1.0), mu * local.learning_rate(round_num)
-    # In one program, so that equal numbers of steps have a ratio of exactly 1.
+    # Both in one `vmap`, so that equal numbers of steps have ratio exactly 1.
     both = jnp.stack([num_steps, largest])
     steps = jax.vmap(lambda k: effective_steps(tx, k, alpha))(both)
     a, unit = jnp.maximum(steps, min_steps)
-    # A client without a step does not count, and must not divide by 0.
+    # A client without a step has p_k = 0; A_k = 1 avoids a division by 0.
     return jnp.where(num_steps > 0, a, unit) / unit
 
   def client_update(group, client, sent, data, visit):
@@ -159,7 +159,7 @@ def fednova(
           for key, tree in mean.items()
       }
 
-    # x_l <- x_l + tau_l sum_k p_k Delta_kl / A_k; s <- s + sum_k p_k Delta_k.
+    # x_l <- x_l + tau_l sum_k p_k Delta_kl / A_k; s <- sum_k p_k s_k.
     new = exchange.collect(server, received, lambda s: s.delta, times_tau)
     return new, {}
 

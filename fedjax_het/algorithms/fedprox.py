@@ -1,9 +1,9 @@
 """FedProx: federated averaging with a proximal term in every local step.
 
-A client minimises L_k(w) + (mu/2) ||w - a||^2, a being the parameters that it
-received; the gradient is that of L_k plus mu (w - a). Running norm statistics
-have no such term. Over several architectures the sum runs over the leaves that
-a client owns.
+A client minimises L_k(w) + (mu/2) ||w - a||^2, where a are the parameters that
+it received, so its gradient is that of L_k plus mu (w - a). Running norm
+statistics have no proximal term. With several architectures the norm is over
+the leaves that a client owns.
 
 References:
   Li et al., `Federated Optimization in Heterogeneous Networks
@@ -39,7 +39,7 @@ def fedprox(
       FedAvg bit for bit.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.

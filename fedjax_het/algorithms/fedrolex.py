@@ -1,30 +1,31 @@
-"""FedRolex: narrow copies of one model, cut by windows that roll.
+"""FedRolex: narrow copies of one model, cut by rolling windows of channels.
 
 All groups hold the full model theta; client k has the rate rho_k of its group.
 In round t, from 0, a layer of K channels has the window
 
   I_k(t) = {(t + m) mod K : 0 <= m < ceil(rho_k K)},
 
-one t for all clients and layers. One round:
+with one t for all clients and layers. One round:
 
-  1. Client k receives t and theta_k, what theta has in its windows.
+  1. Client k receives t and theta_k, the entries of theta in its windows.
   2. It trains theta_k as in HeteroFL: inputs of norms are multiplied by
      1 / rho_k (Scaler, in training only), norms keep no running statistics
      (static batch norm), and logits of labels that the client does not have
-     are 0, which stay in the softmax (masked loss).
-  3. For every number j, over its holders H_j of the round,
+     are set to 0 and stay in the softmax (masked loss).
+  3. For every entry j, over the clients H_j of the round that hold it,
        theta_j <- theta_j + (1 / |H_j|) sum_{k in H_j} Delta_kj,
-     unchanged without holders. Head rows count for owners of the label.
+     unchanged without holders. Only owners of a label hold its head row.
   4. t <- t + 1.
 
 The full-width model is evaluated. With the norm policy 'batch' its statistics
 are collected before every evaluation by a pass over all training data. With
-'batch_only' each test batch is normalised by its own, as in the authors' code.
+'batch_only' each test batch is normalised by its own statistics, as in the
+authors' code.
 
-The paper floors rho K; here, as in its code, it is rounded up. That code rolls
-downwards, and rolls the heads of an attention layer together; here each head
-rolls in itself. Clients that draw their rates anew in every round, and the
-"local" evaluation on the clients' own test data, are left out.
+The paper rounds rho K down; here, as in its code, it is rounded up. That code
+moves windows downwards, and has one window over all heads of an attention
+layer; here each head has its own window. Clients that draw a new rate in every
+round, and the "local" evaluation on the clients' own test data, are left out.
 
 References:
   Alam, Liu, Yan, Zhang, `FedRolex: Model-Heterogeneous Federated Learning with
@@ -103,7 +104,7 @@ def window(t, size: int, kept: int, direction: int = 1):
     t: [] int32, the round.
     size: K, the layer's channels.
     kept: Length of the window; a full one is 0..K-1 in every round.
-    direction: 1 or -1, by which the window moves in a round.
+    direction: 1 or -1, the channels by which the window moves in a round.
 
   Returns:
     The channels, in the order of the narrow layer.
@@ -132,16 +133,16 @@ def fedrolex(
     federation: Groups, all of one model, and local training. A group's option
       `rate` is its width, such as '1/2'. The authors' code clips gradients at a
       global norm of 1: `local.clip_norm`.
-    direction: 1 moves the windows up by a channel a round, -1 down.
+    direction: 1 moves the windows up by one channel per round, -1 down.
     scaler: Whether inputs of norms are multiplied by 1 / rate in training.
     mask: 'client' for the masked loss and head rows of owned labels, 'batch'
       for a loss masked by the labels of the minibatch, 'none'.
     weights: 'uniform' for the mean over holders, 'data' for one weighted by the
       number of examples.
-    calibrate_batches: Most batches of static batch norm's pass; None for all
-      training data.
-    tx: The server's step along the mean over holders; its options are those of
-      `fedavg`.
+    calibrate_batches: Maximum number of batches for static batch norm; None for
+      all training data.
+    tx: The server's optimiser, applied to the mean over holders, with the
+      options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -187,7 +188,8 @@ def fedrolex(
     )  # fmt: skip
     amount = data.size if weights == 'data' else 1
     weight = jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
-    # Delta_k = theta_k after training - before; of the head the rows in Y_k.
+    # w_k Delta_k, Delta_k = theta_k after training - before; of the head, only
+    # the rows of labels in Y_k.
     change = weighted_change(model, start, end, weight, rows)
     return client, Uplink(Sent(change, weight, weight * rows), t), metrics
 
@@ -195,7 +197,7 @@ def fedrolex(
     total = count = jax.tree.map(jnp.zeros_like, server.params)
     for group in federation.groups:
       got, model = received[group.name], small[group.name]
-      # One t for all uploads: those of a round, or else there is one upload.
+      # All uploads have one t: they are from one round, or there is only one.
       real = got.client_id < federation.num_clients
       held = index(group, jnp.max(jnp.where(real, got.kept, 0)))
       # total_j = sum_{H_j} w_k Delta_kj, count_j = sum_{H_j} w_k

@@ -1,4 +1,4 @@
-"""HeteroFL: nested widths of one model, averaged number by number.
+"""HeteroFL: nested widths of one model, averaged entry by entry.
 
 All groups hold the full model; client k trains its first ceil(rho_k d) of the
 d channels of every hidden layer. One round:
@@ -7,23 +7,23 @@ d channels of every hidden layer. One round:
   2. It trains with three additions: activations are multiplied by 1 / rho_k
      in front of every norm (Scaler, in training only); norms keep no running
      statistics (static batch norm); logits of labels that it does not own are
-     set to 0, not to -inf: they stay in the softmax (masked loss).
-  3. For every number j, over the holders H_j of the round,
+     set to 0, not to -inf, so they stay in the softmax (masked loss).
+  3. For every entry j, over the clients H_j of the round that hold it,
        theta_j <- (1 / |H_j|) sum_{k in H_j} theta_kj,
-     unchanged if nobody holds it. Head rows count for owners of the label.
+     unchanged if no client holds it. Only owners of a label hold its head row.
 
-A client's width is its group's (`fixed_widths`), or it draws one at every visit
-(`drawn_widths`): then it is sent its level besides, and its change travels in
-leaves of full size, of which only its slice is counted.
+A client has the width of its group (`fixed_widths`), or draws one at every
+visit (`drawn_widths`). In the latter case it also receives its level, and its
+change has leaves of full size, of which only its slice is counted as traffic.
 
 The full-width model is evaluated. With the norm policy 'batch' its statistics
 are collected before every evaluation by a pass over all training data; with
-'batch_only' each test batch is normalised by its own.
+'batch_only' each test batch is normalised by its own statistics.
 
-The paper averages values; here the change from theta is averaged, which is the
-same and equals FedAvg bit for bit where all rates are 1. With batch norm the
-Scaler only rescales epsilon. Its "local" evaluation on the clients' own test
-shards is left out.
+The paper averages values; here changes from theta are averaged, which is
+equivalent, and equals FedAvg bit for bit if all rates are 1. With batch norm
+the Scaler only rescales epsilon. The paper's "local" evaluation on the clients'
+own test shards is left out.
 
 References:
   Diao, Ding, Tarokh, `HeteroFL: Computation and Communication Efficient
@@ -107,8 +107,8 @@ def heterofl(
   Args:
     federation: Groups, all of one model, and local training. The paper clips
       gradients at a global norm of 1: `local.clip_norm`. A group's option
-      `rate` is its width, such as '1/2'; without any, widths are 1, 1/2, 1/4,
-      ... in the order of the groups' names.
+      `rate` is its width, such as '1/2'. If no group has one, widths are 1,
+      1/2, 1/4, ... in the order of the groups' names.
     levels: Widths that clients draw from, such as ('1', '1/2'); () for 1, 1/2,
       1/4, ..., one for each of `odds`.
     odds: With one number per level, widths are dynamic: at every visit a client
@@ -119,13 +119,13 @@ def heterofl(
     weights: 'uniform' for the paper's mean over holders, 'data' for one
       weighted by the number of examples.
     left_out: Widths that are not aggregated: names of groups, or shares as in
-      `levels`; one may be given alone. Their clients take part and train as
-      ever, but count as if they had not taken a step.
-    calibrate_batches: Most batches of static batch norm's pass; None for all
-      training data.
+      `levels`; a string for a single one. Their clients take part and train,
+      but count as if they had taken no step.
+    calibrate_batches: Maximum number of batches for static batch norm; None for
+      all training data.
     views: Whether every narrower width is evaluated too.
-    tx: The server's step along the mean over holders; its options are those of
-      `fedavg`.
+    tx: The server's optimiser, applied to the mean over holders, with the
+      options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -140,7 +140,7 @@ def heterofl(
     at_least(1, calibrate_batches=calibrate_batches)
   full = groups[0].model
   given = {group.name: group.options for group in groups}
-  # The one place that knows of both variants.
+  # The only place that distinguishes both variants.
   if odds:
     rates = drawn_rates(given, levels, odds)
     make_widths = functools.partial(drawn_widths, odds=odds)
@@ -174,7 +174,7 @@ def heterofl(
 
   def init(key):
     variables = full.init(key)
-    # Never used: norms get theirs in `calibrate`.
+    # Placeholders; `calibrate` computes the statistics before evaluation.
     stats = {
         name: _zeros(level.model.abstract_variables.stats)
         for name, level in evaluated.items()
@@ -231,7 +231,7 @@ def heterofl(
 def fixed_rates(
     groups: Mapping[str, Mapping[str, Any]], levels: tuple
 ) -> dict[str, Fraction]:
-  """The widths of groups, by the names that `left_out` knows.
+  """The widths of groups, by the names that `left_out` takes.
 
   Args:
     groups: {group name: the group's options}.
@@ -241,7 +241,7 @@ def fixed_rates(
     {group name: rate}.
 
   Raises:
-    ValueError: If a rate is out of range, or there are levels.
+    ValueError: If a rate is out of range, or `levels` is not empty.
   """
   if levels:
     raise ValueError(
@@ -254,10 +254,10 @@ def fixed_rates(
 def drawn_rates(
     groups: Mapping[str, Mapping[str, Any]], levels: tuple, odds: tuple
 ) -> dict[str, Fraction]:
-  """The widths that clients draw from, by the names that `left_out` knows.
+  """The widths that clients draw from, by the names that `left_out` takes.
 
   Args:
-    groups: {group name: the group's options}, among them no rate.
+    groups: {group name: the group's options}, which must not contain `rate`.
     levels: As for `heterofl`.
     odds: As for `heterofl`, at least one.
 
@@ -265,7 +265,8 @@ def drawn_rates(
     {share as in `levels`: rate}.
 
   Raises:
-    ValueError: If a rate or the odds are out of range, or do not fit together.
+    ValueError: If levels or odds are out of range or do not fit together, or a
+      group has a rate.
   """
   not_negative(**{f'odds[{i}]': odd for i, odd in enumerate(odds)})
   if sum(odds) <= 0:

@@ -26,8 +26,8 @@ class Sent(NamedTuple):
 
   Attributes:
     change: Tree of `Maybe`: weight * (after - before).
-    number: [levels] float32, the client's weight at its level.
-    owned: [levels, C] float32, the same for the rows of labels that it owns.
+    number: [levels] float32, the client's weight at its level, else 0.
+    owned: [levels, C] float32, the same for head rows of labels that it owns.
   """
 
   change: Any
@@ -40,12 +40,12 @@ class Plan(NamedTuple):
 
   Attributes:
     levels: The widths that clients train.
-    left_out: For each level whether it is left out of the mean.
+    left_out: Whether each level is left out of the mean.
     head: Name of the classifier's block.
     local: Local training.
-    scaler: As for `heterofl`, like the others.
-    mask: See there.
-    weights: See there.
+    scaler: As for `heterofl`.
+    mask: As for `heterofl`.
+    weights: As for `heterofl`.
   """
 
   levels: Sequence[Level]
@@ -63,8 +63,8 @@ class Widths(NamedTuple):
   Attributes:
     downlink: As in `FederatedAlgorithm`.
     client_update: As there.
-    add: `(total, count, group, sent) -> (total, count)` of full-width trees:
-      adds a group's changes, and their weights, to those of other groups.
+    add: `(total, count, group, sent) -> (total, count)`: adds a group's changes
+      and their weights to full-width trees of sums over groups.
   """
 
   downlink: Callable[..., Any]
@@ -76,7 +76,7 @@ def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
   """Every client has the width of its group.
 
   Args:
-    plan: The plan; a group has a level of its own.
+    plan: The plan, with one level for each group.
     level_of: {group name: position of its level}.
 
   Returns:
@@ -177,14 +177,14 @@ def train_level(plan: Plan, i: int, start, data, visit):
     end, num_steps = start, 0
   amount = data.size if plan.weights == 'data' else 1
   weight = jnp.where(num_steps > 0, amount, 0).astype(jnp.float32)
-  # Delta_k = w_k (theta_k - theta); of the head only the rows in Y_k.
+  # w_k (theta_k - theta); of the head, only the rows of labels in Y_k.
   change = weighted_change(level.model, start, end, weight, rows)
   here = (jnp.arange(len(plan.levels)) == i) * weight
   return Sent(change, here, here[:, None] * rows[None]), metrics
 
 
 def held_numbers(levels: Sequence[Level], params, level):
-  """Whether the slice of a level holds a number.
+  """Whether the slice of a level holds each entry of the parameters.
 
   Args:
     levels: All levels.
@@ -212,7 +212,7 @@ def held_numbers(levels: Sequence[Level], params, level):
 
 
 def _marked(plan, up, present):
-  """The uplink with what is sent marked: of the head the owned rows alone."""
+  """Marks what is sent; of the head, only the rows of owned labels."""
   owned = jnp.sum(up.owned, axis=0) > 0
   present[plan.head] = jax.tree.map(
       lambda leaf, here: here & jnp.broadcast_to(owned, leaf.shape),
@@ -227,7 +227,7 @@ def _zeros(tree):
 
 
 def _values(tree):
-  """A tree of `Maybe` without what is sent."""
+  """The values of a tree of `Maybe`."""
   return jax.tree.map(
       lambda m: m.value, tree, is_leaf=lambda x: isinstance(x, Maybe)
   )

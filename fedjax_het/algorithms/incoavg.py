@@ -1,28 +1,30 @@
-"""InCoAvg: deep layers corrected by the mean change of a shallow one.
+"""InCoAvg: corrects the change of deep layers by that of a shallow layer.
 
-Deep layers are owned by few clients. After FedAvg's mean over the owners of
-each leaf, the server corrects the change g_l of a layer by that of g_0, the
-first layer of the same shape in its stage, both as the mean left them:
+Few clients own deep layers. After FedAvg's mean over the owners of each leaf,
+the server corrects the mean change g_l of a layer by g_0, the mean change of
+the first layer of the same shape in its stage:
 
   theta = clip(|<g_0, g_l>| / <g_0, g_0>, 0, 5)
   u     = (g_l / ||g_l|| + theta g_0 / ||g_0||) (||g_l|| + ||g_0||) / 2
   x_l  <- x_l + clip(u, -0.1, 0.1)
 
-Products and norms are taken for each k x k kernel of a convolution by itself,
-one pair of an input and an output channel, and over the whole of other leaves.
-Norms and <g_0, g_0> have 1e-7 added where they divide.
+In a convolution, products and norms are over each k x k kernel (one pair of an
+input and an output channel); in any other leaf, over the whole leaf. Where
+norms and <g_0, g_0> are divisors, 1e-7 is added to them.
 
-That is the rule of the authors' code. The paper prints -<g_0, g_l> / <g_0, g_0>
-in place of theta ('paper', with the code's bounds), from its Theorem 3.1, whose
-solution is g_l itself where <g_0, g_l> >= 0 and else its projection
-g_l - <g_0, g_l> / <g_0, g_0> g_0 ('theorem', which neither normalises nor
-clips). For a positive product 'code' and 'paper' have opposite signs.
+This is the rule of the authors' code ('code'). In place of theta the paper
+prints -<g_0, g_l> / <g_0, g_0> ('paper', with the code's bounds). It derives
+this from its Theorem 3.1, whose solution is g_l if <g_0, g_l> >= 0, else the
+projection g_l - <g_0, g_l> / <g_0, g_0> g_0 ('theorem', which neither
+normalises nor clips). For a positive product, theta has opposite signs in
+'code' and 'paper'.
 
-What is corrected, as in the authors' code: in the blocks of a stage behind the
-first (`stage3_block1`) every convolution, by the last of its shape in the
-first; in a transformer's encoder blocks the scale of the second norm, by that
-of the first. Here stages of dense layers (`layer1`, `layer2`) are treated as
-convolutions are. Other leaves, and running statistics, move by their mean.
+The same leaves are corrected as in the authors' code. In a stage, a convolution
+whose shape occurs in an earlier block is corrected by the last convolution of
+this shape in the first such block. In a transformer's encoder block, the scale
+of the second norm is corrected by that of the first. Here stages of dense
+layers (`layer1`, `layer2`) are treated like convolutions. Other leaves move by
+their mean change; running statistics become their mean.
 
 References:
   Chan, Zhou, Zhao, Jiang, Ngai, `Internal Cross-Layer Gradients for Extending
@@ -53,7 +55,7 @@ Path = tuple[str, ...]
 
 
 def _stages(params: Mapping[str, Any]) -> list[list[str]]:
-  """Keys that are equal up to the number at their end, in its order."""
+  """Lists of keys that differ only in their final number, in its order."""
   stages = {}
   for key in params:
     name, number = re.fullmatch(r'(.*?)(\d*)', key, re.DOTALL).groups()
@@ -63,7 +65,7 @@ def _stages(params: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _kernels(key: str, tree: Mapping[str, Any]) -> dict[Path, tuple[int, ...]]:
-  """Shapes of a block's kernels, without those of shortcuts."""
+  """Shapes of a block's kernels, except those of shortcuts."""
   return {
       (key, *path): leaf.shape
       for path, leaf in sorted(flatten_dict(tree).items())
@@ -72,13 +74,13 @@ def _kernels(key: str, tree: Mapping[str, Any]) -> dict[Path, tuple[int, ...]]:
 
 
 def _is_encoder(tree: Mapping[str, Any]) -> bool:
-  """Whether a block is a transformer's: two norms and no convolution."""
+  """Whether it is a transformer's block: two norms and no convolution."""
   kernels = _kernels('', tree).values()
   return {'norm1', 'norm2'} <= tree.keys() and all(len(k) < 4 for k in kernels)
 
 
 def layer_pairs(params: Mapping[str, Any]) -> list[tuple[Path, Path]]:
-  """The leaves that are corrected, each with its reference.
+  """The leaves to correct, each with its reference.
 
   Args:
     params: {key: tree}, the server's parameters, or their shapes.
@@ -96,7 +98,7 @@ def layer_pairs(params: Mapping[str, Any]) -> list[tuple[Path, Path]]:
       kernels = _kernels(key, params[key])
       pairs += [(p, first[shape]) for p, shape in kernels.items()
                 if shape in first]  # fmt: skip
-      # Of several kernels of a shape the last.
+      # If several kernels have one shape, keep the last of the first block.
       first = {shape: path for path, shape in kernels.items()} | first
   return pairs
 
@@ -104,14 +106,14 @@ def layer_pairs(params: Mapping[str, Any]) -> list[tuple[Path, Path]]:
 def corrected(
     g, reference, *, rule: str, max_ratio: float, max_change: float
 ) -> jax.Array:
-  """The change of a leaf, corrected by another's.
+  """Corrects the change of a leaf by that of its reference.
 
   Args:
-    g: g_l; the first two axes of an array of four are those of a kernel.
+    g: g_l; in a 4-D array the first two axes are those of the k x k kernels.
     reference: g_0, of the same shape.
     rule: One of `RULES`.
-    max_ratio: Bound of theta; not for 'theorem'.
-    max_change: Bound of every number of the result; not for 'theorem'.
+    max_ratio: Bound of theta; unused by 'theorem'.
+    max_change: Bound of every entry of the result; unused by 'theorem'.
 
   Returns:
     An array like `g`.
@@ -127,6 +129,7 @@ def corrected(
     # g_l if beta >= 0, else g_l - beta / alpha g_0.
     ratio = jnp.where(beta < 0, beta / jnp.where(alpha > 0, alpha, 1.0), 0.0)
     return g - ratio * reference
+  # theta = clip(|beta| / alpha, 0, 5), or for 'paper' -clip(beta / alpha).
   ratio = jnp.clip(beta / (alpha + _EPS), -max_ratio, max_ratio)
   theta = jnp.abs(ratio) if rule == 'code' else -ratio
   # u = (g_l / ||g_l|| + theta g_0 / ||g_0||) (||g_l|| + ||g_0||) / 2
@@ -151,15 +154,16 @@ def incoavg(
   """InCo Aggregation over FedAvg.
 
   Args:
-    federation: Groups and local training. Where no two leaves make a pair,
-      such as for clients that all hold a ResNet10, the method is FedAvg.
+    federation: Groups and local training. If no two leaves form a pair, such
+      as when all clients hold a ResNet10, the method is FedAvg.
     rule: 'code', 'paper' or 'theorem', see above.
     max_ratio: Bound of theta, 5 in the authors' code.
-    max_change: Bound of what a corrected number moves in a round, 0.1 there.
+    max_change: Bound of the change of a corrected entry in a round, 0.1 in the
+      authors' code.
     aggregation: As for `fedavg`; with 'architecture' the layers of one
       architecture correct each other.
     weights: As for `fedavg`; 'uniform' in the paper.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm; server and clients hold what they hold in FedAvg.
@@ -180,7 +184,7 @@ def incoavg(
           g[leaf], g[reference], rule=rule, max_ratio=max_ratio,
           max_change=max_change,
       )  # fmt: skip
-      # Without a change of the reference there is nothing to correct by.
+      # If no client sent the reference, the leaf keeps its own change.
       new[leaf] = jnp.where(sent[reference[0]], u, g[leaf])
     return unflatten_dict(new)
 

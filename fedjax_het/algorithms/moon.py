@@ -1,4 +1,4 @@
-"""MOON: features close to the global model's, far from one's own last ones.
+"""MOON: local training with a model-contrastive loss on the features.
 
 R(w; b) is the input of the last block, the vector that the output layer
 multiplies. Client k keeps prev_k, its model after its last visit. One round:
@@ -8,13 +8,13 @@ multiplies. Client k keeps prev_k, its model after its last visit. One round:
        g = e^(cos(z, z_g) / T),  p = e^(cos(z, z_p) / T)
        l = -log(g / (g + p)) = softplus((cos(z, z_p) - cos(z, z_g)) / T)
        y <- y - lr grad (CE(y; b) + lambda_c mean l)
-     x and prev_k are constants, whose norms use running statistics.
+     x and prev_k are constants; their norms use running statistics.
   2. prev_k <- y, with its running statistics; y - x is averaged as in FedAvg.
 
-A client without prev_k, on its first visit, has l = 0. There the authors' code
-compares with a net that was drawn at random, and NIID-Bench with the first
-global one. As in FedIN v2 the net has no projection head of its own; the
-authors' is an option of `simple_cnn`.
+On its first visit a client has no prev_k, and l = 0. There the authors' code
+compares with a randomly initialised net, and NIID-Bench with the initial global
+model. As in FedIN v2 no projection head is added to the net; the authors' head
+is an option of `simple_cnn`.
 
 References:
   Li, He, Song, `Model-Contrastive Federated Learning
@@ -37,7 +37,7 @@ from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.options import not_negative, positive
 
-# Below this norm a feature is no longer divided by its norm, as in PyTorch.
+# Features with a smaller norm are divided by this instead, as in PyTorch.
 _SHORTEST = 1e-8
 
 
@@ -56,7 +56,7 @@ class Client(NamedTuple):
 
 
 def _unit(rows):
-  """Rows of [B, D] divided by their norms; zeros stay, with a gradient of 1."""
+  """Divides rows of [B, D] by their norms, and rows of zeros by 1."""
   square = jnp.sum(rows * rows, axis=1, keepdims=True)
   norm = jnp.sqrt(jnp.where(square > 0, square, 1.0))
   return rows / jnp.maximum(norm, _SHORTEST)
@@ -68,7 +68,7 @@ def contrast(z, z_global, z_previous, temperature: float) -> jax.Array:
   Args:
     z: [B, D], features of the model that is trained.
     z_global: [B, D], those of the global model.
-    z_previous: [B, D], those of the client's last model.
+    z_previous: [B, D], those of the client's previous model.
     temperature: T.
 
   Returns:
@@ -120,7 +120,7 @@ def moon_loss(
     loss = task.loss(logits, batch.y, batch.mask)
     others = frozen(received, batch), frozen(previous, batch)
     away = contrast(z.reshape(len(z), -1), *others, temperature)
-    # 0 on the first visit, whatever there is in place of prev_k.
+    # 0 on the first visit, when `previous` is only a placeholder.
     away = jnp.where(visited, masked_mean(away, batch.mask), 0.0)
     # CE + lambda_c mean l
     return loss + contrast_weight * away, (stats, dict(contrastive_loss=away))
@@ -149,7 +149,7 @@ def moon(
     temperature: T, 0.5 in the paper.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; 'data' in the paper.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm. The server is FedAvg's; clients are `Client`s.
@@ -184,7 +184,7 @@ def moon(
     y, _, metrics, num_steps = fit(loss_fn, local, x, data, visit)
     y = model.fill(y, start)
     own, delta = exchange.upload(group, start, y, data.size, num_steps)
-    # prev_k <- y; without a step it stays.
+    # prev_k <- y; without a step prev_k stays.
     trained = num_steps > 0
     previous = jax.tree.map(
         lambda new, old: jnp.where(trained, new, old), y, previous

@@ -1,7 +1,7 @@
 """Private: every client trains its own model, without communication.
 
 The lower bound that a federated method must beat (the baseline of that name
-in FedMD and FedHe). All clients of an architecture start from equal weights.
+in FedMD and FedHe). All clients of an architecture start from equal parameters.
 
 References:
   Li and Wang, `FedMD: Heterogenous Federated Learning via Model Distillation
@@ -18,12 +18,12 @@ def private(federation: Federation) -> FederatedAlgorithm:
   """Local training only.
 
   Args:
-    federation: Groups and local training; the optimiser begins anew in each
-      visit unless `local.keep_optimizer` says otherwise.
+    federation: Groups and local training; the optimiser is reset in each visit
+      unless `local.keep_optimizer` is True.
 
   Returns:
-    The algorithm; its client state is the client's whole model and, if that is
-    kept, its optimiser's state (None if not).
+    The algorithm. Its client state is the client's whole model and the
+    optimiser's state, or None if that is not kept.
   """
   local = federation.local
   keep = local.keeps_optimizer(False)

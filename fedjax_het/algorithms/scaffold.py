@@ -11,8 +11,8 @@ c_k over all N clients; all begin at 0. In a round of the clients S:
 
 With SGD c_k+ is the mean of the K gradients g. This module computes that mean,
 so that c_k is a gradient with any optimiser. The correction is added before the
-optimiser; c_k excludes weight decay. S and N count the clients that
-own a block. Running statistics, and what does not travel, are not corrected.
+optimiser; c_k excludes weight decay. S and N count the clients that own a
+block. Running statistics and blocks that do not travel are not corrected.
 
 References:
   Karimireddy et al., `SCAFFOLD <https://arxiv.org/abs/1910.06378>`_, ICML 2020.
@@ -33,7 +33,7 @@ from fedjax_het.models.blocks import Variables
 
 
 def corrected(shift) -> optax.GradientTransformation:
-  """Adds `shift` to the gradients; its state is their sum without it."""
+  """Adds `shift` to the gradients; the state sums the uncorrected gradients."""
 
   def update(grads, total, params=None):
     total = jax.tree.map(jnp.add, total, grads)
@@ -55,7 +55,7 @@ def scaffold(
   Args:
     federation: Groups and local training.
     aggregation: As for `fedavg`.
-    tx: The server's step of x, with the options of `fedavg`.
+    tx: The server's optimiser of x, with the options of `fedavg`.
 
   Returns:
     The algorithm. Server: (x, c). Client: (its own blocks, c_k).
@@ -83,7 +83,7 @@ def scaffold(
     steps = dataclasses.replace(local, optimizer=lambda lr: optax.chain(
         corrected(shift), local.optimizer(lr)))  # fmt: skip
     y, (total, _), metrics, num = fit_model(model, steps, start, data, visit)
-    # c_k+ <- 1/K sum_j g_j; without a step it stays.
+    # c_k+ <- 1/K sum_j g_j; without a step c_k stays.
     total = model.fill(Variables(total, {}), Variables(none, {})).params
     total, _ = sharing.split(group, total)
     new = jax.tree.map(

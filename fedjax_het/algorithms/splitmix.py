@@ -1,30 +1,31 @@
 """SplitMix: a wide model split into thin ones; each client trains some of them.
 
-The server holds B = 1 / r independent thin nets ("bases") of floor(r K) of the
-K channels of every layer. One round:
+The server holds B = 1 / r independent thin nets ("bases"), each with floor(r K)
+of the K channels of every layer. One round:
 
-  1. Client k of budget R_k gets m_k = floor(R_k / r) distinct bases: the first
-     from a queue, which is shuffled again when all bases have been assigned,
-     so that first choices are balanced; the others at random.
+  1. Client k with budget R_k gets m_k = floor(R_k / r) distinct bases. The
+     first comes from a queue, which is shuffled again when all bases have been
+     assigned, so that first choices are balanced; the others are random.
   2. It trains each of them alone, on the same minibatches. Outputs of
      convolutions are multiplied by 1 / r in training only, and logits of labels
-     absent from the minibatch are set to 0. Where a norm directly behind a
-     convolution would cancel the factor and others are added to its output, as
-     in the stem of PreResNet-20, the norm's output is multiplied: with batch
-     statistics training and test are then one function.
-  3. Base b becomes the mean over its trainers, weighted by their examples,
+     absent from the minibatch are set to 0. If a norm directly behind a
+     convolution cancels the factor and its output enters a sum, as in the stem
+     of PreResNet-20, the norm's output is multiplied, too. With batch
+     statistics, a net is then the same function in training and in testing.
+  3. Base b becomes the mean over its trainers, weighted by their numbers of
+     examples,
        theta_b <- sum_{k trains b} n_k theta_kb / sum_{k trains b} n_k;
      a base without trainers keeps its value.
 
 The prediction is the mean of the bases' logits. With the norm policy 'batch'
 statistics are estimated again, without the factor 1 / r, before every
 evaluation; with 'batch_only' (the paper's default) each test batch is
-normalised by its own.
+normalised by its own statistics.
 
-The queue continues from round to round. Within a round it is taken in the order
-of client ids, in the authors' code in the order of sampling. Kernels are
-drawn by the model's own initialiser and, but for the stem, scaled by sqrt(r),
-as if their layers were of full width.
+The queue continues from round to round. Within a round, clients take from it in
+the order of their ids; in the authors' code, in the order of sampling. Kernels
+are drawn by the model's own initialiser and, except in the stem, multiplied by
+sqrt(r), as if their layers were of full width.
 
 References:
   Hong et al., `Efficient Split-Mix Federated Learning for On-Demand and
@@ -91,7 +92,8 @@ class Sent(NamedTuple):
 
   Attributes:
     change: `Maybe` of parameters [B, ...], weight * (after - before).
-    weight: [B] float32, the client's examples for each base that it trained.
+    weight: [B] float32, the client's number of examples for each base that it
+      trained, else 0.
   """
 
   change: Maybe
@@ -111,6 +113,7 @@ def bases_of(budget: Fraction, num_bases: int) -> int:
   Raises:
     ValueError: If it affords none.
   """
+  # m = floor(R / r).
   number = math.floor(budget * num_bases)
   if not number:
     raise ValueError(
@@ -125,8 +128,8 @@ def first_choice(queue, turn, num_bases: int) -> jax.Array:
 
   Args:
     queue: [] uint32, the seed of its shuffles.
-    turn: [] int32, how many first choices there were before.
-    num_bases: B, after as many of which the queue is shuffled again.
+    turn: [] int32, the number of earlier first choices.
+    num_bases: B; the queue is shuffled again after B first choices.
 
   Returns:
     [] int32.
@@ -146,14 +149,14 @@ def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
     number: m, how many.
 
   Returns:
-    [m] int32: the first choice, and others uniform without replacement.
+    [m] int32: the first choice, then others, uniform without replacement.
   """
   score = jax.random.uniform(key, (num_bases,)).at[first].set(2.0)
   return jax.lax.top_k(score, number)[1]
 
 
 def draw_base(base: BlockModel, key, factor: float) -> Variables:
-  """One base; kernels other than the stem's as in a layer of full width.
+  """Draws a base; kernels except the stem's as in a layer of full width.
 
   Args:
     base: The thin model.
@@ -225,9 +228,9 @@ def splitmix(
 
   Args:
     federation: Groups, all of one model, and local training. A group's option
-      `budget` is the share of the full width that it affords, such as '1/2';
-      without any, budgets are 1, 1/2, 1/4, ... in the order of the groups'
-      names.
+      `budget` is the share of the full width that it affords, such as '1/2'.
+      If no group has one, budgets are 1, 1/2, 1/4, ... in the order of the
+      groups' names.
     num_bases: B; a base has floor(K / B) of K channels.
     rescale: Whether outputs of convolutions are multiplied by 1 / r in
       training, and kernels drawn as for the full width.
@@ -235,8 +238,8 @@ def splitmix(
       skewed.
     calibrate_batches: As for `heterofl`.
     views: Whether ensembles of each group's number of bases are evaluated too.
-    tx: The server's step along the mean over trainers; its options are those
-      of `fedavg`.
+    tx: The server's optimiser, applied to the mean over trainers, with the
+      options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -263,7 +266,7 @@ def splitmix(
   factor = num_bases if rescale else 1
 
   def init(key):
-    # The first base has the initial values of FedAvg.
+    # The first base is drawn with the key that FedAvg uses.
     keys = [key, *(jax.random.fold_in(key, b) for b in range(1, num_bases))]
     drawn = [draw_base(base, key, factor) for key in keys]
     bases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
@@ -353,7 +356,7 @@ def splitmix(
 
 
 def _place(chosen, num_bases, part):
-  """[m, ...] of the chosen bases as [B, ...], zero for the others."""
+  """Scatters [m, ...] of the chosen bases into [B, ...] zeros."""
   whole = jnp.zeros((num_bases, *part.shape[1:]), part.dtype)
   return whole.at[chosen].set(part)
 

@@ -4,27 +4,27 @@ Client k keeps its whole model w_k, the server x; all start equal. A visit:
 
   1. Receive x. Over the client's examples, with one gradient for each,
        F = mean (d log p(y | input; w_k) / d w_k)^2,
-     scaled to [0, 1] in each tensor. M = 1, personal, where F > tau.
+     scaled to [0, 1] in each tensor. M = 1 (personal) where F > tau.
   2. w <- M w_k + (1 - M) x
-  3. E epochs that move the entries with M = 1, on
+  3. E epochs that train the entries with M = 1 on
        CE + lambda1 / 2 R,              R = sum_l ||w_l - x_l|| over tensors l
-  4. E epochs that move the entries with M = 0, on
+  4. E epochs that train the entries with M = 0 on
        CE + lambda2 / 2 |R - C|
-     Each phase begins its optimiser anew; one without an entry is left out.
-  5. w_k <- w. Send U = w - x, all entries, if wanted clipped and with noise,
+     Each phase resets its optimiser; a phase without entries is skipped.
+  5. w_k <- w. Send U = w - x, all entries, optionally clipped and with noise:
        U / max(1, ||U|| / S) + N(0, S^2 sigma^2 / N)        for N clients.
   6. x <- x + weighted mean of what was sent.
 
-The clients' models w_k are evaluated, and x as the view 'global'. F is taken in
-inference mode, with norm statistics over the client's examples: at a first
-visit the running ones are still those of the initialisation.
+The clients' models w_k are evaluated, and x as the view 'global'. F is computed
+in inference mode with norm statistics of the client's examples, because the
+running statistics still have their initial values at a first visit.
 
 The paper's text has one norm for personal and one for shared parameters. Here,
-as in its code, both phases have the sum over all tensors. That code never
+as in its code, R in both phases is the sum over all tensors. That code never
 leaves inference mode after the Fisher pass; here both phases train in training
-mode. It always clips and adds noise, with S = C; here both are off unless asked
-for. The noise of the mean is far below what its accountant assumes, so no
-(epsilon, delta) is claimed.
+mode. It always clips and adds noise, with S = C; here both are off by default.
+The noise in the mean is far below what its accountant assumes, so no (epsilon,
+delta) is claimed.
 
 References:
   Yang, Huang, Ye, `Dynamic Personalized Federated Learning with Adaptive
@@ -64,11 +64,12 @@ def distance(params, anchor) -> jax.Array:
     safe = jnp.where(squares > 0, squares, 1.0)
     return jnp.where(squares > 0, jnp.sqrt(safe), 0.0)
 
+  # R = sum_l ||w_l - x_l||
   return sum(jax.tree.leaves(jax.tree.map(norm, params, anchor)))
 
 
 def penalised(strength, aim, anchor):
-  """Adds the gradient of lambda / 2 |R - C| to that of a loss.
+  """Adds the gradient of lambda / 2 |R - C| to the gradient of a loss.
 
   Args:
     strength: [], lambda.
@@ -132,17 +133,18 @@ def feddpa(
   """FedDPA over clients of one or several architectures.
 
   Args:
-    federation: Groups and local training; `local.epochs` are those of each of
-      the two phases.
+    federation: Groups and local training; `local.epochs` is E, the epochs of
+      each phase.
     threshold: tau in [-1, 1]; -1 makes all entries personal, 1 none.
     lambda1: Strength of the penalty of the personal phase.
     lambda2: Strength of the penalty of the shared phase.
     target: C, the distance that the shared phase aims at.
     clip: S, the largest norm of an update that is sent; None for no limit.
-    sigma: Noise of the updates; above 0 it needs `clip`.
+    sigma: Standard deviation of the noise in units of S / sqrt(N); above 0 it
+      needs `clip`.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; the authors' code has 'data'.
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm; its client state is the client's whole model.
@@ -178,7 +180,7 @@ def feddpa(
       )  # fmt: skip
       return w, (metrics['train_loss'], num)
 
-    # Steps 3 and 4 differ in numbers only, and compile once.
+    # Steps 3 and 4 differ only in values, so they are one scanned program.
     w, (losses, nums) = jax.lax.scan(phase, start, (
         jax.tree.map(lambda m: jnp.stack([m, ~m]), mask),
         jnp.stack([jax.random.fold_in(visit.key, 1), visit.key]),
@@ -197,6 +199,7 @@ def feddpa(
     # p_k U.
     _, delta = exchange.upload(group, x, w, data.size, num)
     if clip is not None:
+      # U = w - x.
       update = jax.tree.map(jnp.subtract, w.params, x.params)
       update, _ = exchange.sharing.split(group, update)
       key = jax.random.fold_in(visit.key, 2)

@@ -1,4 +1,4 @@
-"""Which entries matter for a client: the diagonal of its Fisher information."""
+"""The entries that matter for a client, by its diagonal Fisher information."""
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ def fisher(model: BlockModel, task, variables: Variables, data: ClientData):
   Args:
     model: The architecture.
     task: Its `losses` are -log p(y | input).
-    variables: Where it is taken, in inference mode.
+    variables: The model at which F is computed, in inference mode.
     data: The client's examples; nothing is augmented.
 
   Returns:
-    F like the parameters: the mean over examples of squared gradients.
+    F, a tree like the parameters: the mean over examples of squared gradients.
   """
 
   def loss(params, i):
@@ -62,7 +62,7 @@ def personal_entries(information, threshold: float):
   def mask(f):
     low, high = jnp.min(f), jnp.max(f)
     spread = jnp.where(high > low, high - low, 1.0)
-    # (F - min F) / (max F - min F) > tau; rounding may not exceed 1.
+    # (F - min F) / (max F - min F) > tau, without rounding errors above 1.
     return jnp.minimum((f - low) / spread, 1.0) > threshold
 
   return jax.tree.map(mask, information)

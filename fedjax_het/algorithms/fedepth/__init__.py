@@ -8,8 +8,8 @@ stages g_1 .. g_J of the one model. A round:
        L(theta_{g_j}, phi),  logits = phi(adapt(z_j)),
        z_j = f_{g_j}(stop_gradient(z_{j-1})),  z_0 = x,
      from the server's theta_{g_j} and the head phi that stage j - 1 left.
-  3. It uploads the blocks that it trained. With all of the model in one stage,
-     J = 1, it is a client of FedAvg.
+  3. It uploads the blocks that it trained. With the whole model in one stage
+     (J = 1), it is a client of FedAvg.
   4. The server moves each leaf by the mean change of the clients that trained
      it, weighted by their numbers of examples.
 
@@ -17,7 +17,7 @@ m-FeDepth (`heads='own'`): a stage that ends at a narrower width trains a head
 of that width. The server averages these heads over the clients that trained
 them; inference uses the model's head. Partial training: front blocks that do
 not fit are not trained. MKD: a client that can hold M models trains the shared
-one together with M - 1 private models, which stay on the client, each by
+model together with M - 1 private models, which stay on the client, each on
 
   CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m),
 
@@ -29,12 +29,12 @@ Differences from the paper or its code:
 - Frozen leaves do not move; in the code weight decay and momentum move them.
 - A leaf is averaged over the clients that trained it; `dilute` averages as the
   code does.
-- Each stage is a problem of its own (Eq. 1) with a fresh optimiser. The code
-  has one optimiser per visit, which carries the head's momentum from stage to
+- Each stage is a separate problem (Eq. 1) with a new optimiser. The code has
+  one optimiser per visit, which carries the head's momentum from stage to
   stage.
 - The stem of a ViT, its embeddings, is trained in the first stage only.
 
-The state is the server's (and the private models of MKD). After a device
+The only state is that of the server (and MKD's private models). After a device
 upgrade, build the algorithm and the round with a federation of the new budgets
 and continue with
 
@@ -90,9 +90,9 @@ class Client(NamedTuple):
   """The client state.
 
   Attributes:
-    own: Blocks and statistics that do not travel; none but with
+    own: Blocks and statistics that do not travel; empty without
       `Federation.local_stats`.
-    partners: M - 1 private models of MKD, `Variables` each; () without.
+    partners: M - 1 private models of MKD, `Variables` each; () without MKD.
   """
 
   own: Variables
@@ -104,14 +104,13 @@ class Plan:
   """Stages and settings of a group's visits.
 
   Attributes:
-    group: The group. m-FeDepth's heads that the stages train are heads of its
-      model.
+    group: The group; its model has the m-FeDepth heads that the stages train.
     local: Local training of a visit.
-    stages: Its stages, one after another.
+    stages: The stages in order.
     shares: Local training of each stage.
-    num_models: M, models that teach each other instead of stages; 1 for none.
+    num_models: M, the models that MKD trains instead of stages; 1 without MKD.
     scan: See `scan_stages` of `fedepth`.
-    cache_prefix: As there.
+    cache_prefix: As for `fedepth`.
   """
 
   group: Group
@@ -136,7 +135,7 @@ def make_plans(
     scan: bool,
     cache_prefix: bool,
 ) -> dict[str, Plan]:
-  """{group: plan} of `make_schedules`; a ValueError names the group."""
+  """{group: plan} for the given schedules; a ValueError names the group."""
   plans = {}
   for group in federation.groups:
     schedule = schedules[group.name]
@@ -161,16 +160,15 @@ def make_plans(
 def schedule_facts(
     schedules: Mapping[str, Schedule], plan: str, local: LocalTraining
 ) -> dict[str, dict[str, Any]]:
-  """What the stages take in memory; compiles each stage's step.
+  """The memory that the stages take; compiles each stage's step.
 
   Args:
-    schedules: Of `make_schedules`.
-    plan: The plan that they are of.
+    schedules: See `make_schedules`.
+    plan: The option `plan` with which they were made.
     local: Local training.
 
   Returns:
-    {group: plan, budget (MB or None), models, stages (those of
-    `stage_figures`)}.
+    {group: {plan, budget (MB or None), models, stages (see `stage_figures`)}}.
   """
   return {
       name: dict(
@@ -186,7 +184,7 @@ def schedule_facts(
 def with_own_heads(
     group: Group, names: Container[str] | None = None
 ) -> Group:
-  """The group with m-FeDepth's heads on its model; those of `names`, or all."""
+  """Attaches m-FeDepth's heads to a group's model: those in `names`, or all."""
   heads = [
       head
       for head in own_heads(group.model).values()
@@ -203,7 +201,7 @@ def train(plan: Plan, start: Variables, partners, data, visit):
     start: The model and the heads that the client received.
     partners: Its private models.
     data: Its examples.
-    visit: Its turn.
+    visit: The visit.
 
   Returns:
     The model and the heads, the private models, metrics, number of steps.
@@ -230,7 +228,7 @@ def train(plan: Plan, start: Variables, partners, data, visit):
 def calibrated(
     server: Variables, data, model: BlockModel, batch_size: int
 ) -> Variables:
-  """The server's model with norm statistics of all clients' examples."""
+  """The server's model with norm statistics over all clients' examples."""
   names = model.abstract_variables.params
   params = {name: server.params[name] for name in names}
   stats = static_statistics(model, params, data, batch_size=batch_size)
@@ -258,18 +256,18 @@ def fedepth(
   """FeDepth, m-FeDepth, partial training and MKD.
 
   Args:
-    federation: Groups, one for each budget, of one model, and local training.
-      (Models that share blocks by name work, too.) A group's memory is
-      `Group.options['budget']`: a share of what training the whole model
-      takes, such as '1/6' or 0.5, or an amount at the batch size of local
-      training, such as '38.68MB' (of 2^20 bytes); '' or nothing trains the
-      whole model.
-    plan: 'measured' packs by what the compiler plans for a stage's whole step
-      (which is compiled here, and kept), 'paper' by the paper's estimate of a
-      block, which does not keep a device's budget, see `launch.plan_memory`. A
-      share of the whole model is one of the figure that is counted with.
-    slack: How far a stage may exceed the budget by the paper's estimate; the
-      paper's schedules need 5 %. By the measured figure none may.
+    federation: Groups of one model, one for each budget, and local training.
+      (Models that share blocks by name work, too.) `Group.options['budget']`
+      is a group's memory: a share of what training the whole model takes, such
+      as '1/6' or 0.5, or an amount at the batch size of local training, such
+      as '38.68MB' (of 2^20 bytes). With '' or None the group trains the whole
+      model.
+    plan: The memory estimate. 'measured' is the compiler's figure for a stage's
+      whole step (which is compiled here, and cached). 'paper' is the paper's
+      estimate per block, with which a device may exceed its budget, see
+      `launch.plan_memory`. A share is one of the whole model by this estimate.
+    slack: With plan='paper', the share by which a stage may exceed the budget;
+      the paper's schedules need 5 %. With 'measured' no stage may exceed it.
     heads: 'shared', or 'own' for m-FeDepth.
     partial: Treatment of front blocks that are not trained: 'frozen' or
       'bypass', see `depthwise.make_stages`.
@@ -277,20 +275,20 @@ def fedepth(
       with no change, in that block's mean, as in the authors' code.
     epochs_mode: 'per_stage' gives each stage all epochs (or steps) of local
       training, 'split' shares them out.
-    cache_prefix: Whether a stage computes what its frozen blocks make of the
-      client's examples once, instead of in every step. Results are the same
-      where neither norms look at a batch nor data are augmented, else see
-      `depthwise.stage_inputs`.
-    scan_stages: Whether runs of equal stages are one scanned program, see
-      `depthwise.training`, instead of a program each; without `cache_prefix`.
+    cache_prefix: Whether a stage computes the outputs of its frozen blocks for
+      the client's examples once, instead of in every step. Results are the
+      same if norms do not use batch statistics and data are not augmented,
+      else see `depthwise.stage_inputs`.
+    scan_stages: Whether consecutive equal stages are one `jax.lax.scan` instead
+      of a program each, see `depthwise.training`; ignored with `cache_prefix`.
     mkd_models: M for the groups whose budget holds M whole models; None for
       no distillation.
-    weights: 'data' for weights proportional to the number of examples (the
+    weights: The averaging coefficients: 'data' for the number of examples (the
       paper), or 'uniform'.
     calibrate: Whether running statistics of norms are estimated on all
       clients' examples before each evaluation, see `static_statistics`,
-      instead of averaged over those who trained the block.
-    tx: The server's step, with the options of `fedavg`.
+      instead of averaged over the clients that trained the block.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is that of FedAvg, with m-FeDepth's heads
@@ -304,7 +302,7 @@ def fedepth(
   one_of('heads', heads, HEADS)
   one_of('partial', partial, PARTIAL)
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
-  if mkd_models is not None:  # The KL is one of classes.
+  if mkd_models is not None:  # The KL is between class probabilities.
     check_task('fedepth with mkd_models', 'classification', federation)
   if calibrate:
     _check_calibration(federation)

@@ -1,7 +1,7 @@
 """Fed-ET: small models of the clients teach a large model of the server.
 
 The server holds unlabelled public examples x, a large model W and the small
-models, one of each architecture. All models have a classifier ('representation
+models, one for each architecture. All models have a classifier ('representation
 layers') of one shape. In a round, with s_k(x) the logits of client k's model
 after its training, in eval mode, and v_k(x) their variance over the classes,
 
@@ -13,7 +13,7 @@ after its training, in eval mode, and v_k(x) their variance over the classes,
 
              s(x) = sum_k alpha_k s_k(x),  alpha_k = v_k / sum_j v_j,
              y^(x) = argmax s(x),  D(x) = {k : argmax s_k(x) != y^(x)},
-             s_div(x) = the same mean over D(x),
+             s_div(x) = the same weighted mean over D(x),
              W <- steps on  CE(W(x), y^)
                             + lam 1[D(x) != {}] KL(s_div(x) || W(x)),
 
@@ -22,18 +22,18 @@ after its training, in eval mode, and v_k(x) their variance over the classes,
 Neither public examples nor logits travel: an upload is as large as FedAvg's.
 The server keeps the models of the whole cohort until it has averaged them.
 
-Reported are the small models; the view 'server' is W.
+The small models are evaluated, and W as the view 'server'.
 
 Choices that the sources leave open or hide (there is no official code):
 
 - The classifier is the model's own, such as the last linear layer.
-- The server's optimiser is reset in every round, as the clients' is. Its
-  kind is the clients'.
+- The server has the clients' optimiser. It is reset in every round, as it is
+  in every visit of a client.
 - Public examples are part of the training set, without labels; the paper takes
   another data set. They are never augmented.
 - Small models are averaged layer-wise, as in FedIN v2; 'architecture' averages
   inside each architecture, as in the paper.
-- W is a tree of its own even if it has the blocks of the small models.
+- W is a separate tree, even if it has the blocks of the small models.
 
 References:
   Cho, Manoel, Joshi, Sim, Dimitriadis, `Heterogeneous Ensemble Knowledge
@@ -93,8 +93,8 @@ def fedet(
 ) -> FederatedAlgorithm:
   """Fed-ET.
 
-  Where clients go at their own pace, the server trains once an upload. The
-  consensus is that of a single model: the server's plus the client's change.
+  In an asynchronous run the server trains once per upload. The consensus is
+  that of a single model: the server's plus the client's change.
 
   Args:
     federation: Groups, local training, a public set, and the `server_model`,
@@ -102,16 +102,18 @@ def fedet(
     distill_weight: lam above, the factor on the KL from the clients that
       disagree.
     server_epochs: Passes over the public set in a round.
-    server_batch_size: Examples a step of these.
-    distill_lr: Learning rate of these; None for the clients' of the round.
+    server_batch_size: Batch size of these passes.
+    distill_lr: Learning rate of these passes; None for that of the clients in
+      the round.
     aggregation: 'layerwise' or 'architecture', as for `fedavg`; the classifier
       is averaged over all architectures.
     weights: As for `fedavg`.
-    tx: The server's step with the small models, with the options of `fedavg`.
+    tx: The server's optimiser of the small models, with the options of
+      `fedavg`.
 
   Returns:
-    The algorithm. Its server state is a `Server`; what is evaluated is the pair
-    (small model, large model). The server's metrics are 'server_loss',
+    The algorithm. Its server state is a `Server`; the pair (small model, large
+    model) is evaluated. The server's metrics are 'server_loss',
     'server_entropy', 'server_diversity' and 'disputed', the share of the public
     examples on which a client disagrees with the consensus.
 

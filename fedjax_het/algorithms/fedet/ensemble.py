@@ -16,9 +16,9 @@ class Consensus(NamedTuple):
 
   Attributes:
     labels: [P] int32, the pseudo-labels.
-    diverse: [P, C], logits of the models that disagree with them, 0 where
-      none does.
-    disputed: [P] bool, whether any model does (D(x) is not empty).
+    diverse: [P, C], s_div, weighted mean logits of the models that disagree
+      with the label; 0 where none does.
+    disputed: [P] bool, whether any model disagrees (D(x) is not empty).
   """
 
   labels: jax.Array
@@ -31,19 +31,21 @@ def confidence_weights(logits, voters) -> jax.Array:
 
   Args:
     logits: [S, P, C]; the variance is over the classes.
-    voters: [S, P] bool, whom the sum counts.
+    voters: [S, P] bool, the models in the sum.
 
   Returns:
     [S, P], 0 for the others; equal weights where all variances are 0.
   """
+  # v_k = var_c s_k
   v = jnp.where(voters, jnp.var(logits, axis=2), 0.0)
   total = jnp.sum(v, axis=0)[None]
   equal = voters / jnp.maximum(jnp.sum(voters, axis=0), 1)[None]
+  # alpha_k = v_k / sum_j v_j
   return jnp.where(total > 0, v / jnp.where(total > 0, total, 1.0), equal)
 
 
 def find_consensus(logits, took_part) -> Consensus:
-  """The weighted consensus, and those who disagree with it.
+  """The weighted consensus, and the models that disagree with it.
 
   Args:
     logits: [S, P, C], s_k(x).
@@ -71,8 +73,8 @@ def teacher_logits(
 ) -> jax.Array:
   """Logits of a group's clients on the public set, in eval mode.
 
-  Each client's own model, with its running statistics; one after another, and
-  none for padding slots.
+  Each client's own model is applied with its running statistics, one after
+  another. Padding slots are skipped.
 
   Args:
     exchange: The shared blocks.

@@ -17,7 +17,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 class Server(NamedTuple):
-  """FedET's server state.
+  """Fed-ET's server state.
 
   Attributes:
     small: The union of the small models.
@@ -72,7 +72,7 @@ def with_common_classifier(exchange: WeightExchange) -> WeightExchange:
 def copy_classifier(
     target: Variables, source: Variables, model: BlockModel
 ) -> Variables:
-  """`target` with the classifier of `source`, in all that it is."""
+  """`target` with the classifier's parameters and statistics of `source`."""
   params, stats = (
       {**to, **{n: of[n] for n in model.classifier if n in of}}
       for to, of in zip(target, source, strict=True)

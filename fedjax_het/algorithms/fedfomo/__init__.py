@@ -2,32 +2,33 @@
 
 There is no common model. The server stores theta_n, the latest model of every
 client n that has sent one, and P[i, n], how much n has helped i so far. Client
-i keeps b_i, from which it trained last, and theta_i, the result. All models
-start equal. L_i is the mean loss over held-out examples of client i. A visit:
+i keeps b_i, the start of its last local training, and theta_i, the result. All
+models start equal. L_i is the mean loss over held-out examples of client i. A
+visit:
 
   1. Receive theta_n of at most M donors n.
   2. For i itself and for its donors
        w_n = (L_i(b_i) - L_i(theta_n)) / ||theta_n - b_i||,  a_n = max(w_n, 0)
      b_i <- b_i + sum_n a_n (theta_n - b_i) / sum_n a_n;
      b_i stays if no a_n is positive.
-  3. theta_i <- local training from b_i on the other examples.
+  3. theta_i <- local training from b_i on the examples that are not held out.
   4. Send theta_i and w. The server: P[i, n] <- P[i, n] + w_n.
 
 After round t the server draws the next donors of every client i from all other
-clients that have sent a model and share a block with i. Each of the M places
-goes to a random one with probability max(0, epsilon - decay t), else to the one
-with the largest P[i, n]; ties are in random order.
+clients that have sent a model and share a block with i. Each of the M donors is
+a random one with probability max(0, epsilon - decay t), else the one with the
+largest P[i, n]; ties are broken at random.
 
 In the paper a client trains, sends, and then mixes the models of the same
-round. Here a visit has one exchange: the mix opens the next visit, as in the
-authors' code. An evaluation is of the mix that a client would open its next
-visit with; for it `calibrate` hands on the validation examples. With all
-clients in every round this is the paper's sequence of models.
+round. Here a visit has one exchange: a client mixes at the start of its next
+visit, as in the authors' code. Evaluation uses the mix that a client would
+compute at its next visit; `calibrate` passes the validation examples to it.
+With all clients in every round this is the paper's sequence of models.
 
-Over several architectures L_i(theta_n) is the loss of b_i with the blocks of n
-in the place of the common ones, and the norm is over these. Each block is mixed
-over those who own it; with `mix='global'` all blocks have one sum of a_n.
-Running statistics are mixed like the parameters of their block.
+With several architectures, L_i(theta_n) is the loss of b_i with the common
+blocks replaced by those of n, and the norm is over the common blocks. Each
+block is mixed over its owners; with `mix='global'` all blocks have one sum of
+a_n. Running statistics are mixed like the parameters of their block.
 
 Left out from the authors' code: cluster means as further candidates, and L1
 distances.
@@ -70,8 +71,8 @@ class Sent(NamedTuple):
   """The downlink.
 
   Attributes:
-    donors: [M] int32, their ids; N for none.
-    models: {key: Maybe} of leaves [M, ...], as `Variables`.
+    donors: [M] int32, the donors' client ids; N for padding.
+    models: The donors' models, `Variables` of {key: Maybe}, leaves [M, ...].
   """
 
   donors: jax.Array
@@ -102,7 +103,7 @@ def revise(group, task, client: Client, models: Variables, data, mix: str):
     group: The client's group.
     task: What it is trained for.
     client: The client.
-    models: The donors', `Variables` of {block: Maybe}.
+    models: The donors' models, `Variables` of {block: Maybe}.
     data: The client's validation examples; without any, theta_i is the result.
     mix: As for `fedfomo`.
 
@@ -133,11 +134,11 @@ def fedfomo(
   """FedFomo over clients of one or several architectures.
 
   Args:
-    federation: Groups and local training; the optimiser begins anew in each
-      visit unless `local.keep_optimizer` says otherwise.
-    num_donors: M, the most models that a client downloads in a visit; all
-      others' if it exceeds them, and 0 for local training that is kept only
-      if it helps.
+    federation: Groups and local training; the optimiser is reset in each visit
+      unless `local.keep_optimizer` is True.
+    num_donors: M, the maximum number of models that a client downloads in a
+      visit, at most the number of clients that share a block with it. With 0,
+      local training is kept only if it lowers the validation loss.
     epsilon: Probability of a random donor in round 0.
     decay: Decrease of the probability per round.
     validation: Share of a client's examples that is held out.
@@ -198,7 +199,7 @@ def fedfomo(
     )
     client = Client(client.client_id, base, end, state if keep else None)
     model, _ = sharing.split(group, end)
-    # How many donors were of use.
+    # Number of donors with w_n > 0.
     metrics = dict(metrics, helpers=jnp.sum(w[1:] > 0))
     return client, Uplink((), Upload(model, sent.donors, w[1:])), metrics
 
@@ -215,6 +216,7 @@ def fedfomo(
       affinity = affinity.at[ids[:, None], up.donors].add(
           up.gains, mode='drop'
       )
+    # max(0, epsilon - decay t).
     chance = jnp.maximum(epsilon - decay * turn.round_num, 0.0)
     free = sent[None] & jnp.asarray(allowed)
     donors = draw_donors(turn.key, free, affinity, chance, num_donors)

@@ -1,4 +1,4 @@
-"""How a client judges and mixes models: weights, overlays, held-out data."""
+"""How a client evaluates and mixes models, and holds out data for it."""
 
 import math
 
@@ -13,10 +13,10 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
-  """Splits a client's examples into training and validation, always alike.
+  """Splits a client's examples into training and validation by a fixed rule.
 
-  Validation has n - round((1 - share) n) of n examples, but never the last
-  one: at equal distances in the order of the labels, so that it is stratified.
+  Validation has n - round((1 - share) n) of n examples, at most n - 1. They are
+  evenly spaced in the order of the labels, so that validation is stratified.
 
   Args:
     data: The examples.
@@ -31,7 +31,7 @@ def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
   padding = place >= n
   labels = data.labels[data.index]
   order = jnp.lexsort((labels if labels.ndim == 1 else place, padding))
-  # Example j of the order is chosen where floor(j num / n) steps up.
+  # Choose example j of the order if floor(j num / n) increases at j + 1.
   steps = jnp.arange(data.length + 1) * num // n
   chosen = jnp.zeros_like(padding).at[order].set(steps[1:] > steps[:-1])
 
@@ -75,7 +75,7 @@ def stack(base, trained, received, num: int):
 
 
 def overlay(models, n):
-  """{block: tree}: b_i with the blocks that candidate `n` holds of `stack`."""
+  """{block: tree}: b_i with the blocks that candidate `n` of a `stack` has."""
   return {
       name: jax.tree.map(lambda v, p=p: jnp.where(p[n], v[n], v[0]), values)
       for name, (values, p) in models.items()
@@ -89,7 +89,7 @@ def validation_losses(
 
   Args:
     model: The client's architecture.
-    task: What it is trained for.
+    task: The task.
     models: `Variables` of `stack`s.
     data: The validation examples.
   """
@@ -138,8 +138,9 @@ def mixed(models, w, mix: str):
 
   Args:
     models: A `stack`.
-    w: [2 + M], as of `gains`.
-    mix: 'block' for sums over those who hold the block, 'global' for all.
+    w: [2 + M], see `gains`.
+    mix: 'block' for sums of a_n over those who hold the block, 'global' over
+      all.
 
   Returns:
     {block: tree}; a model whose coefficient is 1 is copied bit for bit.

@@ -20,8 +20,9 @@ class Server(NamedTuple):
       client that owns the block, in the order of their ids.
     sent: [N] bool, who has sent a model.
     affinity: [N, N] float32, P; row i belongs to the receiver i.
-    donors: [N, M] int32, whose models a client receives next; N for none.
-    data: All clients' examples, in an evaluation only.
+    donors: [N, M] int32, the clients whose models each client receives next; N
+      for padding.
+    data: All clients' examples during evaluation; else None.
   """
 
   models: Variables
@@ -32,9 +33,9 @@ class Server(NamedTuple):
 
 
 class Tables(NamedTuple):
-  """The rows of `Server.models`: {key: [N + 1] int32}, ids to rows.
+  """The row of each client id in `Server.models`: {key: [N + 1] int32}.
 
-  A client without the block, and the id N, have the row after the last.
+  A client without the block, and the id N, map to the row after the last.
   """
 
   params: Mapping[str, np.ndarray]
@@ -42,7 +43,7 @@ class Tables(NamedTuple):
 
 
 def make_tables(federation: Federation, sharing: Sharing) -> Tables:
-  """The rows of all clients, for what `sharing` says."""
+  """The tables of all blocks that travel by `sharing`."""
 
   def rows(stats):
     owners = {}
@@ -76,8 +77,8 @@ def take(part, rows, ids):
   """{key: Maybe}: the models of the clients `ids`, [M] int32.
 
   Args:
-    part: {key: tree} of a part of `Server.models`.
-    rows: That part of the tables.
+    part: {key: tree}, the parameters or the statistics of `Server.models`.
+    rows: The same part of the tables.
     ids: The clients; one that does not own a block is not present there.
   """
 
@@ -90,7 +91,7 @@ def take(part, rows, ids):
 
 
 def put(part, rows, ids, new):
-  """`part` with the models of `ids`, {key: tree} of leaves [slots, ...]."""
+  """`part` with the rows of `ids` set to `new`, leaves [slots, ...]."""
 
   def one(key, tree):
     row = jnp.asarray(rows[key])[ids]
@@ -102,7 +103,7 @@ def put(part, rows, ids, new):
 
 
 def partners(tables: Tables, num_clients: int) -> np.ndarray:
-  """[N, N] bool: whether two different clients exchange a block."""
+  """[N, N] bool: whether two different clients share a block."""
   together = np.zeros((num_clients, num_clients), bool)
   for rows in tables.params.values():
     owns = rows[:-1] < rows[-1]
@@ -117,11 +118,11 @@ def draw_donors(key, free, affinity, epsilon, num: int) -> jax.Array:
     key: A random key.
     free: [N, N] bool, whether client n (column) has a model for client i.
     affinity: [N, N], P.
-    epsilon: [] float32, probability that a place goes to a random client.
+    epsilon: [] float32, probability that a donor is a random client.
     num: M.
 
   Returns:
-    [N, M] int32, different ones; N for a place for which no client is left.
+    [N, M] int32, distinct client ids; N for padding.
   """
   total = len(free)
 

@@ -1,9 +1,9 @@
 """FedGen: the server trains a generator of features for the clients.
 
 G maps noise and a label to an input of the classifier, so that the classifiers
-of the clients recognise the label. Only the size of that input must be common;
-extractors may differ. In round t, with H_k the classifier of client k and f_k
-its whole model,
+of the clients recognise the label. Only the size of that input must be equal
+for all clients; extractors may differ. In round t, with H_k the classifier of
+client k and f_k its whole model,
 
   down:    the model as in FedAvg, G, and the classes that G was trained on, Y;
   client:  CE(f_k(x), y) + a_t (B_g/B) mean CE(H_k(G(y~)), y~)
@@ -11,25 +11,27 @@ its whole model,
            y~ uniform over Y; c_k[y] = 1 + real examples of y in the steps;
   up:      the change of the model, c_k;
   server:  G <- Adam on  sum_k mean omega_k(y) CE(H_k(G(y)), y) + eta L_div,
-           omega_k(y) = c_k[y] / sum_j c_j[y], y uniform over the classes of
-           which some client of the round has trained on an example;
+           omega_k(y) = c_k[y] / sum_j c_j[y], y uniform over the classes that
+           some client of the round has trained on;
            then the mean of the models as in FedAvg.
 
-a_t = max(1e-4, a 0.98^t), the same for b_t; while Y is empty both terms are
-absent, so that the first round is FedAvg's. G is in eval mode on clients and
-gets no gradient there, nor do the extractors from a_t's term.
+a_t = max(1e-4, a 0.98^t), and likewise b_t. While Y is empty both terms are
+absent, so the first round is that of FedAvg. On clients, G is in eval mode and
+gets no gradient; extractors get none from a_t's term.
 
 Choices that the sources leave open or hide:
 
-- Noise is uniform on [0, 1), as in the authors' code; the paper has a normal.
-- Y are the classes of which the server has ever received a count. The code
-  knows the classes of all clients in advance.
+- Noise is uniform on [0, 1), as in the authors' code; in the paper it is
+  normal.
+- Y is the set of classes that some client has ever trained on. The code knows
+  the classes of all clients in advance.
 - The paper's third term for G, a student's KL, is left out: its weight is 0 in
   all released settings.
 - `aggregation='classifier'` is the paper's partial sharing: extractors stay on
   the clients. The released code for it sends nothing.
-- Clients reset their optimiser in every visit, G's state is kept.
-- Generated features pass the classifier in eval mode.
+- Clients reset their optimiser in every visit; the server keeps the state of
+  G's optimiser.
+- The classifier is in eval mode on generated features.
 
 References:
   Zhu, Hong, Zhou, `Data-Free Knowledge Distillation for Heterogeneous Federated
@@ -82,8 +84,8 @@ class Server(NamedTuple):
   Attributes:
     model: The union of the shared blocks of all models.
     generator: Variables of G.
-    opt_state: G's optimiser.
-    known: [C] bool, the classes of which it has received a count (Y).
+    opt_state: The state of G's optimiser.
+    known: [C] bool, the classes that some client has ever trained on (Y).
   """
 
   model: Variables
@@ -114,8 +116,8 @@ def fedgen(
 ) -> FederatedAlgorithm:
   """FedGen, over clients of one or several architectures.
 
-  Where clients go at their own pace, the server trains once an upload, on its
-  own classifier plus the client's change.
+  In an asynchronous run the server trains G once per upload, on the server's
+  classifier plus the client's change.
 
   Args:
     federation: Groups and local training.
@@ -123,20 +125,22 @@ def fedgen(
       'architecture', 'ends' or 'classifier'.
     weights: As for `fedavg`; 'data' in the paper.
     generative_alpha: a, weight of the cross-entropy of generated features in
-      round 0; 0 for no such term. Without b, too, FedAvg bit for bit.
+      round 0; 0 for no such term. With b = 0, too, the models are those of
+      FedAvg bit for bit.
     distill_weight: b, the factor on the KL in round 0; 0 for no such term.
     decay: Factor on a_t, b_t and the generator's learning rate per round.
-    generated_batch_size: B_g, generated features a step; None for the clients'
-      batch size B.
+    generated_batch_size: B_g, generated features per step; None for the
+      clients' batch size B.
     noise_size: m, length of the noise.
-    hidden: h, units of the generator's hidden layer. The authors' MNIST nets
-      have 256 for features of size 32; 512 is that of their CIFAR entry.
-    eta: Weight of the generator's diversity.
+    hidden: h, units of the generator's hidden layer. The authors have 256 for
+      MNIST, with features of size 32, and 512 for CIFAR.
+    eta: Weight of the generator's diversity loss.
     server_steps: Minibatches of the generator's training in a round.
-    server_batch_size: Labels in each; None for B.
+    server_batch_size: Labels per minibatch; None for B.
     generator_lr: Adam's learning rate in round 0.
-    generator_l2: L2 term, added to the gradient of all of its parameters.
-    tx: The server's step, with the options of `fedavg`.
+    generator_l2: Factor of the L2 term, which is added to the gradient of all
+      parameters of the generator.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`, its client state the blocks
@@ -213,7 +217,7 @@ def fedgen(
         for name, r in received.items()
     }
     heads, omega, labels = make_ensemble(exchange, server.model, uploads)
-    # The generator first: after averaging, all classifiers would be one.
+    # Train the generator first: averaging would make all classifiers equal.
     generator, opt_state, metrics = train_generator(
         net, server.generator, server.opt_state,
         generator_loss(net, local.task, heads, omega, eta),

@@ -16,9 +16,9 @@ from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.models.blocks import BlockModel, Variables
 
-# The least that a_t and b_t fall to.
+# Lower bound of a_t and b_t.
 _FLOOR = 1e-4
-# Dropout takes the folds of the blocks' positions.
+# A fold that dropout does not use: its folds are the blocks' positions.
 _GENERATE = 2**31 - 1
 
 
@@ -37,9 +37,10 @@ class Sent(NamedTuple):
 
 
 def strength(start: float, decay: float, round_num, known) -> Any:
-  """max(1e-4, start decay^t); 0 while no class is known; None for 0."""
+  """max(1e-4, start decay^t); 0 while no class is known; None if start is 0."""
   if not start:
     return None
+  # a_t = max(1e-4, a 0.98^t).
   value = jnp.maximum(_FLOOR, start * decay**round_num)
   return jnp.where(jnp.any(known), value, 0.0)
 
@@ -58,7 +59,7 @@ def client_loss(
     a_t: Weight of the cross-entropy of generated features; None for no such
       term.
     b_t: Weight of the KL; None for no such term.
-    num: Generated features a step, B_g.
+    num: Generated features per step, B_g.
 
   Returns:
     The loss function.

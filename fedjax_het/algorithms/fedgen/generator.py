@@ -1,4 +1,4 @@
-"""FedGen's generator: the net, and what is drawn for it."""
+"""FedGen's generator: the net, and its random inputs."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Generator(nn.Module):
 
   @nn.compact
   def __call__(self, noise, labels, train=False):
-    """[B, m] noise and [B] int32 labels -> [B, d]; not rectified."""
+    """[B, m] noise and [B] int32 labels -> [B, d], without a final ReLU."""
     x = jnp.concatenate(
         [noise, jax.nn.one_hot(labels, self.num_classes)], axis=1
     )
@@ -55,7 +55,8 @@ def generate(
     variables: Its variables.
     noise: [B, m].
     labels: [B] int32.
-    train: Whether its norm takes, and the statistics follow, the batch.
+    train: Whether the norm uses the batch's statistics and updates the running
+      ones.
 
   Returns:
     z [B, d] and the statistics, unchanged if not `train`.
@@ -88,8 +89,8 @@ def latent_size(federation: Federation) -> int:
     The size.
 
   Raises:
-    ValueError: If groups differ in it, it is no vector, or a classifier has
-      running statistics.
+    ValueError: If the inputs of classifiers differ or are not vectors, or a
+      classifier has running statistics.
   """
   shapes = {g.name: g.model.shapes[g.model.cut[1] - 1]
             for g in federation.groups}  # fmt: skip

@@ -32,6 +32,7 @@ def label_weights(counts, took_part) -> jax.Array:
   Returns:
     [S, C]; rows of the others are 0.
   """
+  # omega_k(y) = c_k[y] / sum_j c_j[y].
   counts = jnp.where(took_part[:, None], counts, 0.0)
   return counts / jnp.maximum(jnp.sum(counts, axis=0), 1.0)[None]
 
@@ -41,9 +42,8 @@ class Ensemble(NamedTuple):
 
   Attributes:
     heads: The classifiers of each group, S in all.
-    omega: [S, C], as of `label_weights`.
-    labels: [C] bool, the classes of which some client has trained on an
-      example.
+    omega: [S, C], see `label_weights`.
+    labels: [C] bool, the classes that some client has trained on.
   """
 
   heads: list[Heads]
@@ -115,8 +115,8 @@ def generator_loss(
     net: G.
     task: The task.
     heads: The classifiers, constant.
-    omega: [S, C], as of `label_weights`.
-    eta: Weight of the diversity.
+    omega: [S, C], see `label_weights`.
+    eta: Weight of the diversity loss.
 
   Returns:
     The loss function.
@@ -138,7 +138,7 @@ def generator_loss(
 def generator_training(
     task: Task, learning_rate: float, decay: float, l2: float, batch_size: int
 ) -> LocalTraining:
-  """Adam with an L2 term; its rate falls by `decay` in every round."""
+  """Adam with an L2 term; `decay` is the factor on its rate per round."""
   return LocalTraining(
       lambda rate: optax.chain(
           optax.add_decayed_weights(l2), optax.adam(rate)
@@ -167,8 +167,8 @@ def train_generator(
     net: G.
     variables: Its variables.
     opt_state: Its optimiser's state.
-    loss_fn: As of `generator_loss`.
-    local: As of `generator_training`.
+    loss_fn: See `generator_loss`.
+    local: See `generator_training`.
     qualified: [C] bool, the labels to draw; with none there is no step.
     steps: Minibatches.
     turn: The server's turn.

@@ -42,7 +42,7 @@ def split_classifier(
   Args:
     exchange: The shared blocks.
     group: The client's group.
-    delta: The change of all that travels.
+    delta: The change of all blocks that travel.
     counts: [C] float32, c_k.
 
   Returns:
@@ -69,7 +69,7 @@ def sent_heads(
     received: Their uploads.
 
   Returns:
-    The classifiers, in padding slots the server's.
+    The classifiers; in padding slots, the server's.
   """
   x = exchange.download(model, group).params
   deltas = received.kept.classifier

@@ -1,8 +1,8 @@
 """FedGKT: clients and a training server that distil from each other.
 
 A client's net is an extractor and a classifier. The server's net W_s takes the
-extractor's features. In a round, with z_s the server's logits of the client's
-own examples from the previous round and T the temperature,
+extractor's features. In a round, with T the temperature and z_s the server's
+logits of the client's own examples from the previous round,
 
   client:  CE(z_c, y) + alpha T^2 KL(softmax(z_s/T) || softmax(z_c/T));
   up:      features h, logits z_c and label y of every example, in eval mode;
@@ -11,26 +11,27 @@ own examples from the previous round and T the temperature,
   down:    z_s of the client's own examples.
 
 Labels and features leave the device, so clients have less privacy than in
-methods that send weights. An upload is large: 16,395 numbers per example for a
+methods that send models. An upload is large: 16,395 numbers per example for a
 feature map of 16x32x32. The authors' clients also upload the features of the
 test images. Here evaluation computes them, and they are not counted as traffic.
 
 Evaluation applies the server's net to a client's features ('FedGKT-server').
-The view 'clients' evaluates the clients' nets alone, which are far worse.
+The view 'clients' evaluates the clients' nets alone, which are less accurate.
 
 Choices that the sources leave open or hide:
 
 - The client's net is the group's whole model, with `model.cut[0]` as the end of
-  the extractor; nothing is pretrained. The server's net is the part of one
-  group's model behind the cut, or that of `federation.server_model`.
-- Logits are stored by an example's place in its client's own table. The
+  the extractor; nothing is pretrained. The server's net is the part behind the
+  cut of one group's model or of `federation.server_model`.
+- Logits are stored by an example's position in its client's own table. The
   authors' code stores them by batch number although its loader shuffles, so
   that clients distil from the logits of other images. Results differ.
 - The server's loss is the paper's. The code has a weight for its cross-entropy
   (`server_alpha`), and its released command for ResNet-56 uses cross-entropy
   alone (`server_distillation=False`).
 - The server sends the z_s that its last epoch computed in training mode, while
-  weights changed; `server_logits='eval'` computes them afterwards in eval mode.
+  parameters changed; `server_logits='eval'` computes them afterwards in eval
+  mode.
 
 References:
   He, Annavaram, Avestimehr, `Group Knowledge Transfer: Federated Learning of
@@ -84,10 +85,10 @@ def feature_shape(federation: Federation) -> tuple[int, ...]:
     federation: The federation.
 
   Returns:
-    The shape that all groups' extractors have for output.
+    The output shape of all groups' extractors.
 
   Raises:
-    ValueError: If they differ, naming groups and shapes.
+    ValueError: If shapes differ; the message names groups and shapes.
   """
   shapes = {g.name: g.model.shapes[g.model.cut[0] - 1]
             for g in federation.groups}  # fmt: skip
@@ -109,14 +110,14 @@ def client_loss(
     temperature: float,
     distill_weight: float,
 ) -> Callable[..., Any]:
-  """The loss of a client, as `fit` takes it; `sent` are its examples' z_s."""
+  """The loss of a client, as `fit` takes it; `sent` has its examples' z_s."""
 
   def loss_fn(variables, batch, key):
     z_c, stats = model.apply(
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
-    # CE(z_c, y) + alpha T^2 KL(softmax(z_s/T) || softmax(z_c/T)), the latter
-    # for the examples whose z_s the server has computed.
+    # CE(z_c, y) + alpha T^2 KL(softmax(z_s/T) || softmax(z_c/T)), the KL only
+    # for examples whose z_s the server has computed.
     gap = distillation(z_c, sent.value[batch.position], temperature)
     gap = jnp.where(sent.present[batch.position], gap, 0.0)
     loss = task.loss(z_c, batch.y, batch.mask)
@@ -159,37 +160,38 @@ def fedgkt(
 ) -> FederatedAlgorithm:
   """FedGKT.
 
-  The server keeps its optimiser, and so do clients unless `keep_optimizer` of
-  `federation.local` is False; both are of its kind and learning rate. The
-  server's learning rate is that of the round. Where clients go at their own
-  pace, the server trains once an upload, and a round is a number of uploads.
+  The server keeps its optimiser's state, and so do clients unless
+  `federation.local.keep_optimizer` is False. Both use the optimiser of
+  `federation.local` with its learning rate of the round. In an asynchronous
+  run the server trains once per upload, and a round is a number of uploads.
 
   Args:
-    federation: Groups, local training, the clients' sizes, and maybe a
-      `server_model`, whose tail behind its cut is the server's net.
+    federation: Groups, local training, the clients' sizes, and optionally a
+      `server_model`, whose part behind its cut is the server's net.
     temperature: T, between 1e-3 and 1e6.
     distill_weight: alpha above, the factor on the distillation in a client's
       loss.
     server_alpha: Weight of the cross-entropy in the server's loss.
     server_distillation: Whether the server distils; if not, its loss is the
       cross-entropy alone, of weight 1.
-    server_epochs: E_s; 0 leaves the clients to local training. FedIN v1 takes
-      10, the authors' scripts 20 and 2.
-    server_batch_size: Examples a step of the server; None for the clients'.
+    server_epochs: E_s; with 0, clients only train locally. FedIN v1 takes 10,
+      the authors' scripts 20 and 2.
+    server_batch_size: The server's batch size; None for that of the clients.
     server_logits: 'train' or 'eval', the mode in which z_s is computed.
     server_group: Name of the group whose model gives the server's net; None
-      for `federation.server_model`, or the deepest model without one.
+      for `federation.server_model`, or without one the group's model with the
+      most blocks.
 
   Returns:
-    The algorithm. Its client state is (variables, optimiser); what is evaluated
-    is the pair (client's variables, server's variables). The server's metric
+    The algorithm. Its client state is (variables, optimiser state); the pair
+    (client's variables, server's variables) is evaluated. The server's metric
     is 'server_loss', its mean loss over all steps of a round.
 
   Raises:
     ValueError: If features differ in shape between groups or do not fit the
       server's net, sizes are unknown, or an option is out of range.
   """
-  # The loss has the factor T^2 and logits are divided by T.
+  # Bounded, as the loss has the factor T^2 and logits are divided by T.
   between(1e-3, 1e6, temperature=temperature)
   one_of('server_logits', server_logits, ('train', 'eval'))
   not_negative(distill_weight=distill_weight, server_alpha=server_alpha)

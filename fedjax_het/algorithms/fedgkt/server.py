@@ -1,4 +1,4 @@
-"""FedGKT's server: its net, and its training on what clients have sent."""
+"""FedGKT's server: its net, and its training on the clients' uploads."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,9 +27,9 @@ class Server(NamedTuple):
 
   Attributes:
     net: Variables of its net (W_s).
-    opt_state: Its optimiser.
+    opt_state: Its optimiser's state.
     logits: `Maybe` of [num_clients, M, C], z_s by client and by the example's
-      place in the client's table.
+      position in the client's table.
   """
 
   net: Variables
@@ -77,17 +77,18 @@ def choose_server(
 
   Args:
     federation: The federation.
-    name: Name of the group whose model the net is the tail of; None for
-      `federation.server_model`, or without one for the model with the most
-      blocks, of several the first by group name.
+    name: Name of the group whose model is used; None for
+      `federation.server_model`, or without one for the groups' model with the
+      most blocks (if several, the first by group name).
     shape: Shape of one example's features.
 
   Returns:
-    What follows the cut of that model.
+    The blocks of that model behind its cut.
 
   Raises:
-    ValueError: If no group has that name, there is a server model besides, or
-      it does not fit the features or the clients' number of outputs.
+    ValueError: If no group has that name, both a name and a server model are
+      given, or the net does not fit the features or the clients' number of
+      outputs.
   """
   groups = {group.name: group.model for group in federation.groups}
   model = federation.server_model
@@ -143,7 +144,7 @@ def server_loss(
 
 
 def gather(received: Mapping[str, Received], num_clients: int) -> Uploads:
-  """Puts the uploads of all groups on one axis.
+  """Concatenates the uploads of all groups.
 
   Args:
     received: {group: Received}.
@@ -158,7 +159,7 @@ def gather(received: Mapping[str, Received], num_clients: int) -> Uploads:
 
 
 def write_rows(rows, z_s, batch):
-  """`rows` [M, C] with those of a batch's examples replaced by [B, C]."""
+  """Writes z_s [B, C] of a batch's examples into their rows of [M, C]."""
   place = jnp.where(batch.mask, batch.position, len(rows))
   return rows.at[place].set(z_s, mode='drop')
 
@@ -173,19 +174,19 @@ def train_server(
 ) -> tuple[Server, jax.Array, jax.Array]:
   """Trains the server's net on one client after another, for some epochs.
 
-  Clients come by id and not by group, each with batches of its own.
+  Clients are visited in the order of their ids; each has its own batches.
 
   Args:
     server: The server's state.
     uploads: The examples.
-    local: One pass over the examples of one client.
+    local: Settings of one pass over the examples of one client.
     epochs: E_s.
     turn: The server's turn.
     loss_fn: Maps z_c [M, C] of a client to its `server_loss`.
 
   Returns:
-    The server with net and optimiser trained, z_s of all slots [S, M, C] as
-    the last epoch computed them, and the mean loss over all steps.
+    The server with its new net and optimiser state, z_s of all slots
+    [S, M, C] as the last epoch computed them, and the mean loss over all steps.
   """
   order = jnp.argsort(uploads.client_id)  # Padding slots come last.
   num_real = jnp.sum(uploads.client_id < len(server.logits.present))
@@ -232,7 +233,7 @@ def train_server(
 
 
 def eval_logits(net: Tail, variables: Variables, uploads: Uploads):
-  """[S, M, C]: z_s of all slots in eval mode, those of padding included."""
+  """[S, M, C]: z_s of all slots in eval mode, including padding."""
   slots, length = uploads.y.shape
   num = slots * length
   h, y = (a.reshape(num, *a.shape[2:]) for a in (uploads.h, uploads.y))
@@ -245,7 +246,7 @@ def eval_logits(net: Tail, variables: Variables, uploads: Uploads):
 
 
 def store_logits(store: Maybe, uploads: Uploads, logits) -> Maybe:
-  """The store with the rows of those who have uploaded replaced."""
+  """Replaces the rows of the clients that have uploaded."""
   places = jnp.arange(logits.shape[1])[None]
   return keep_latest(
       store,

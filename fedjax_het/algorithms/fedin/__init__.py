@@ -2,21 +2,22 @@
 
 A client's network is an extractor e, intermediate layers in, and a classifier
 c. All clients have the same e and c; in differs by architecture. Besides its
-weights a client uploads pairs (s_in, s_out) = (input, output of in). One round:
+parameters a client uploads pairs (s_in, s_out) = (input, output of in). One
+round:
 
-  1. The server sends the shared weights and pairs S of other clients.
+  1. The server sends the shared parameters and pairs S of other clients.
   2. For each minibatch the client computes
        G_loc = grad of CE + (mu/2) ||w - w_start||^2        (all layers)
        G_in  = grad of mean (f(s_in; w_in) - s_out)^2       (in only)
      It steps with G_loc on e and c, and on in with the combination
        exact:  Z = G_in if <G_in, G_loc> >= 0, else G_in - (b/a) G_loc
        fixed:  Z = G_in + (lam/2) G_loc
-  3. It uploads weights and pairs. The server averages the weights and stores
-     the pairs.
+  3. It uploads parameters and pairs. The server averages the parameters and
+     stores the pairs.
 
 Without pairs (in the first round) a step is local training alone. With the
-fixed rule, minibatch and pairs take one pass through in together. The defaults
-are the setting of the later version of the paper ('v2'). The first version
+fixed rule, minibatch and pairs share one pass through the layers of in. The
+defaults are those of the later version of the paper ('v2'). The first version
 ('v1') has `aggregation='ends'`, `mu=0`, `lam=2`, `capture='training'` and more
 pairs.
 
@@ -106,35 +107,36 @@ def fedin(
     federation: Groups and local training. Extractors and classifiers must
       agree in shape where they are shared, features always.
     in_training: False leaves the IN loss (and the pairs) out: 'w/o IN'.
-    mu: Proximal factor in the gradient (the paper prints mu/2 = 0.05); 0 is
-      'w/o Prox' and v1.
+    mu: Strength of the proximal term, the factor in the gradient (the paper
+      prints mu/2 = 0.05); 0 is 'w/o Prox' and v1.
     rule: 'fixed' or 'exact' combination of the gradients, see
       `project_gradient`; 'sequential' is 'w/o Opt': a full step with G_loc,
       then one on the intermediate layers alone with G_in.
     lam: lambda of the fixed rule: 1 in v2, 2 in v1.
-    scope: 'leaf' or 'tree', the extent of the inner products of 'exact'.
+    scope: 'leaf' or 'tree', the scope of the inner products of 'exact'.
     aggregation: 'layerwise' (v2 Eq. 19), 'architecture' (v2 Eq. 20), 'ends'
       (v1: extractor and classifier), 'none' (v1's 'w/o aggregation').
-    weights: 'uniform', or 'data' for weights by number of examples (Eq. 21).
+    weights: The averaging coefficients: 'uniform', or 'data' for the number of
+      examples (Eq. 21).
     num_pairs: Pairs that a client uploads and receives; at most one batch, or
       whole batches, which local steps take in turn. None for one batch (v2).
     max_pair_age: Server updates after which a client's pairs are no longer
-      given out, 1 for those of the last round alone; None for pairs of any age
-      (the papers). A client for whom no pairs are left trains on its own data
-      alone, as all do in the first round. A round is one server update; where
-      clients go at their own pace, each upload is one.
+      sent: 1 for pairs of the last round only, None for pairs of any age (the
+      papers). A client that receives no pairs trains on its own data alone, as
+      all do in the first round. A synchronous round is one server update; in
+      an asynchronous run each upload is one.
     capture: 'final' computes the pairs of one draw of examples with the
-      trained weights (v2); 'training' keeps the last ones of the training
+      trained model (v2); 'training' keeps the last pairs of the training
       forward passes (v1).
     noise: Feature noise in units of the features' standard deviation; v2's
       '+Noise' is 0.8.
-    noise_at: 'forward' puts clipping and noise into the client's own forward
-      passes (v2), 'upload' on the uploaded pairs only.
+    noise_at: 'forward' clips and adds noise in the client's own forward passes
+      (v2), 'upload' in the uploaded pairs only.
     clip: Largest L2 norm of an example's feature, before noise.
-    sigma: Standard deviation of absolute noise on the features, such as
-      `privacy.gaussian_sigma` gives for a `clip`; read there what that does
-      and does not promise.
-    tx: The server's step, with the options of `fedavg`.
+    sigma: Standard deviation of noise in absolute units, such as
+      `privacy.gaussian_sigma` gives for a `clip`; see there what it guarantees
+      and what not.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -203,7 +205,7 @@ def fedin(
     trained, metrics, num_steps = train(
         model, local, start, sent.pairs, data, visit, setting
     )
-    # 3. Upload the weights and pairs.
+    # 3. Upload the parameters and pairs.
     end = model.fill(trained.variables, whole)
     own, delta = exchange.upload(group, whole, end, data.size, num_steps)
     if not in_training:

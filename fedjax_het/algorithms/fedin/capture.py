@@ -1,4 +1,4 @@
-"""Which pairs a client uploads: those of a last pass, or of training passes."""
+"""The pairs that a client uploads: of a final pass, or of training passes."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
   Attributes:
     num_chunks: Number of whole batches, N.
-    batch_size: Pairs in one, B.
+    batch_size: Pairs per batch, B.
   """
 
   num_chunks: int
@@ -31,17 +31,18 @@ class Sizes(NamedTuple):
 
 
 def pair_sizes(num_pairs: int, batch_size: int) -> Sizes:
-  """The sizes of `num_pairs` where local steps take `batch_size` examples.
+  """Divides the pairs into batches for the local steps.
 
   Args:
     num_pairs: Pairs in all.
-    batch_size: Examples a local step.
+    batch_size: Examples per local step.
 
   Returns:
     The sizes.
 
   Raises:
-    ValueError: If the number is neither at most a batch nor whole batches.
+    ValueError: If `num_pairs` is less than 1, or above the batch size and not a
+      multiple of it.
   """
   at_least(1, num_pairs=num_pairs)
   if num_pairs > batch_size and num_pairs % batch_size:
@@ -60,11 +61,11 @@ def empty_buffer(sizes: Sizes, pair_shapes) -> Maybe:
 
 
 def write(buffer: Maybe, pairs: Pairs, mask, step_num) -> Maybe:
-  """Puts the first pairs of a training batch in the place of the oldest.
+  """Overwrites the oldest pairs with the first ones of a training batch.
 
   Args:
     buffer: `Maybe` of `Pairs` [N, B, ...].
-    pairs: Of the batch, at least B.
+    pairs: The pairs of the batch, at least B.
     mask: Which of them count.
     step_num: [] int32, local steps before this one.
 
@@ -89,11 +90,11 @@ def final_pairs(
     sizes: Sizes,
     protect: Features,
 ) -> Maybe:
-  """Pairs of one random draw of examples under the trained weights.
+  """Pairs of one random draw of examples, computed with the trained model.
 
   Args:
     model: The client's architecture.
-    variables: The trained weights.
+    variables: The trained variables.
     data: The client's examples.
     key: A random key.
     sizes: How many pairs.
@@ -118,7 +119,7 @@ def final_pairs(
 
 
 def protect_upload(buffer: Maybe, key, protect: Features) -> Maybe:
-  """Pairs as they are uploaded, clipped and noised; [N B, ...]."""
+  """Clips the pairs of an upload and adds noise; [N B, ...]."""
   (s_in, s_out), mask = jax.tree.map(
       lambda a: a.reshape(-1, *a.shape[2:]), buffer
   )

@@ -1,4 +1,4 @@
-"""FedIN's clients: the local training and the pairs that they upload."""
+"""FedIN's clients: their local training and the pairs that they upload."""
 
 import jax
 
@@ -69,7 +69,7 @@ def pairs_to_upload(
 
   Args:
     model: The client's architecture.
-    trained: As of `train`.
+    trained: The `Carry` after the local steps, see `train`.
     data: The client's examples.
     visit: The visit.
     setting: The options.
@@ -78,8 +78,8 @@ def pairs_to_upload(
   Returns:
     `Maybe` of `Pairs` [N B, ...].
   """
-  # Training takes the whole key, as the baselines do: same batches, same
-  # draws. It splits it in two, which are the folds of 0 and 1.
+  # Training splits `visit.key` itself, so batches are those of the baselines.
+  # The two parts equal the folds of 0 and 1; the fold of 2 is independent.
   pair_key, noise_key = jax.random.split(jax.random.fold_in(visit.key, 2))
   pairs = trained.buffer
   if pairs is None:

@@ -30,7 +30,7 @@ class PairStore(NamedTuple):
 
   Attributes:
     pairs: `Pairs` [N, P, ...].
-    filled: [N, P] bool, pairs that a client has really sent.
+    filled: [N, P] bool, whether a client has sent the pair.
     age: [N] int32, server updates since a client's pairs were stored, see
       `older`; None without `max_pair_age`.
   """
@@ -43,15 +43,16 @@ class PairStore(NamedTuple):
 def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
   """The shapes of s_in and s_out, which all groups must share.
 
+  Logs a warning if an extractor is the identity.
+
   Args:
     federation: The federation.
 
   Returns:
-    Per-example shapes of s_in and s_out. A warning is given of an extractor
-    that is the identity.
+    Per-example shapes of s_in and s_out.
 
   Raises:
-    ValueError: Naming two groups that differ.
+    ValueError: If two groups differ; the message names them.
   """
   seen = {}
   for group in federation.groups:
@@ -87,7 +88,7 @@ def empty_store(
     num_clients: N.
     num_pairs: P.
     shapes: Per-example shapes of s_in and s_out.
-    with_age: Whether it knows how old pairs are.
+    with_age: Whether it records the age of pairs.
 
   Returns:
     The store, all entries unfilled.
@@ -101,7 +102,7 @@ def empty_store(
 
 
 def after_update(store: PairStore, received: Iterable[Received]) -> PairStore:
-  """The store after a server update: new pairs are added, all grow older.
+  """The store after a server update: adds new pairs, then increments ages.
 
   Args:
     store: The store.
@@ -116,17 +117,17 @@ def after_update(store: PairStore, received: Iterable[Received]) -> PairStore:
 
 
 def older(store: PairStore) -> PairStore:
-  """The store after a server update: all pairs are one update older.
+  """Increments the age of all pairs.
 
-  Called once an update, after its pairs are stored. The pairs of round r then
-  have age 1 in round r + 1. With a random tenth of the clients a round, pairs
-  are ten rounds old on average.
+  Called once per update, after its pairs are stored. The pairs of round r then
+  have age 1 in round r + 1. If a random tenth of the clients takes part in each
+  round, pairs are ten rounds old on average.
 
   Args:
     store: The store.
 
   Returns:
-    The new store; the same one if it knows no ages.
+    The new store; the same one if it records no ages.
   """
   if store.age is None:
     return store
@@ -162,21 +163,21 @@ def draw_pairs(
 ) -> Maybe:
   """Draws pairs for one client, uniformly without replacement.
 
-  Pairs of other clients come first; the client's own fill up only where
-  there are too few. (FedIN v1 draws from the whole store, its ten clients'
-  own pairs included; v2 speaks of other clients' pairs.)
+  Pairs of other clients come first; the client's own pairs are added only if
+  there are too few. (FedIN v1 draws from the whole store of its ten clients,
+  including a client's own pairs; v2 speaks of other clients' pairs.)
 
   Args:
     store: The store.
     client_id: [] int32, the receiver.
     num_pairs: M, how many to draw.
     key: A random key.
-    max_age: Pairs older than so many server updates are left out, the client's
-      own as well; None for pairs of any age.
+    max_age: Pairs older than this many server updates are left out, including
+      the client's own; None for pairs of any age.
 
   Returns:
-    `Maybe` of `Pairs` [M, ...]; its mask [M] is False where the store had
-    nothing left to give.
+    `Maybe` of `Pairs` [M, ...]; its mask [M] is False where the store had no
+    pairs left.
   """
   num_clients, size = store.filled.shape
   filled = store.filled
@@ -185,7 +186,7 @@ def draw_pairs(
   filled = filled.reshape(-1)
   owner = jnp.repeat(jnp.arange(num_clients), size)
   score = jax.random.uniform(key, filled.shape)
-  # Larger is earlier: others in (1, 2], own in (0, 1], unfilled below.
+  # The largest scores are drawn: others in (1, 2], own in (0, 1], unfilled -1.
   score = jnp.where(owner == client_id, 1.0 - score, 2.0 - score)
   count = min(num_pairs, filled.size)
   _, chosen = jax.lax.top_k(jnp.where(filled, score, -1.0), count)

@@ -1,8 +1,8 @@
-"""FedIN's passes through a model: the features, and the loss on pairs of them.
+"""FedIN's forward passes: the features, and the loss on pairs of them.
 
-Minibatch and received pairs can take the intermediate layers in one pass, as
-a batch in two parts (see `Block`). Every weight is then read once in either
-direction instead of twice.
+Minibatch and received pairs can go through the intermediate layers in one pass,
+as a batch in two parts (see `Block`). Forward and backward pass then read every
+parameter once instead of twice.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Features(NamedTuple):
   sigma: float = 0.0
 
   def __call__(self, key, feature, mask):
-    """Clips and noises [B, ...] features; `mask` [B] or None, as in `Batch`."""
+    """Clips [B, ...] features and adds noise; `mask` is [B] bool or None."""
     if self.clip is not None:
       feature = clip_features(feature, self.clip)
     if self.noise:
@@ -48,7 +48,7 @@ PLAIN = Features()
 def forward(
     model: BlockModel, variables, x, mask, key, protect=PLAIN, received=None
 ):
-  """A training forward pass that shows the features (v2 Eq. 4-6).
+  """A training forward pass that also returns the features (v2 Eq. 4-6).
 
   Args:
     model: The client's architecture.
@@ -56,10 +56,10 @@ def forward(
     x: [B, ...] inputs.
     mask: [B] bool or None.
     key: A random key, for dropout and noise.
-    protect: Applied to s_in and s_out on their way.
-    received: `Maybe` of as many `Pairs`, [B, ...], whose s_in take the same
-      pass through the intermediate layers, with batch statistics of their own
-      and without moving the running ones; None for no pairs.
+    protect: Applied to s_in and s_out before the next layers.
+    received: `Maybe` of as many `Pairs`, [B, ...]. Their s_in go through the
+      intermediate layers in the same pass, with batch statistics of their own,
+      and do not update the running ones. None for no pairs.
 
   Returns:
     Logits [B, C], `Pairs` (s_in, s_out), the updated running statistics, and
@@ -102,7 +102,7 @@ def in_loss(model: BlockModel, variables, pairs: Pairs, mask, key):
   """L_IN: mean squared error of the intermediate layers on given pairs.
 
   Norms use the batch statistics of the pairs; running statistics are not
-  moved.
+  updated.
 
   Args:
     model: The client's architecture.
@@ -128,5 +128,6 @@ def in_loss(model: BlockModel, variables, pairs: Pairs, mask, key):
 
 def feature_error(out, s_out, mask):
   """L_IN: mean squared distance of [B, ...] features; `mask` [B] bool."""
+  # L_IN = mean (f(s_in; w_in) - s_out)^2.
   error = jnp.square(out - s_out)
   return masked_mean(jnp.mean(error.reshape(len(mask), -1), axis=1), mask)

@@ -28,15 +28,15 @@ class Setting(NamedTuple):
   """The options that a step depends on.
 
   Attributes:
-    in_training: As of `fedin`, and so all that is not said here.
-    mu: As there.
-    rule: As there.
-    lam: As there.
-    scope: As there.
+    in_training: As for `fedin`.
+    mu: As for `fedin`.
+    rule: As for `fedin`.
+    lam: As for `fedin`.
+    scope: As for `fedin`.
     protect: Clipping and noise in the client's own passes.
     one_pass: Whether batch and pairs take one pass, see `takes_one_pass`.
-    sizes: How many pairs there are.
-    captured: Shapes of the pairs to keep of the training passes; None for
+    sizes: How many pairs a client uploads and receives.
+    captured: Shapes of the pairs to keep from the training passes; None for
       `capture='final'`.
   """
 
@@ -57,7 +57,7 @@ class Carry(NamedTuple):
   Attributes:
     variables: The client's model.
     opt_state: The optimiser's state.
-    in_opt_state: That of the second step of `rule='sequential'`; else None.
+    in_opt_state: That of the second step for `rule='sequential'`; else None.
     buffer: The pairs of the last steps for `capture='training'`; else None.
   """
 
@@ -72,9 +72,9 @@ def takes_one_pass(
 ) -> bool:
   """Whether one pass over batch and pairs gives Z.
 
-  The fixed Z is (lam/2) times the gradient of L_loc + (2/lam) L_IN, which
-  leaves the gradients of extractor and classifier as they are. The two parts
-  of a batch are equally long.
+  The fixed Z is (lam/2) times the gradient of L_loc + (2/lam) L_IN. L_IN does
+  not change the gradients of extractor and classifier. Both parts of a batch
+  must have the same length, so a step needs a whole batch of pairs.
   """
   return rule == 'fixed' and lam > 0 and num_pairs >= batch_size
 
@@ -98,7 +98,7 @@ def make_step(
     setting: The options.
 
   Returns:
-    `(carry, batch, step, key) -> (carry, metrics)`, of a `Carry`.
+    `(carry, batch, step, key) -> (carry, metrics)`, where carry is a `Carry`.
   """
 
   def step(carry, batch, step_num, key):
@@ -124,7 +124,7 @@ def make_step(
 
 
 def _share(pairs: Maybe, step_num, setting: Setting) -> Maybe:
-  """The pairs of one step, batch after batch in turn; [B, ...]."""
+  """The pairs of one step, [B, ...]; steps take the batches in turn."""
   num_chunks, batch_size = setting.sizes
   begin = (step_num % num_chunks) * batch_size
   return jax.tree.map(
@@ -133,7 +133,7 @@ def _share(pairs: Maybe, step_num, setting: Setting) -> Maybe:
 
 
 def _gradient(model, task, variables, batch, keys, share, anchor, setting):
-  """G_loc, with Z on the intermediate layers but for `rule='sequential'`.
+  """G_loc, with Z on the intermediate layers unless `rule='sequential'`.
 
   Returns:
     The gradient, the running statistics, the pairs of the pass, the metrics.
@@ -161,7 +161,7 @@ def _gradient(model, task, variables, batch, keys, share, anchor, setting):
     metrics['in_loss'], g_in = _in_gradient(model, variables, share, in_key)
     g_loc = {name: grads[name] for name in g_in}
     # fixed: Z = G_in + (lam/2) G_loc;
-    # exact: Z = G_in, less (b/a) G_loc where <G_in, G_loc> < 0.
+    # exact: Z = G_in, minus (b/a) G_loc where <G_in, G_loc> < 0.
     z = project_gradient(
         g_in, g_loc, rule=setting.rule, lam=setting.lam, scope=setting.scope
     )
@@ -171,7 +171,7 @@ def _gradient(model, task, variables, batch, keys, share, anchor, setting):
 
 
 def _local_loss(model, task, variables, batch, key, received, setting):
-  """CE, and (2/lam) L_IN on top where there are `received` pairs."""
+  """CE, plus (2/lam) L_IN if there are `received` pairs."""
   logits, captured, stats, out = forward(
       model, variables, batch.x, batch.mask, key, setting.protect, received
   )
@@ -185,7 +185,7 @@ def _local_loss(model, task, variables, batch, key, received, setting):
 
 
 def _in_gradient(model, variables, share, key):
-  """L_IN and G_in = grad mean (f(s_in; w_in) - s_out)^2, of `in` alone."""
+  """L_IN and G_in = grad mean (f(s_in; w_in) - s_out)^2, for `in` alone."""
   params, stats = variables
   pairs, mask = share
   return jax.value_and_grad(
@@ -196,7 +196,7 @@ def _in_gradient(model, variables, share, key):
 
 
 def _second_step(model, tx, variables, opt_state, share, key):
-  """'w/o Opt': a step of the intermediate layers alone with G_in.
+  """'w/o Opt': a step with G_in on the intermediate layers alone.
 
   Returns:
     The parameters, the optimiser's state, L_IN.

@@ -1,4 +1,4 @@
-"""FedMD: consensus on the logits of a public set, no weights.
+"""FedMD: distils a consensus of logits on a public set; no parameters travel.
 
 All clients and the server hold the public set. Before round 1 a client trains
 on it, then on its own data (`warm_up`). Subset X_t has N_a public examples, the
@@ -6,20 +6,20 @@ same for all clients. With z_k the raw logits of client k in inference mode,
 
   publish:  Z_t = mean_k z_k(X_t)
   digest:   minimise mean |z_k(x) - Z_t(x)| over X_t, in training mode
-  revisit:  minimise the cross-entropy of the own data.
+  revisit:  minimise the cross-entropy on the client's own data.
 
 The server stores the number t and sends it with Z_t. A visit has one exchange:
 the client digests Z_t, revisits, and then publishes z_k(X_{t+1}) with the
 number t + 1; the warm-up publishes z_k(X_0). At the end of a round the server
 averages the uploads for X_{t+1} into the next consensus and increments t.
 Without uploads it keeps Z_t. If all clients take part, this is exactly the
-paper's round, because the consensus is that of the weights at the start of the
+paper's round, because the consensus is that of the models at the start of the
 round. With a sampled cohort, a consensus is that of the previous cohort; the
 first one is that of all clients.
 
 In an asynchronous run a round is a number of uploads. A client may have
-downloaded t although the server is at a later number by now. If it uploads
-logits for the server's present subset, they join that consensus, which is the
+downloaded t although the server has incremented its number since. If it uploads
+logits for the server's current subset, they join that consensus, which is the
 mean of all uploads for the subset. Uploads for older subsets are discarded. A
 client that uploads twice counts twice.
 
@@ -27,7 +27,7 @@ Choices that the sources leave open:
 
 - The authors' code stops both phases of pre-training early on test data. Here
   each phase holds out a tenth of its own data for early stopping. A phase with
-  patience 0 trains on all of its data for all epochs. The last weights are
+  patience 0 trains on all of its data for all epochs. The last parameters are
   kept, not the best ones.
 - The authors' code keeps two optimisers during a whole run: one for digesting,
   one for training on private data (from the transfer phase on). This module
@@ -75,8 +75,8 @@ class Sent(NamedTuple):
   """The downlink of a client.
 
   Attributes:
-    seed: As the server's.
-    number: As the server's.
+    seed: As in `Server`.
+    number: As in `Server`.
     consensus: `Maybe` of [N_a, C], mean logits on subset `number` (Z_t).
   """
 
@@ -90,8 +90,9 @@ class Client(NamedTuple):
 
   Attributes:
     variables: Its model.
-    digest_state: Optimiser of the digest; None if optimisers are reset.
-    private_state: Optimiser of transfer and revisits; None likewise.
+    digest_state: The optimiser's state of the digest; None if it is reset.
+    private_state: The optimiser's state of transfer and revisits; None if it is
+      reset.
   """
 
   variables: Variables
@@ -107,7 +108,8 @@ def digest_loss(model: BlockModel, consensus):
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
     gap = logits - consensus[batch.position]
-    # Not `jnp.abs`: its derivative at 0 is 1, but equal logits need gradient 0.
+    # mean |z_k(x) - Z_t(x)|. Not `jnp.abs`, whose derivative at 0 is 1: equal
+    # logits need gradient 0.
     gap = jnp.mean(gap * jax.lax.stop_gradient(jnp.sign(gap)), axis=1)
     return masked_mean(gap, batch.mask), (stats, {})
 
@@ -147,22 +149,24 @@ def fedmd(
 ) -> FederatedAlgorithm:
   """FedMD.
 
-  Up go the logits, N_a C numbers, and the subset's number; down the same and
-  the 8 bytes of a seed. The one-off public set is not counted.
+  A client uploads N_a C logits and the subset's number. It downloads the same
+  and a seed of 8 bytes. Sending the public set once is not counted.
 
   Args:
-    federation: Groups and local training; a revisit is its epochs and batch
-      size, and all phases take its optimiser and learning rate.
+    federation: Groups and local training. A revisit has its epochs and batch
+      size; all phases have its optimiser and learning rate.
     num_alignment: Public examples in a subset, N_a; None for 5,000, or all
-      public examples where there are fewer.
-    digest_epochs: Passes over them.
-    digest_batch_size: Examples a step of the digest.
-    pretrain_epochs: Most passes over the public set before round 1.
-    pretrain_batch_size: Examples a step of those.
+      public examples if there are fewer.
+    digest_epochs: Passes over the subset in a digest.
+    digest_batch_size: Batch size of a digest.
+    pretrain_epochs: Maximum number of passes over the public set before round
+      1.
+    pretrain_batch_size: Batch size of these passes.
     pretrain_patience: Passes without a gain after which they end; 0 for never.
-    transfer_epochs: Most passes over the own data, next.
-    transfer_batch_size: Examples a step of those.
-    transfer_patience: As `pretrain_patience`.
+    transfer_epochs: Maximum number of passes over the client's own data after
+      pre-training.
+    transfer_batch_size: Batch size of these passes.
+    transfer_patience: As `pretrain_patience`, for these passes.
     min_delta: Accuracy in [0, 1] that a gain must exceed.
 
   Returns:
@@ -206,7 +210,7 @@ def fedmd(
   )
 
   def init(key):
-    # A key of its own, apart from those of the models.
+    # A key that differs from those of the models.
     seed = jax.random.key_data(jax.random.fold_in(key, 2))
     return Server(seed, jnp.int32(0), nothing(), nothing())
 
@@ -249,7 +253,7 @@ def fedmd(
         visit._replace(key=jax.random.fold_in(visit.key, 2)),
         opt_state=client.digest_state,
     )
-    # Revisit: minimise the cross-entropy of the own data.
+    # Revisit: minimise the cross-entropy on the client's own data.
     variables, private_state, metrics, _ = fit(
         model_loss(group.model, local.task),
         local,

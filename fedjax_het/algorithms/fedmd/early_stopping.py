@@ -19,14 +19,15 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 
 def hold_out(key, data: ClientData) -> tuple[ClientData, ClientData]:
-  """Splits a client's data at random, nine to one.
+  """Splits a client's data at random, 9 : 1.
 
   Args:
     key: A random key.
     data: The data.
 
   Returns:
-    (rest, held out); the latter a tenth, rounded down, at least one example.
+    (rest, held out). The latter is a tenth, rounded down, but at least one
+    example.
   """
   order = shuffled_positions(key, data)
   longest = max(len(order) // 10, 1)
@@ -61,21 +62,21 @@ def fit_until(
     patience: int,
     min_delta: float,
 ) -> tuple[Variables, Any, dict[str, jax.Array], jax.Array]:
-  """Trains until accuracy on a tenth held out stops rising, or epochs end.
+  """Trains until accuracy on a held-out tenth stops rising, or epochs end.
 
   Args:
     model: The architecture.
-    local: Its `epochs` are the most that are done.
+    local: Local training; its `epochs` are the maximum.
     start: Variables at the beginning.
     data: The data.
     visit: The client's turn.
-    opt_state: The optimiser's state to go on with.
+    opt_state: The optimiser's state at the beginning.
     patience: Epochs without a gain after which training ends; 0 trains for
       all epochs on all data.
     min_delta: Accuracy in [0, 1] that a gain must exceed.
 
   Returns:
-    As `fit`; losses are means over the epochs done.
+    As `fit`; 'train_loss' is the mean over the epochs done.
   """
   loss_fn = model_loss(model, local.task)
   if not patience:
@@ -104,7 +105,7 @@ def fit_until(
     _, epoch, _, _, _, waited = state
     return (epoch < local.epochs) & (waited < patience)
 
-  # Batched over clients, those that have stopped keep their carry.
+  # Under `vmap` over clients, those that have stopped keep their carry.
   first = (
       (start, opt_state),
       jnp.int32(0),

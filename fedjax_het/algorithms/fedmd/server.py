@@ -25,7 +25,7 @@ class Server(NamedTuple):
   """FedMD's server state.
 
   Attributes:
-    seed: The data of a random key, 8 bytes, from which all draw the subsets.
+    seed: Data of a random key, 8 bytes, with which all clients draw subsets.
     number: [] int32, t, the number of the current subset.
     current: The uploads for X_t; their mean is the consensus Z_t.
     coming: The uploads for X_{t+1} so far.
@@ -45,9 +45,9 @@ def no_logits(size: int, num_classes: int) -> Logits:
 def collect(
     server: Server, received: Mapping[str, Received], num_clients: int
 ) -> Server:
-  """Adds the uploads to those for their subsets, and maybe ends the round.
+  """Adds uploads to the sums of their subsets; increments t as a round ends.
 
-  Uploads for a subset older than the current one are left out.
+  Uploads for a subset older than the current one are discarded.
 
   Args:
     server: The server's state.
@@ -63,8 +63,8 @@ def collect(
   for group in received.values():
     real = group.client_id < num_clients
 
-    # All uploads of one update are for one subset: in synchronous rounds all
-    # were sent one number, else there is but one upload.
+    # All uploads of one update are for one subset: in a synchronous round all
+    # clients received one number; an asynchronous update has one upload.
     def add(logits, wanted, group=group, real=real):
       mine = real & (group.kept == wanted)
       total = jnp.where(jnp.any(mine), group.summed, 0.0)

@@ -1,4 +1,4 @@
-"""The subsets of the public set on which FedMD's clients agree."""
+"""The subsets of the public set whose logits FedMD's clients exchange."""
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,17 @@ NUM_ALIGNMENT = 5000
 
 
 def subset_size(num_alignment: int | None, num_public: int) -> int:
-  """N_a; None for 5,000, or all public examples where there are fewer.
+  """N_a, by default 5,000, or all public examples if there are fewer.
 
   Args:
-    num_alignment: The option.
-    num_public: Public examples that there are.
+    num_alignment: The option; None for the default.
+    num_public: Size of the public set.
 
   Returns:
     N_a.
 
   Raises:
-    ValueError: If the public set is smaller.
+    ValueError: If the option is less than 1 or exceeds the public set.
   """
   if num_alignment is None:
     return min(NUM_ALIGNMENT, num_public)
@@ -31,16 +31,16 @@ def subset_size(num_alignment: int | None, num_public: int) -> int:
 
 
 def public_subset(seed, number, data: ClientData, size: int) -> ClientData:
-  """The public examples of one subset, each class in its proportion.
+  """The public examples of one subset, stratified by class.
 
-  Every example has the same chance, size / P; a flat public set gives a flat
-  subset where `size` is a multiple of the number of classes.
+  Every example has the same probability, size / P. A class-balanced public set
+  gives balanced subsets if `size` is a multiple of the number of classes.
 
   Args:
-    seed: Data of the key that all share.
+    seed: Data of the key that all clients share.
     number: [] int32, the subset's number.
     data: Any client's data, with public examples.
-    size: N_a, at most their number P.
+    size: N_a, at most the number P of public examples.
 
   Returns:
     The subset as if it were a client's own data, never augmented.
@@ -49,7 +49,7 @@ def public_subset(seed, number, data: ClientData, size: int) -> ClientData:
   key = jax.random.fold_in(jax.random.wrap_key_data(seed), number)
   order = jax.random.permutation(key, num)
   by_class = order[jnp.argsort(data.labels[data.public][order], stable=True)]
-  # Evenly spaced places (i P + offset) // N_a, without overflow.
+  # Evenly spaced positions (i P + offset) // N_a, without overflow.
   whole, rest = np.divmod(np.arange(size) * num, size)
   offset = jax.random.randint(jax.random.fold_in(key, 1), (), 0, num)
   place = whole.astype(np.int32) + (rest.astype(np.int32) + offset) // size

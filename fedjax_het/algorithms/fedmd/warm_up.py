@@ -1,4 +1,4 @@
-"""FedMD's warm-up: training on the public set, then on the own data."""
+"""FedMD's warm-up: training on the public set, then on the client's data."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ class Phase(NamedTuple):
   """A phase of the warm-up with early stopping.
 
   Attributes:
-    local: Optimiser, batch size and the most epochs.
+    local: Optimiser, batch size and the maximum number of epochs.
     patience: Epochs without a gain after which the phase ends; 0 for never.
     min_delta: Accuracy in [0, 1] that a gain must exceed.
   """
@@ -37,14 +37,14 @@ def pretrain_and_transfer(
 
   Args:
     model: The client's architecture.
-    variables: Its first variables.
+    variables: Its initial variables.
     data: The client's data, with public examples.
     visit: The visit.
     pretrain: Training on the public set.
-    transfer: Training on the own data.
+    transfer: Training on the client's own data.
 
   Returns:
-    The variables, the optimiser's state of the transfer, and the metrics.
+    The variables, the optimiser's state after the transfer, and the metrics.
   """
 
   def train(variables, phase, data, number):

@@ -1,33 +1,34 @@
 """FedSelect: clients grow sets of personal entries, those that change most.
 
-Client k keeps its whole model w_k, the weights r_k of its last growth, two
-masks M and M' (True for personal entries, empty at first) and the number v of
-its earlier visits. A visit:
+Client k keeps its whole model w_k, the parameters r_k at the last growth of its
+masks, two masks M and M' (True for personal entries, empty at first) and the
+number v of its earlier visits. A visit:
 
   1. Receive x.  w <- M' w_k + (1 - M') x,  M' <- M.  If v = 0: r_k <- w.
      So an entry is received once more after it has become personal.
-  2. E pairs of epochs: one moves the entries with M = 1, then one those with
-     M = 0. Each half keeps an optimiser of its own during the visit. While M
-     is empty the first half is left out.
+  2. E pairs of epochs: the first trains the entries with M = 1, the second
+     those with M = 0. Each half has its own optimiser, which is kept during
+     the visit. While M is empty, the first half is skipped.
   3. w_k <- w. Send M, and w where M = 0. The server, entry by entry:
        x <- x + sum_k (1 - M_k) (w_k - x) / sum_k (1 - M_k),
      which keeps x where no client shares.
-  4. In the visits v = R, 2 R, ...: of the f free entries of each tensor whose
-     personal share is at most a limit, the f - round((1 - p) f) with the
-     largest |w - r_k| become personal (of equals the first). Then r_k <- w.
+  4. In the visits v = R, 2 R, ..., in each tensor whose personal share is at
+     most a limit: of its f entries that are not personal,
+     f - round((1 - p) f) become personal, those with the largest |w - r_k|
+     (if equal, the first). Then r_k <- w.
   5. v <- v + 1
 
 Kernels and the scales of norms have masks, in blocks that travel and in those
-that do not; biases are always shared, and running statistics are averaged, or
-stay, as in other methods. The clients' models w_k are evaluated, and x as the
-view 'global'.
+that do not; biases are always shared. Running statistics are averaged, or stay
+on the client, as in other methods. The clients' models w_k are evaluated, and x
+as the view 'global'.
 
-The authors' code grows every third round, with the same clients in all rounds.
-Here, where cohorts are drawn anew, growth counts a client's visits, and r_k
-begins with its first one. That code has SGD alone, so that it does not say
-whether the halves share moments. It takes all entries at or above a cut-off,
-which are more where changes are equal, and trains in inference mode after its
-first evaluation; neither is followed.
+In the authors' code masks grow every third round, with the same clients in all
+rounds. Here cohorts are sampled, so growth counts a client's visits, and r_k
+begins with its first one. That code only has SGD, so it does not show whether
+the halves share moments. It makes all entries at or above a cut-off personal,
+which are more if changes are equal, and trains in inference mode after its
+first evaluation. Neither is done here.
 
 References:
   Tamirisa et al., `FedSelect: Personalized Federated Learning with Customized
@@ -109,10 +110,10 @@ def alternate(model, local, start: Variables, data, visit, mask):
   Args:
     model: The architecture.
     local: How to train; `epochs` is the number of pairs. With `steps`, a
-      single pair with so many steps in each half.
+      single pair with that many steps in each half.
     start: Variables at the beginning.
     data: The client's examples.
-    visit: Its turn.
+    visit: The visit.
     mask: M.
 
   Returns:
@@ -164,8 +165,8 @@ def fedselect(
     growth: p in [0, 1]; 0 for no personal entry.
     limit: Tensors with a larger personal share do not grow.
     period: R, visits from one growth to the next.
-    aggregation: As for `fedavg`. Clients have one weight each.
-    tx: The server's step, with the options of `fedavg`.
+    aggregation: As for `fedavg`. All clients have the same weight.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.
@@ -185,16 +186,16 @@ def fedselect(
     return Client(w, w.params, nothing, nothing, jnp.int32(0))
 
   def upload(group, x, w, mask, size, num):
-    """Step 3: what is sent of w."""
+    """Step 3: the upload."""
     _, delta = exchange.upload(group, x, w, size, num)
     p = delta.weight
     mask, _ = exchange.sharing.split(group, mask)
-    # (1 - M) (w - x), and 1 - M; nothing without a step.
+    # (1 - M) (w - x), and 1 - M; both 0 without a step.
     entries = jax.tree.map(
         lambda m, change: Maybe(jnp.where(m, 0.0, change), p * ~m),
         mask, delta.change,
     )  # fmt: skip
-    # The server reads M from `present`; its bits are sent to be counted.
+    # The server reads M from `present`; the packed bits only count as traffic.
     return Uplink(Sent(entries, delta._replace(change={})), packed(mask))
 
   def client_update(group, client, sent, data, visit):

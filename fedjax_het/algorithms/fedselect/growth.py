@@ -1,4 +1,4 @@
-"""How the sets of personal entries grow, and what they cost to send."""
+"""How the sets of personal entries grow, and the bits that they take."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def grow(mask, params, reference, growth: float, limit: float):
     mask: M.
     params: w.
     reference: r_k.
-    growth: p, share of the free entries that become personal.
+    growth: p, share of the free (not personal) entries that become personal.
     limit: Largest personal share of a tensor that still grows.
 
   Returns:

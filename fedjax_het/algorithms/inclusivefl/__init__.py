@@ -1,33 +1,33 @@
-"""InclusiveFL: models of several depths, of which each keeps its top block.
+"""InclusiveFL: models of several depths, each with a top block of its own.
 
-Clients of one model are of one depth i = 1 .. M, and the model of depth i + 1
-has the blocks of depth i and more. Blocks that depths share are averaged
-together; the top block of each depth and its head are its own. The server helps
-the top block of depth i with the mean update of the blocks of depth i + 1 at or
-above it ("momentum distillation"). One round:
+Clients with the same model have the same depth i = 1 .. M. The model of depth
+i + 1 has all blocks of depth i, and more. Blocks that depths share are averaged
+together; each depth keeps its top block and its head to itself. The server
+blends the update of the top block of depth i with the mean update of the blocks
+of depth i + 1 at or above it ("momentum distillation"). One round:
 
-  1. Clients k of S_i train what they are sent, W_i, to y_k.
+  1. Clients k of S_i, which have depth i, receive W_i and train it to y_k.
   2. D_i <- sum_{k in S_i} a_k (y_k - W_i) / A_i,  A_i = sum_{k in S_i} a_k.
-  3. u_i <- D_i, but for the top block of i < M, once m_i is known,
+  3. u_i <- D_i, except in the top block of i < M once m_i is known:
        u_i[top] <- beta m_i + (1 - beta) D_i[top].
-  4. A leaf that the depths T share:
+  4. For a leaf that the depths T share:
        W <- W + sum_{i in T} A_i u_i / sum_{i in T} A_i.
-     One that depth i has alone: W_i <- W_i + u_i. Unchanged where A = 0.
+     For a leaf of depth i alone: W_i <- W_i + u_i. Unchanged where A = 0.
   5. m_i <- the mean of D_{i+1}[j] over the blocks j of depth i + 1 from
      top(i) to top(i + 1), if A_{i+1} > 0. The next round uses it.
 
-The mean in 5 is taken leaf by leaf over the blocks that have the leaf in its
-shape: a block that halves its map has a wider input and a shortcut of its own.
+The mean in 5 is taken leaf by leaf, over the blocks that have the leaf with the
+same shape: a downsampling block has other input channels, and a shortcut.
 Running statistics are averaged, but neither blended nor part of m_i.
 
 Differences from the paper or its code:
 
-- The paper takes one gradient step a round, with AdamW on the server. Here
+- The paper takes one gradient step per round, with AdamW on the server. Here
   clients train for local epochs and the server averages, as in comparisons on
   images. D is then minus the paper's gradient G.
-- The authors' code blends only while m_i is still the 0 that it began with: the
-  gradient of the top block is multiplied by 1 - beta, and m_i is never used. A
-  leaf without sender becomes NaN there.
+- The authors' code blends only while m_i has its initial value 0: it multiplies
+  the gradient of the top block by 1 - beta and never uses m_i. There a leaf
+  that no client sent becomes NaN.
 
 References:
   Liu, Wu, Wu, Wang, Lyu, Chen, Xie, `No One Left Behind: Inclusive Federated
@@ -64,8 +64,8 @@ class Server(NamedTuple):
   """The server's state.
 
   Attributes:
-    model: Shared blocks, and the private ones of all depths, by shared key;
-      maybe with the state of the server's optimiser.
+    model: Shared blocks, and the private blocks of all depths, by shared key;
+      with the state of the server's optimiser, if it has one.
     momentum: {depth: {top block: tree}}, m_i.
     known: {depth: [] bool}, whether m_i was ever set.
   """
@@ -76,14 +76,14 @@ class Server(NamedTuple):
 
 
 def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
-  """Brings m_i into a group's sum of changes.
+  """Blends m_i into a group's sum of changes.
 
   Args:
-    delta: The sum of the group's clients, A D, and A.
+    delta: A D and A, the sums over the group's clients.
     keys: {block: shared key} of the group.
     momentum: {top block: tree}, m_i.
     known: [] bool, whether there is an m_i.
-    beta: The share of m_i.
+    beta: The coefficient of m_i.
 
   Returns:
     A u and A.
@@ -101,10 +101,10 @@ def blend(delta: Delta, keys, momentum, known, beta: float) -> Delta:
 
 
 def block_mean(trees):
-  """The mean of blocks: of each leaf over those that have it in its shape.
+  """Averages each leaf over the blocks that have it with the same shape.
 
   Args:
-    trees: The blocks' trees. The result has the leaves of the first.
+    trees: The blocks' trees. The result has the leaves of the first tree.
 
   Returns:
     The mean.
@@ -120,18 +120,18 @@ def block_mean(trees):
 
 
 def distil(small, large, sharing, deltas, momentum, known):
-  """m_i and whether it is known, from the next depth's clients of a round.
+  """Updates m_i from the changes of the next depth's clients of a round.
 
   Args:
     small: `Depth` i.
     large: `Depth` i + 1.
     sharing: Which blocks travel.
-    deltas: {group: Delta}, not blended.
-    momentum: {top block of i: tree}, the last m_i.
+    deltas: {group: Delta}, before `blend`.
+    momentum: {top block of i: tree}, the previous m_i.
     known: [] bool, whether there was one.
 
   Returns:
-    The same as `momentum` and `known`.
+    The new `momentum` and `known`.
   """
   blocks = {name for names in small.sources.values() for name in names}
 
@@ -165,19 +165,20 @@ def inclusivefl(
     weights: str = 'uniform',
     tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
-  """InclusiveFL over models of which each extends the next smaller one.
+  """InclusiveFL over models that each extend the next smaller one.
 
   Args:
-    federation: Groups and local training; groups of one model are one depth.
+    federation: Groups and local training; groups with the same model have the
+      same depth.
     beta: The share of the larger model's update in a top block, in [0, 1].
     private: Which blocks a depth keeps to itself: 'top' for the last one,
-      'stage' for the last one of every stage of more than one block, 'none'.
+      'stage' for the last one of every stage with more than one block, 'none'.
     private_heads: Whether each depth has a head of its own.
     aggregation: 'layerwise' averages the other blocks over all depths,
       'architecture' averages all blocks inside a depth.
     weights: The averaging coefficients a_k: 'uniform', or 'data' for the number
       of examples (the paper).
-    tx: The server's step, with the options of `fedavg`.
+    tx: The server's optimiser, with the options of `fedavg`.
 
   Returns:
     The algorithm.

@@ -1,4 +1,4 @@
-"""InclusiveFL's depths: which blocks each one shares, and whose help its own.
+"""InclusiveFL's depths: their private blocks, and the sources for these.
 
 The numbered blocks of a trunk are its depth, see `models.depth`.
 """
@@ -11,7 +11,7 @@ from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.depth import head_blocks, numbered_blocks
 
-# Unshared blocks of a depth: its last block, that of every stage, or none.
+# Private blocks of a depth: its last one, the last of every stage, or none.
 PRIVATE = ('top', 'stage', 'none')
 
 
@@ -20,10 +20,10 @@ class Depth(NamedTuple):
 
   Attributes:
     name: Name of one of its groups.
-    groups: Its groups, which hold one model.
+    groups: Its groups, which have the same model.
     private: Names of the blocks that it shares with no other depth.
-    sources: {top block: blocks of the next depth that help it}; {} for the
-      largest depth.
+    sources: {top block: blocks of the next depth whose mean update is blended
+      into it}; {} for the largest depth.
   """
 
   name: str
@@ -43,12 +43,12 @@ def stage_of(block: str) -> str:
 
 
 def top_blocks(model: BlockModel, private: str) -> tuple[str, ...]:
-  """The blocks that a depth keeps to itself, its head left out.
+  """The blocks that a depth keeps to itself, without its head.
 
   Args:
     model: The depth's model.
     private: 'top' for its last block; 'stage' for the last block of every
-      stage of more than one block; 'none'.
+      stage with more than one block; 'none'.
 
   Returns:
     Names of blocks.
@@ -64,7 +64,7 @@ def top_blocks(model: BlockModel, private: str) -> tuple[str, ...]:
 def source_blocks(
     top: str, larger: BlockModel, private: str
 ) -> tuple[str, ...]:
-  """Blocks of the next depth from the place of a top block to its own top."""
+  """The next depth's blocks from `top` on; with 'stage', in its stage only."""
   blocks = numbered_blocks(larger)
   above = blocks[blocks.index(top) :]
   if private == 'stage':
@@ -78,7 +78,7 @@ def find_depths(
   """The depths of a federation, the smallest first.
 
   Args:
-    federation: The federation; groups of one model are of one depth.
+    federation: The federation; groups with the same model have the same depth.
     private: A name of `PRIVATE`.
     private_heads: Whether each depth has a head of its own.
 
@@ -119,7 +119,7 @@ def find_depths(
 def depth_sharing(
     federation: Federation, depths: tuple[Depth, ...], aggregation: str
 ) -> Sharing:
-  """Which blocks travel under one key.
+  """Which blocks the server averages under one key.
 
   Args:
     federation: The federation.
@@ -130,8 +130,8 @@ def depth_sharing(
     The sharing. The private blocks of a depth have keys of their own.
 
   Raises:
-    ValueError: If blocks of one name differ in shape, heads left out that no
-      two depths share.
+    ValueError: If blocks of one name differ in shape, except heads that no two
+      depths share.
   """
   depth_of = {g.name: depth for depth in depths for g in depth.groups}
 
@@ -141,7 +141,7 @@ def depth_sharing(
     return f'{depth.name}/{block}' if alone else block
 
   def shape_key(group, block):
-    # Updates of other depths' blocks of this name are blended with its own.
+    # Private blocks must agree, too: updates of other depths are blended in.
     heads = head_blocks(group.model)
     return shared_key(group, block) if block in heads else block
 

@@ -2,29 +2,29 @@
 
 The server holds theta, the full net with an exit at the depth of every level. A
 client of level l has the first floor(s_l K) of a layer's K channels and the
-trunk up to its last exit, with all exits before. In round t, from 0:
+trunk up to the level's last exit, with all earlier exits. In round t, from 0:
 
-  1. Client k receives theta_k, those numbers of theta.
+  1. Client k receives theta_k, the entries of theta that its level has.
   2. It trains its exits j = 1 .. n together, with logits z_j, on
        L = 2 / (n (n + 1)) [ sum_{j<n} j (CE(z_j) + g_t KD_j) + n CE(z_n) ],
        KD_j = T^2 / C KL(softmax(z_n / T) || softmax(z_j / T)),
      with the gradient stopped at z_n in KD_j; g_t = 0 for t <= 0.25 R of R
      rounds, then gamma.
-  3. For every number i, over its holders H_i of the round,
+  3. For every entry i, over the clients H_i of the round that hold it,
        theta_i <- theta_i + (1 / |H_i|) sum_{k in H_i} (theta_ki - theta_i),
      unchanged without holders.
 
-Scaler: inputs of norms are divided by s_l in training and in tests, those of
-shortcuts left out. Norms take the statistics of the batch in training and in
-tests, whatever their policy. So a net is one function in both, and a prediction
-depends on its test batch. Each level is evaluated at its own last exit.
+Scaler: inputs of norms, except in shortcuts, are divided by s_l in training and
+in testing. In both, norms use the statistics of the batch, whatever their
+policy. So a net is the same function in both, and a prediction depends on its
+test batch. Each level is evaluated at its own last exit.
 
 Differences from the paper's code:
 
-- In it the gradient of KD flows into z_n, too: `detach=False`. Its gamma is 0
+- There the gradient of KD also flows into z_n: `detach=False`. Its gamma is 0
   by default.
-- Its masks are gradients of a copy with zeroed channels. They
-  implement the rule of the first channels, which is used here.
+- It computes masks as gradients of a copy with zeroed channels. They keep the
+  first channels, as here.
 
 References:
   Ilhan, Su, Liu, ScaleFL: Resource-Adaptive Federated Learning With
@@ -65,7 +65,7 @@ from fedjax_het.options import between, not_negative, one_of, positive
 
 
 class Sent(NamedTuple):
-  """The uplink: w_k (theta_k - theta) of what the client holds, and w_k."""
+  """The uplink: w_k (theta_k - theta) of the client's entries, and w_k."""
 
   change: Any
   weight: jax.Array
@@ -82,7 +82,7 @@ def exits_loss(
   """The loss L of all exits of a client.
 
   Args:
-    logits: {exit: [B, C]}, z_1 .. z_n, the last exit at the end.
+    logits: {exit: [B, C]}, z_1 .. z_n in this order.
     batch: The minibatch.
     task: The loss of one exit.
     gain: g_t, [] float32.
@@ -101,6 +101,7 @@ def exits_loss(
     gap = distillation(z, last, temperature, detach=detach)
     kd = masked_mean(gap, batch.mask) / classes
     total += j * (task.loss(z, batch.y, batch.mask) + gain * kd)
+  # L = 2 / (n (n + 1)) [ sum_{j<n} j (CE(z_j) + g_t KD_j) + n CE(z_n) ].
   return 2 / (n * (n + 1)) * total
 
 
@@ -133,12 +134,12 @@ def train_level(level: Level, local, loss_fn, start, data, visit):
 
 
 def take(tree, index):
-  """The level's numbers of a tree of full leaves, see `extract`."""
+  """Extracts a level's entries from a tree of full leaves, see `extract`."""
   return extract({name: tree[name] for name in index}, index)
 
 
 def add(tree, index, part):
-  """A tree of full leaves with a level's numbers added in their place."""
+  """Adds a level's entries, `part`, to a tree of full leaves."""
   held = {name: tree[name] for name in index}
   return {**tree, **scatter_add(held, index, part)}
 
@@ -170,17 +171,17 @@ def scalefl(
       Both are '1' by default; `exit='1'` ends in the trunk's own head.
     distill_weight: gamma above, the factor on self-distillation; 0 for none.
     temperature: T.
-    distil_after: The share of all rounds in which nothing is distilled. Where
-      `federation.num_rounds` is unknown distillation begins at once.
-    detach: Whether self-distillation leaves the last exit alone.
+    distil_after: The share of all rounds after which distillation begins. It
+      begins at once if `federation.num_rounds` is None.
+    detach: Whether the gradient of KD is stopped at the last exit.
     weights: 'uniform' for the paper's mean over holders, 'data' for one
       weighted by the number of examples.
-    tx: The server's step along the mean over holders; its options are those of
-      `fedavg`.
+    tx: The server's optimiser, applied to the mean over holders, with the
+      options of `fedavg`.
 
   Returns:
-    The algorithm. Server: the parameters of the full net, maybe with the state
-    of the server's optimiser.
+    The algorithm. Server: the parameters of the full net, with the state of
+    the server's optimiser, if it has one.
 
   Raises:
     ValueError: If an option is out of range, or groups hold different models.

@@ -21,7 +21,7 @@ from fedjax_het.options import share
 
 
 class ExitConv(nn.Module):
-  """3x3 convolution, norm, ReLU; attributes as those of a residual block."""
+  """3x3 convolution, norm, ReLU; attributes as in a residual block."""
 
   slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
@@ -46,15 +46,15 @@ class ExitConv(nn.Module):
 def exit_head(model: BlockModel, after: str, name: str) -> Head:
   """An early exit of ScaleFL behind a block of the trunk.
 
-  Behind a block of maps: three convolutions with norm and ReLU, as wide as
-  those of the block (a quarter of the channels behind a bottleneck), a global
-  mean, and a classifier like the trunk's. Behind any other block: the trunk's
-  own head again.
+  Behind a block that outputs feature maps, the exit is three convolutions with
+  norm and ReLU, as wide as those of the block (a quarter of the channels behind
+  a bottleneck), global average pooling, and a classifier like the trunk's.
+  Behind any other block, the exit is a copy of the trunk's own head.
 
   Args:
     model: The model.
     after: Name of a numbered block.
-    name: Of the head.
+    name: Name of the head.
 
   Returns:
     The head. Norms and initialisers are those of the block.
@@ -77,18 +77,18 @@ def exit_head(model: BlockModel, after: str, name: str) -> Head:
 
 
 def early_cuts(group: Group, federation: Federation) -> list[int]:
-  """The numbers of numbered blocks in front of early exits, ascending.
+  """How many numbered blocks precede each early exit, ascending.
 
   Args:
-    group: The group; its model counts.
-    federation: All groups, with the option `exit`: their cuts that are not
-      the whole depth.
+    group: The group whose model has the exits.
+    federation: All groups; an option `exit` of less than the whole depth makes
+      an early exit.
 
   Returns:
     One number for each early exit.
 
   Raises:
-    ValueError: If an option is no share, or the model has no numbered block.
+    ValueError: If an option is not a share, or the model has no numbered block.
   """
   depth = len(_blocks(group))
   cuts = {cut_of(other, depth) for other in federation.groups}
@@ -103,7 +103,7 @@ def cut_of(group: Group, depth: int) -> int:
 
 
 def exit_names(cuts: Sequence[int]) -> tuple[str, ...]:
-  """Names of the exits behind `early_cuts`: 'exit1', 'exit2', ..."""
+  """Names of the exits at `early_cuts`: 'exit1', 'exit2', ..."""
   return tuple(f'exit{j}' for j, _ in enumerate(cuts, 1))
 
 
@@ -117,7 +117,7 @@ def exits(group: Group, federation: Federation) -> tuple[Head, ...]:
 
 
 def _blocks(group: Group) -> tuple[str, ...]:
-  """The numbered blocks of a group's model; an error names the group."""
+  """The numbered blocks of a group's model; a ValueError names the group."""
   try:
     return numbered_blocks(group.model)
   except ValueError as e:

@@ -23,16 +23,16 @@ def make_levels(
   """The full net with its exits, and the sub-model of each group.
 
   Args:
-    federation: Groups of one model, which has the exits of `exits.exits`,
-      with the options `rate` and `exit`.
+    federation: Groups with the options `rate` and `exit`, all of one model,
+      which has the exits of `exits.exits`.
 
   Returns:
     The full net, whose norms keep no running statistics, and {group name:
-    level}. `Level.index` has the blocks that the level runs; the trunk's end of
-    its model is its last exit.
+    level}. `Level.index` has the blocks that the level runs; the trunk of a
+    level's model ends at the level's last exit.
 
   Raises:
-    ValueError: If an option is no share, groups hold different models, or a
+    ValueError: If an option is not a share, groups hold different models, or a
       layer is left without a channel.
   """
   first = federation.groups[0]
@@ -58,5 +58,5 @@ def make_levels(
 
 
 def scaler(level: Level) -> AbstractContextManager:
-  """Divides the inputs of norms by s_l, but not those of shortcuts."""
+  """Divides the inputs of norms by s_l, except in shortcuts."""
   return scaled_norm_inputs(1 / level.rate, skip=('norm_shortcut',))
