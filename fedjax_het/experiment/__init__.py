@@ -1,4 +1,4 @@
-"""Experiments: from a config to a workdir with metrics and a report."""
+"""Runs experiments: from a config to a workdir with metrics and a report."""
 
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.checks import check

@@ -40,7 +40,7 @@ from fedjax_het.models import BlockModel, constructor, create
 from fedjax_het.options import INT32_MAX, keyword_options
 
 _log = logging.getLogger(__name__)
-# Batches of fewer examples are warned of where batch norm meets them.
+# Warn if batch norm is applied to batches of fewer examples.
 _FEW = 4
 
 
@@ -56,11 +56,10 @@ class Experiment(NamedTuple):
     algorithm: The method.
     data: The federated data on the device.
     preprocess: Maps stored test examples to model inputs.
-    cohort_size: Clients a round.
-    devices: The device of each client; None for synchronous rounds of which
-      no virtual time is asked.
-    mesh: The devices that share the run; None for the default one, or where
-      the backend finds them itself.
+    cohort_size: Clients per round.
+    devices: The device of each client; None for synchronous rounds without
+      virtual times.
+    mesh: The mesh of devices for `shard_map`; None for other backends.
     own_tests: Test examples of each client, for `personal_test`; None without
       it.
   """
@@ -92,16 +91,16 @@ def build(
     config: See `default_config`.
     choose: `(config, federation) -> config` with other values of `backend` and
       `conv_backend`, chosen for the federation; None leaves them.
-    check_memory: False for an experiment that is only looked at, and so may be
-      too large for this machine.
+    check_memory: Whether to raise an error if the experiment is too large for
+      this machine; False if it is only inspected.
 
   Returns:
     The experiment.
 
   Raises:
-    ValueError: If anything in the config, or in how it fits the data, is
-      wrong; in one line that names the entry.
-    FileNotFoundError: If the data set's files are not there.
+    ValueError: If the config is wrong or does not fit the data; in one line
+      that names the entry.
+    FileNotFoundError: If the data set's files are missing.
   """
   check(config)
   resolve_backend(config.backend)  # Raises before data are read.
@@ -189,7 +188,7 @@ def build(
 
 
 def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
-  """The clients' devices; equal ones if the config names none."""
+  """The clients' devices, by default equal; None if no clock needs them."""
   if config.devices:
     kinds = {name: device_spec(config, name) for name in config.devices}
     kind_of = assign_groups(
@@ -205,7 +204,7 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
 def _make_model(
     config, dataset: Dataset, where: str, spec: ModelSpec | GroupSpec | None
 ) -> BlockModel | None:
-  """The model at `where` in a config; None for none."""
+  """The model at `where` in a config; None without a spec."""
   if spec is None:
     return None
   with examples.naming(where):
@@ -241,12 +240,12 @@ def _check_batch_size(config, parts) -> None:
 
 
 def _warn_of_small_batches(local, groups, parts) -> None:
-  """Warns, in one line, where batch norm meets batches of a few examples.
+  """Logs a warning if batch norm is applied to batches of few examples.
 
-  On 1x1 maps a batch of two examples is normalised to plus and minus one,
-  whatever it holds, and gradients are tens of times as long as usual.
+  On 1x1 maps, a batch of two examples is always normalised to plus and minus
+  one, and gradients are tens of times larger than usual.
   """
-  none = (str, 'none')  # Of models without the option.
+  none = (str, 'none')  # For models without the option.
   norms = {
       spec.options.get(
           'norm', keyword_options(constructor(spec.model)).get('norm', none)[1]
@@ -272,7 +271,7 @@ def _warn_of_small_batches(local, groups, parts) -> None:
   )
   if meets:
     _log.warning(
-        'Batch norm meets batches below %d examples: those with which %d of %d '
-        'clients end an epoch; local.drop_last=True leaves them out.',
+        'Batch norm needs batches of %d examples or more, but the last batch '
+        'of %d of %d clients is smaller; local.drop_last=True leaves it out.',
         _FEW, meets, len(parts),
     )  # fmt: skip

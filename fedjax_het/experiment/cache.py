@@ -23,10 +23,10 @@ def user_folder(name: str) -> pathlib.Path:
 
 
 def enable_compilation_cache() -> pathlib.Path | None:
-  """Keeps XLA's programs on disk, so that the next start compiles nothing.
+  """Stores compiled programs on disk, so that the next run can reuse them.
 
-  A folder that the user has already chosen (`JAX_COMPILATION_CACHE_DIR`, or
-  jax's config) stays. Else it is `user_folder('xla')`.
+  A folder that the user has chosen (`JAX_COMPILATION_CACHE_DIR`, or jax's
+  config) is kept; the default is `user_folder('xla')`.
 
   Returns:
     The folder, or None if it cannot be written; then nothing is cached.
@@ -42,6 +42,6 @@ def enable_compilation_cache() -> pathlib.Path | None:
   except (OSError, RuntimeError):  # RuntimeError: there is no home folder.
     return None
   jax.config.update('jax_compilation_cache_dir', str(folder))
-  # Many small programs add up: keep them all.
+  # Many small programs take long together, so store them all.
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   return folder

@@ -41,7 +41,7 @@ class Restored(NamedTuple):
 
 
 def leaves(tree) -> dict[str, Any]:
-  """{path: leaf}; leaves without any number are left out."""
+  """{path: leaf} without empty leaves."""
   return {
       jax.tree_util.keystr(path, simple=True, separator='/'): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -62,9 +62,9 @@ def notes_sum(notes: dict[str, Any]) -> int:
 class Checkpoints:
   """The last few states of a run, each written atomically.
 
-  `save` takes a copy of the state, which the next round may overwrite, and
-  returns; a thread writes it. One that could not be written is raised by the
-  next `save` or `wait`.
+  `save` copies the state, which the next round may overwrite, and returns; a
+  thread writes the copy. If that fails, the next `save` or `wait` raises the
+  error.
 
   Attributes:
     folder: Their folder, with one folder per checkpoint named by its step.
@@ -78,8 +78,8 @@ class Checkpoints:
     Args:
       folder: The folder.
       keep: How many of the latest are kept.
-      read_only: Whether nothing is written, renamed or removed; the folder must
-        exist then, and another process may be writing there.
+      read_only: If True, nothing is written, renamed or removed; the folder
+        must exist, and another process may be writing there.
     """
     self.folder = folder.absolute()
     self._keep = keep
@@ -101,16 +101,15 @@ class Checkpoints:
             read_only=self._read_only,
         )
         return ocp.CheckpointManager(self.folder, options=options)
-    except Exception as e:  # Many kinds, by what is there.
+    except Exception as e:  # orbax raises many types.
       raise ValueError(
           f'The checkpoints in {self.folder} cannot be opened: {_one_line(e)}'
       ) from e
 
   def finish(self) -> None:
-    """Waits for what is being written; nothing can be saved after that.
+    """Waits until the last checkpoint is written; then `save` cannot be used.
 
-    A checkpoint that could not be written, and that neither `save` nor `wait`
-    has raised, is logged.
+    Logs the error of a failed write if neither `save` nor `wait` raised it.
     """
     self._thread.shutdown()
     writing, self._writing = self._writing, None
@@ -118,7 +117,7 @@ class Checkpoints:
       _log.error('%s', error)
 
   def close(self) -> None:
-    """Finishes, and releases what the manager holds."""
+    """Calls `finish`, and closes orbax's manager."""
     self.finish()
     with _quiet():
       self._manager.close()
@@ -127,7 +126,7 @@ class Checkpoints:
     """Returns when the last checkpoint is written.
 
     Raises:
-      OSError: If it could not be; the earlier ones are intact.
+      OSError: If it could not be written; earlier ones are intact.
     """
     if self._writing is not None:
       writing, self._writing = self._writing, None
@@ -146,10 +145,10 @@ class Checkpoints:
       step: Rounds done.
       state: A pytree of arrays.
       notes: Anything that JSON can hold.
-      before: Called before it is written, by the thread that does.
+      before: Called in the thread, before the checkpoint is written.
 
     Raises:
-      OSError: If the one before could not be written.
+      OSError: If the previous checkpoint could not be written.
     """
     self.wait()
     arrays = {name: np.array(leaf) for name, leaf in leaves(state).items()}
@@ -171,7 +170,7 @@ class Checkpoints:
             ),
             force=True,
         )
-    except Exception as e:  # Many kinds, by what failed in which library.
+    except Exception as e:  # Several libraries raise many types.
       for rest in self.folder.glob('*orbax-checkpoint-tmp*'):
         shutil.rmtree(rest, ignore_errors=True)
       full = 'No space left' in str(e) or getattr(e, 'errno', 0) == errno.ENOSPC
@@ -190,19 +189,19 @@ class Checkpoints:
   ) -> Restored | None:
     """Reads the latest valid checkpoint.
 
-    Later, damaged ones are renamed to damaged-<step>, with a warning; with
-    `read_only` they stay.
+    Damaged later ones are renamed to damaged-<step>, with a warning; with
+    `read_only` they keep their names.
 
     Args:
       like: A pytree of the shapes and dtypes to expect.
       on_host: Leaves whose path begins with this stay numpy arrays.
 
     Returns:
-      The checkpoint; None if there is no folder of one.
+      The checkpoint; None if the folder holds none.
 
     Raises:
       ValueError: If there are checkpoints and none can be read.
-      OSError: If the last one could not be written.
+      OSError: If the last `save` could not be written.
     """
     self.wait()
     steps = self._steps()
@@ -233,7 +232,7 @@ class Checkpoints:
     return None
 
   def _steps(self) -> list[int]:
-    """The steps of which there are checkpoints, ascending."""
+    """The steps of the stored checkpoints, ascending."""
     return sorted(
         int(path.name)
         for path in self.folder.glob('*')
@@ -243,7 +242,7 @@ class Checkpoints:
   def _attempt(
       self, step: int, like: Any, on_host: str | None
   ) -> tuple[Any, dict[str, Any]] | str:
-    """A checkpoint's state and notes, or in one line why it is damaged."""
+    """A checkpoint's state and notes, or one line on why it is damaged."""
     _drop_late_reads()
     try:
       with _quiet():
@@ -265,7 +264,7 @@ class Checkpoints:
     sums = notes.pop('checksums')
     paths = current_paths(sums, wanted)
     check_names(paths, wanted)
-    # Zeros that take no memory say what to read, and that numpy is wanted.
+    # Broadcast zeros, which take no memory, make orbax restore numpy arrays.
     target = {
         paths[name]: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         for name, leaf in wanted.items()
@@ -302,7 +301,7 @@ def check_notes(notes: dict[str, Any], step: int) -> None:
   Raises:
     ValueError: If the notes are damaged or of another step.
   """
-  # Checkpoints of an older version have no such sum.
+  # Checkpoints of an older version have no such checksum.
   if 'notes' in notes and notes.pop('notes') != notes_sum(notes):
     raise ValueError('the checksum of its notes does not match')
   if notes.pop('step') != step:
@@ -346,10 +345,10 @@ def _one_line(error: Exception) -> str:
 
 @functools.cache
 def _drop_late_reads() -> None:
-  """Keeps one kind of message off the terminal from now on.
+  """Suppresses tracebacks of 'Event loop is closed' from now on.
 
   When a read of a damaged checkpoint fails, orbax closes its event loop while
-  other reads go on. Python prints a traceback for each that ends later.
+  other reads are pending. Python prints a traceback for each of them.
   """
   report = sys.unraisablehook
 
@@ -362,7 +361,7 @@ def _drop_late_reads() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keeps orbax's own reports out of the log; its errors we raise."""
+  """Suppresses orbax's log messages; its errors are still raised."""
   level = absl_logging.get_verbosity()
   absl_logging.set_verbosity(absl_logging.FATAL)
   try:

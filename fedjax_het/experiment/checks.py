@@ -48,12 +48,12 @@ from fedjax_het.options import (
 )
 from fedjax_het.renamed import check_renamed
 
-# Names that would be mistaken for another key of a metrics line.
+# Group names that would clash with other keys of a metrics line.
 _RESERVED = ('worst', 'mean')
 
 
 def check_is_config(config) -> None:
-  """Raises ValueError for anything else than a config, such as its name."""
+  """Raises ValueError if `config` is not a ConfigDict."""
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
         "The config must be a ConfigDict, such as default_config('fedavg') "
@@ -68,7 +68,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     config: The config.
 
   Raises:
-    ValueError: In one line that names the entry, its value and what is right.
+    ValueError: In one line that names the entry, its value and what is allowed.
   """
   check_is_config(config)
   _check_keys(config, (*FIELDS, *SECTIONS), '')
@@ -137,7 +137,7 @@ def _check_local(local) -> None:
 
 
 def _check_clock(config, num_clients: int) -> None:
-  """The entries of `clock` and `devices`, and whether they can run."""
+  """Checks the entries of `clock` and `devices`."""
   _check_keys(config.clock, CLOCK, 'clock.')
   for name, field in CLOCK.items():
     check_field(f'clock.{name}', config.clock[name], field)
@@ -168,7 +168,7 @@ def _check_clock(config, num_clients: int) -> None:
 
 
 def _check_callbacks(section) -> None:
-  """The entries of `callbacks`."""
+  """Checks the entries of `callbacks`."""
   _check_keys(section, CALLBACKS, 'callbacks.')
   for name, field in CALLBACKS.items():
     check_field(f'callbacks.{name}', section[name], field)
@@ -183,7 +183,7 @@ def _check_callbacks(section) -> None:
 
 
 def _check_dispatch(config) -> None:
-  """Whether several rounds fit into one program."""
+  """Checks whether one program can run several rounds."""
   if config.rounds_per_dispatch == 1:
     return
   if config.client_store == 'host':
@@ -191,7 +191,7 @@ def _check_dispatch(config) -> None:
         f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
         "client_store='host', which brings clients from the host every round."
     )
-  # Starts no devices, whose number may still be set.
+  # Resolving 'auto' would start the devices, whose number may still be set.
   if config.backend not in ('auto', *TRACEABLE):
     raise ValueError(
         f'rounds_per_dispatch={config.rounds_per_dispatch} does not fit '
@@ -201,13 +201,13 @@ def _check_dispatch(config) -> None:
 
 
 def _check_section(section, where: str, table) -> None:
-  """A section of a name out of `table` and the options of that entry."""
+  """Checks a section: `name`, a key of `table`, and that entry's options."""
   name = section.get('name')
   check_name(where, name, table)
   known = keyword_options(table[name])
   given = {k: v for k, v in section.items() if k != 'name'}
   check_renamed(given, known, f'{where}.', name)
-  if 'seed' in known:  # It has a range of its own.
+  if 'seed' in known:  # `check` checks its range.
     given.pop('seed', None)
   for option in _missing(given, known):
     if option != 'seed':
@@ -219,7 +219,7 @@ def _check_section(section, where: str, table) -> None:
 
 
 def _missing(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-  """Options without a default, of `keyword_options`, that are not given."""
+  """Names of the `known` options that have no default and are not given."""
   return [
       option
       for option, (_, default) in known.items()
@@ -228,7 +228,7 @@ def _missing(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
 
 
 def _check_groups(config) -> None:
-  """Names, models, client counts, options of models and of the method."""
+  """Checks the groups: names, models, client counts and all options."""
   if not config.groups:
     raise ValueError('groups is empty; name at least one model.')
   used = set()
@@ -264,9 +264,9 @@ def _check_model(
     algorithm: str = '',
     method: Mapping[str, Any] | None = None,
 ) -> set[str]:
-  """A model's name and options; returns the options that it has.
+  """Checks a model's name and options; returns the names of its options.
 
-  `method` are the options that `algorithm` has besides in the same section.
+  `method` holds the options of `algorithm` that the same section may have.
   """
   method = method or {}
   if by_path.is_path(spec.model):

@@ -48,7 +48,7 @@ def algorithm_config(name: str, **options) -> ml_collections.ConfigDict:
 
 
 def _needed_entries(config, needs: Needs) -> dict[str, Any]:
-  """Entries that give an algorithm what it needs, in the default experiment."""
+  """Entries of the default experiment that an algorithm's `Needs` require."""
   groups, entries = config['groups'], {}
   if needs.public is not None:
     entries['public_size'] = 100
@@ -75,15 +75,15 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
     algorithm: A key of `ALGORITHMS`.
 
   Returns:
-    A locked config. `groups` maps each group's name to its number of clients,
-    the name being the model, or to a section of `model`, `clients`, model
+    A locked config. `groups` maps each group's name to its number of clients
+    (the name is then the model's), or to a section of `model`, `clients`, model
     options, the method's options of a group (`Needs.group_options`) and, for
     methods with a second model on each client, `partner`. A model such as
     `partner` or `server_model` is a name, or a section of `model` and options.
-    `model` holds the options of all models that have them;
-    `partition` holds a form's name, its own seed and its options; `devices`
-    maps the name of each kind of device to a section of `clients` and fields
-    of `Device`, and is empty for equal ones.
+    `model` holds options for all models that have them; `partition` holds the
+    partition's name, its seed and its options; `devices` maps the name of each
+    kind of device to a section of `clients` and fields of `Device`, and is
+    empty if all devices are equal.
   """
   config = {name: plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: plain(field) for name, field in LOCAL.items()}
@@ -100,7 +100,7 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   config['algorithm'] = algorithm_config(algorithm)
   made = ml_collections.ConfigDict(config).lock()
   for section in ('optimizer_args', 'schedule_args'):
-    made.local[section].unlock()  # Their entries depend on the names.
+    made.local[section].unlock()  # Their keys are not fixed.
   return made
 
 
@@ -109,7 +109,7 @@ class ModelSpec(NamedTuple):
 
   Attributes:
     model: A key of `MODELS`, or an import path.
-    options: Those of `config.model` that it has, and its own.
+    options: The options of `config.model` that it has, and its own.
   """
 
   model: Any
@@ -124,8 +124,8 @@ class GroupSpec(NamedTuple):
     clients: Number of clients.
     options: Options of the model: those of `config.model` that it has, and
       the group's own.
-    method: Options of the method for this group, those that are given.
-    partner: The second model of each client; None for none.
+    method: The options of the method that are given for this group.
+    partner: The second model of each client, or None.
   """
 
   model: Any
@@ -140,7 +140,7 @@ def _is_section(value: Any) -> bool:
 
 
 def _model_known(model: Any) -> dict[str, Any]:
-  """Options of a model; {} for a name that is unknown."""
+  """Options of a model; {} for an unknown name."""
   try:
     return keyword_options(constructor(model))
   except ValueError:
@@ -154,20 +154,20 @@ def _common(config, model: Any) -> dict[str, Any]:
 
 
 def _group_section(name: str, entry: Any) -> dict[str, Any]:
-  """A group's entry as a section, from its number of clients or its own."""
+  """A group's entry as a section, also if it is only a number of clients."""
   section = dict(entry) if _is_section(entry) else dict(clients=entry)
   return {'model': name, **section}
 
 
 def model_spec(config, entry: Any) -> ModelSpec | None:
-  """A model of a config besides those of the groups.
+  """Reads an entry of a config that is a model, such as `server_model`.
 
   Args:
     config: The config.
-    entry: Its name, or a section of `model` and options; None for none.
+    entry: The model's name, or a section of `model` and options; or None.
 
   Returns:
-    The model; None for none.
+    The model; None if the entry is None.
   """
   if entry is None:
     return None
@@ -217,7 +217,7 @@ def device_spec(config, name: str) -> tuple[clock_lib.Device, int]:
     The device and the number.
 
   Raises:
-    ValueError: If an entry is unknown or out of its range, naming it.
+    ValueError: If an entry is unknown or out of its range.
   """
   where = f'devices.{name}'
   if not hasattr(config.devices[name], 'items'):

@@ -1,4 +1,4 @@
-"""What a cell of a results table costs a client, traced without training."""
+"""Client costs of the cells of a results table, traced without training."""
 
 from collections.abc import Callable, Mapping
 import json
@@ -22,7 +22,7 @@ def client_costs(config) -> dict[str, dict[str, float]]:
 
   Returns:
     `client_memory`, {group: bytes}; and `client_flops`, {group: operations},
-    unless a loop's length follows from what is learned.
+    unless the length of a loop depends on learned values.
   """
   experiment = build(config)
   visits = experiment.algorithm, experiment.federation, experiment.data
@@ -38,13 +38,13 @@ def add_costs(
     overrides: Mapping[str, Any] | None = None,
     announce: Callable[[str], None] = lambda line: None,
 ) -> int:
-  """Adds the costs that stored cells lack, such as those of older versions.
+  """Adds missing costs to stored cells, such as those of older versions.
 
-  Nothing else of a cell is changed. Entries that are added are named in its
-  `costs_added`, with the versions that traced them.
+  Nothing else in a cell changes. Its `costs_added` names the added entries and
+  the versions that traced them.
 
   Args:
-    table: The table; of its cells, those of all seeds that are there.
+    table: The table; its stored cells of all seeds are read.
     out: Folder of the results.
     overrides: {dotted key: value} set in every config, such as `data_dir`.
     announce: Called with a line of text for each cell that is changed.
@@ -53,7 +53,7 @@ def add_costs(
     How many cells were changed.
 
   Raises:
-    FileNotFoundError: If there is no cell, or the data of one are not there.
+    FileNotFoundError: If there is no cell, or the data of one are missing.
     ValueError: As `sweep_table.read_cells`.
     OSError: If a cell cannot be written.
   """

@@ -13,18 +13,19 @@ from fedjax_het.engine.types import Group, Visit
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.models.flops import forward_flops
 
-# Local steps of a measurement: few, or many where these take less seconds than
-# `_ENOUGH`. The fastest of `_TRIALS` counts.
+# A measurement has `_FEW` local steps, or `_MANY` if `_FEW` take at most
+# `_ENOUGH` seconds. The fastest of `_TRIALS` counts.
 _FEW, _MANY, _ENOUGH, _TRIALS = 2, 50, 0.1, 3
 
 
 class Duration(NamedTuple):
-  """An estimate.
+  """An estimate of the time of local training.
 
   Attributes:
-    round_seconds: Plain local training of one round, the mean over cohorts.
+    round_seconds: Seconds of plain local training in a round, mean over
+      cohorts.
     group: The group whose step was timed.
-    step_seconds: One of its local steps.
+    step_seconds: Seconds of one of its local steps.
   """
 
   round_seconds: float
@@ -35,25 +36,25 @@ class Duration(NamedTuple):
 def estimate(
     experiment: Experiment, backend: str | None = None
 ) -> Duration | None:
-  """Times a local step of one group; the others follow from their FLOPs.
+  """Times a local step of one group, and scales it by FLOPs for the others.
 
-  The group is the one with most of the work. What is timed is a compiled step
-  of plain local training, with its batch and its optimiser.
+  The group with the most FLOPs in total is timed: a compiled step of plain
+  local training, with the run's batch size and optimiser.
 
   Args:
     experiment: The experiment.
-    backend: How clients are mapped; None for what the config says.
+    backend: How clients are mapped; None for the config's `backend`.
 
   Returns:
-    The estimate, for one device; None where clients of a chunk run together,
-    of which one client's step says little.
+    The estimate, for one device; None for backends that may batch clients,
+    because a single client's step does not predict their time.
   """
   asked = backend or experiment.config.backend
   if resolve_backend(asked) not in ('map', 'loop'):
     return None
   federation = experiment.federation
   steps = visit_steps(federation.local, federation.sizes)
-  # {group: FLOPs of all its clients' visits, in passes of a batch}.
+  # {group: forward FLOPs of an example, times the steps of all its clients}.
   work = {
       group.name: forward_flops(group.model) * float(
           steps[group.client_ids].sum()
@@ -76,7 +77,7 @@ def _step_seconds(experiment: Experiment, group: Group) -> float:
 
 
 def _visit_seconds(experiment: Experiment, group: Group, steps: int) -> float:
-  """Seconds of a visit of so many steps, without its compilation."""
+  """Seconds of a visit of `steps` local steps, without compilation."""
   local = dataclasses.replace(experiment.federation.local, steps=steps)
   client_id = jnp.int32(group.client_ids[0])
 

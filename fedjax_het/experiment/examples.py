@@ -24,7 +24,7 @@ from fedjax_het.experiment import footprint
 
 @contextlib.contextmanager
 def naming(section: str) -> Iterator[None]:
-  """Says in which section of the config a ValueError has its cause."""
+  """Adds the section of the config to the message of a ValueError."""
   try:
     yield
   except ValueError as e:
@@ -39,7 +39,7 @@ def subset_with_noise(config, dataset: Dataset) -> Dataset:
     dataset: The data set.
 
   Returns:
-    The same with fewer training examples, or with some wrong labels.
+    The data set with these changes to its training examples.
 
   Raises:
     ValueError: If `train_size` exceeds the training set.
@@ -72,10 +72,10 @@ def resize(dataset: Dataset, size: int | None) -> Dataset:
     size: The new height and width; None changes nothing.
 
   Returns:
-    The data set with images of the same type; pixels are rounded.
+    The data set with images of the same dtype; uint8 pixels are rounded.
 
   Raises:
-    ValueError: If the examples are no images, or too large in memory.
+    ValueError: If the examples are not images, or need too much memory.
   """
   shape, dtype = dataset.train_images.shape[1:], dataset.train_images.dtype
   if size is None or shape[:2] == (size, size):
@@ -88,7 +88,7 @@ def resize(dataset: Dataset, size: int | None) -> Dataset:
   num, channels = len(dataset.train_labels), shape[2]
   numbers = channels * dtype.itemsize
   footprint.check_images(num + len(dataset.test_labels), numbers, size)
-  # Images of one batch are floats; large ones are resized one by one.
+  # A batch is resized in float32, so batches of large images are smaller.
   step = 1000 if size <= 256 else max(1, 1000 * 256**2 // size**2)
 
   @jax.jit
@@ -110,7 +110,7 @@ def resize(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def assign(config, labels, num_clients: int):
-  """Assigns the training examples.
+  """Assigns the training examples to clients and the public set.
 
   Args:
     config: The config.
@@ -122,8 +122,8 @@ def assign(config, labels, num_clients: int):
     or None.
 
   Raises:
-    ValueError: Naming the section of the config, if there is no such partition
-      or public set.
+    ValueError: If the partition or the public set is impossible; names the
+      section of the config.
   """
   by_file = config.partition.name == 'file'
   if by_file and config.train_size is not None:
@@ -165,7 +165,7 @@ def _public_of_rest(config, labels, parts) -> np.ndarray:
 
 
 def own_tests(config, dataset: Dataset, parts):
-  """The test examples of each client's own, see `personal_test`.
+  """The test examples of each client, for `personal_test`.
 
   Args:
     config: The config.
@@ -173,12 +173,12 @@ def own_tests(config, dataset: Dataset, parts):
     parts: The training examples of each client.
 
   Returns:
-    One int32 array per client: those of the partition's file, else shares of
-    the test set in the proportions of `parts`. None if the config does not ask
-    for them.
+    One int32 array per client: from the partition's file if it lists them, else
+    a share of the test set in the proportions of `parts`. None without
+    `config.personal_test`.
 
   Raises:
-    ValueError: If the partition's file lists wrong examples.
+    ValueError: If the test examples in the partition's file are invalid.
   """
   if not config.personal_test:
     return None
@@ -238,7 +238,7 @@ def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
     See `make_preprocess`.
 
   Raises:
-    ValueError: If examples that are no images are to be augmented.
+    ValueError: If `local.augment` is set for examples that are not images.
   """
   features = dataset.train_images
   plain = not len(dataset.mean)  # Integers or bools.
@@ -256,11 +256,11 @@ def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
 
 
 def check_tokens(vocabulary: int | None, dataset: Dataset) -> None:
-  """Raises ValueError for examples that are no token ids of a model.
+  """Raises ValueError if the examples are not token ids that a model takes.
 
   Args:
-    vocabulary: How many ids the model knows; None for other models, which take
-      all examples.
+    vocabulary: The model's vocabulary size; None for a model without one, which
+      takes all examples.
     dataset: The data set.
   """
   if vocabulary is None:

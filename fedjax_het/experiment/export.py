@@ -1,4 +1,4 @@
-"""Writes the trained models of a run to files of flax or orbax."""
+"""Writes the trained models of a run to flax or orbax files."""
 
 from collections.abc import Mapping
 import contextlib
@@ -22,12 +22,12 @@ def export(
 
   Args:
     models: {group name or client id: model}.
-    folder: Where to; made if missing.
-    format: 'msgpack', a file of flax for each, or 'orbax', a checkpoint (a
-      folder) for each. Both hold nested dicts of arrays.
+    folder: The output folder, created if missing.
+    format: 'msgpack' for one flax file per model, or 'orbax' for one checkpoint
+      (a folder) per model. Both hold nested dicts of arrays.
 
   Returns:
-    What was written: `<group>.msgpack` or `client<id>.msgpack`, without suffix
+    The paths written: `<group>.msgpack` or `client<id>.msgpack`, without suffix
     for orbax.
 
   Raises:
@@ -55,7 +55,7 @@ def _name(key: str | int) -> str:
 
 
 def _save_orbax(model: Model, path: pathlib.Path) -> None:
-  """Writes an orbax checkpoint of nested dicts, as flax's files are."""
+  """Writes an orbax checkpoint of nested dicts, like the msgpack files."""
   tree = flax.serialization.to_state_dict(jax.device_get(model.variables))
   with _quiet(), ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path.absolute(), tree)
@@ -63,7 +63,7 @@ def _save_orbax(model: Model, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _quiet():
-  """Keeps orbax's own reports out of the log."""
+  """Suppresses orbax's log messages."""
   level = absl_logging.get_verbosity()
   absl_logging.set_verbosity(absl_logging.FATAL)
   try:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def _count(tree) -> int:
-  """Numbers in a tree of arrays or shapes."""
+  """The number of elements in a tree of arrays or shapes."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
@@ -55,16 +55,17 @@ def versions() -> dict[str, str]:
 
 
 def measure(experiment: Experiment) -> dict[str, Any]:
-  """Facts that the report needs and JSON can hold; nothing is computed.
+  """Facts for the report, as JSON values; computes no arrays.
 
   Args:
     experiment: The experiment.
 
   Returns:
-    `groups`: {name: model, clients, parameters, statistics (running ones of
-    norms), client_bytes (what one client keeps between its visits)};
+    `groups`: {name: model, clients, parameters, statistics (running statistics
+    of norms), client_bytes (what one client keeps between its visits)};
     `server_bytes`; `cohort_size`; `partition`, counts [clients, classes];
-    `group_of` [clients]; `test_examples`; `versions`.
+    `group_of` [clients]; `test_examples`; `versions`; `metric`, the task's main
+    metric, unless it is accuracy.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
@@ -101,16 +102,16 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       versions=versions(),
-      # None is accuracy, as in the facts of older runs.
+      # No metric means accuracy, as in the facts of older runs.
       **({} if main == ACCURACY else dict(metric=main._asdict())),
   )
 
 
 def stored(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
-  """The stored facts of a run that does not go on, or those just measured.
+  """The stored facts of a run that does not continue, or those just measured.
 
   Args:
-    path: facts.json, which is written anew if it is damaged or missing.
+    path: facts.json, which is rewritten if it is damaged or missing.
     facts: What `measure` has returned.
 
   Returns:
@@ -124,7 +125,7 @@ def stored(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   except ValueError as e:
     _log.warning('%s', e)
     found = {}
-  # Versions are those of the finished rounds; other facts cannot differ.
+  # Keep the versions of the finished rounds; other facts must be equal.
   differ = [k for k in facts if k != 'versions' and found.get(k) != facts[k]]
   if not differ and isinstance(found.get('versions'), dict):
     return found

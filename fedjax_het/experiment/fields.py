@@ -23,9 +23,9 @@ class Field(NamedTuple):
     low: Smallest value allowed.
     above: A value that it must exceed.
     choices: All values allowed.
-    high: Largest value allowed; None for what int32 or float32 hold.
+    high: Largest value allowed; None for the limit of int32 or float32.
     below: A value that it must stay below.
-    share: Whether it is a share, at most 1, that might be given in percent.
+    share: Whether it is a share, at most 1.
   """
 
   default: Any
@@ -43,14 +43,14 @@ SEED = Field(0, int, low=0, high=2**32 - 1)
 MAYBE_SEED = SEED._replace(default=None, kind=int | None)
 AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
 
-# How clients train; learning rates follow the round.
+# Local training; the learning rate depends on the round.
 LOCAL = dict(
     epochs=Field(2, int, low=1),
-    # Minibatches a visit instead of whole epochs; None for epochs.
+    # Minibatches per visit instead of whole epochs; None for epochs.
     steps=Field(None, int | None, low=1),
     batch_size=Field(16, int, low=1),
     # An optimiser of optax, or FILE.py:FUNCTION, a function of the learning
-    # rate; and its arguments besides those that have entries here.
+    # rate. `optimizer_args` holds those of its arguments without an entry here.
     optimizer=Field('adam', str),
     optimizer_args=Field({}, ml_collections.ConfigDict),
     learning_rate=Field(1e-3, float, above=0),
@@ -64,8 +64,8 @@ LOCAL = dict(
     # For 'sgd' only.
     momentum=Field(0.0, float, low=0, below=1),
     nesterov=Field(False, bool),
-    # The argument of an optimiser that has one, such as 'adamw' or 'lion';
-    # added to the gradient for others, such as 'adam' or 'sgd'.
+    # An argument of some optimisers, such as 'adamw' or 'lion'. For the others,
+    # such as 'adam' or 'sgd', the decay is added to the gradient.
     weight_decay=Field(0.0, float, low=0),
     # Largest global norm of a gradient; None for no clipping.
     clip_norm=Field(None, float | None, above=0),
@@ -73,16 +73,16 @@ LOCAL = dict(
     # unless it is all that a client has.
     drop_last=Field(False, bool),
     augment=Field('none', str, choices=AUGMENTATIONS),
-    # Whether 'crop_flip_cutout' cuts its square out 'after' images are
-    # normalised, which gives it the mean colour, or 'before', in black.
+    # Whether 'crop_flip_cutout' cuts out its square 'after' images are
+    # normalised, which leaves the mean colour, or 'before', which leaves black.
     cutout=Field('after', str, choices=('after', 'before')),
-    # Whether clients keep their optimisers between visits, else they begin
-    # anew. The default is the method's, see `Needs`.
+    # Whether clients keep the optimiser state between visits instead of
+    # resetting it. The default is the method's, see `Needs`.
     keep_optimizer=Field(False, bool),
 )
 # Synchronous or asynchronous rounds. Times are virtual: they follow from
-# `devices`. In asynchronous rounds a client's learning rate follows its own
-# visits.
+# `devices`. In asynchronous rounds a client's learning rate depends on the
+# number of its own visits.
 CLOCK = dict(
     # 'synchronous' rounds; 'async', every client at its own pace; or
     # 'sequential', one client after another. A round of the latter two is
@@ -90,12 +90,12 @@ CLOCK = dict(
     mode=Field(
         'synchronous', str, choices=('synchronous', *clock_lib.MODES)
     ),
-    # Of jitter, pauses, losses, and the order of 'sequential'.
+    # Seed of jitter, pauses, losses, and the order of 'sequential'.
     seed=SEED,
-    # None assigns devices to clients in order, a seed at random.
+    # None assigns devices to clients in order; a seed assigns them at random.
     device_seed=MAYBE_SEED,
 )
-# What follows the run without touching it; see docs/callbacks.md.
+# Callbacks, which do not change the training; see docs/callbacks.md.
 CALLBACKS = dict(
     # Evaluations without an improvement after which the run stops; None for
     # no early stopping.
@@ -121,59 +121,62 @@ FIELDS = dict(
     dataset=Field('digits', str),
     data_dir=Field(None, str | None),
     data_file=Field(None, str | None),
-    # Whether data must be the official ones, by checksum and size; False takes
-    # a part of a data set.
+    # Whether data must be the official ones, by checksum and size; False
+    # accepts a part of a data set.
     verify=Field(True, bool),
     # Images are resized to this height and width; None leaves them.
     image_size=Field(None, int | None, low=1),
-    # Normalisation of images by the training set's mean and deviation, or
-    # 0.5 and 0.5, as pretrained vision transformers expect.
+    # Images are normalised by the mean and standard deviation of the training
+    # set, or for 'half' by 0.5 and 0.5, as pretrained vision transformers
+    # expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
-    # Training examples that there are, in the classes' proportions; None for
-    # all of the data set's.
+    # Number of training examples to use, in the classes' proportions; None for
+    # the whole training set.
     train_size=Field(None, int | None, low=1),
-    # Share of the training labels that are wrong, each another class at random.
+    # Share of training labels that are replaced by a random other class.
     label_noise=Field(0.0, float, low=0, below=1),
-    # Training examples set aside as a public set, in the classes' proportions,
-    # before the others are assigned to clients; None for no public set.
+    # Number of training examples set aside as a public set, in the classes'
+    # proportions, before the others are assigned to clients; None for no public
+    # set.
     public_size=Field(None, int | None, low=1),
-    # Share of each client's examples, the same of every class, that it does
-    # not train on: the best round is chosen on them. None chooses it on the
-    # test set, which is optimistic.
+    # Share of each client's examples, equal in every class, that is held out to
+    # choose the best round. None chooses it on the test set, which is
+    # optimistic.
     validation=Field(None, float | None, above=0),
     # Whether each client's model is also tested on test examples of its own:
     # those of the partition's file, or the test set divided in the proportions
     # of the training partition.
     personal_test=Field(False, bool),
-    # None assigns clients to groups in order, a seed at random.
+    # None assigns clients to groups in order; a seed assigns them at random.
     group_seed=MAYBE_SEED,
     # The server's own model, for methods with one: a model's name, or a
     # section of `model` and its options.
     server_model=Field(None, str | ml_collections.ConfigDict | None),
     # Whether running norm statistics stay on the client (FedBN).
     local_stats=Field(False, bool),
-    # Clients a round; None for all.
+    # Clients per round; None for all.
     cohort_size=Field(None, int | None, low=1),
     num_rounds=Field(20, int, low=1),
     eval_every=Field(1, int, low=1),
     eval_batch_size=Field(500, int, low=1),
     # How many personal models of a group are evaluated; None for all.
     eval_clients_per_group=Field(None, int | None, low=1),
-    # Mean accuracy, a share, whose first round is reported; None for none.
+    # The first round with this mean accuracy, a share, is reported; None for no
+    # target.
     target_accuracy=Field(None, float | None, above=0, share=True),
     checkpoint_every=Field(5, int, low=1),
     keep_checkpoints=Field(3, int, low=2),
-    # Type of the operands of the models' products; their sums, the weights and
-    # all else are float32.
+    # Dtype to which the operands of convolutions and dense layers are rounded;
+    # sums, parameters and all else are float32.
     matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
     # Library of the models' convolutions on a CPU, and how clients are mapped.
-    # 'auto' follows what `fedjax-het tune` has measured on this machine.
+    # 'auto' uses the measurements of `fedjax-het tune` on this machine.
     # Programs with oneDNN are not kept in the compilation cache.
     conv_backend=Field(AUTO, str, choices=(AUTO, *CONV_BACKENDS)),
     backend=Field('auto', str, choices=BACKENDS),
     chunk=Field(None, int | None, low=1),
-    # Rounds that are run without asking the host, but for evaluations and
-    # checkpoints, and 1,000 at most. Their lines are written together.
+    # Rounds that one dispatch runs on the device, at most 1,000 and only up to
+    # the next evaluation or checkpoint. Their lines are written together.
     rounds_per_dispatch=Field(1, int, low=1),
     # Where clients' states are stored between their visits: on the device, or
     # in the host's memory, from which those of a cohort are copied.
@@ -187,16 +190,16 @@ SECTIONS = (
     'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices',
     'callbacks',
 )  # fmt: skip
-# Names that would be mistaken for another key of a metrics line.
+# Group names that would clash with other keys of a metrics line.
 _RESERVED = ('worst', 'mean')
 
 
 def plain(field: Field) -> Any:
-  """A default for a ConfigDict; None needs a placeholder with its type."""
+  """A default for a ConfigDict; None becomes a placeholder with its type."""
   if field.kind is ml_collections.ConfigDict:
     return ml_collections.ConfigDict(field.default)
   if ml_collections.ConfigDict in getattr(field.kind, '__args__', ()):
-    # A name or a section: neither fixes the type.
+    # The entry may become a name or a section, so its type stays open.
     return config_dict.FieldReference(field.default, field_type=object)
   if field.default is None:
     return config_dict.placeholder(_not_none(field.kind))
@@ -217,7 +220,7 @@ def check_field(name: str, value: Any, field: Field) -> None:
     field: Its type and range.
 
   Raises:
-    ValueError: Naming the entry, its value and what is right.
+    ValueError: In one line that names the entry, its value and what is allowed.
   """
   check_type(name, value, field.kind, field.high)
   if value is None:

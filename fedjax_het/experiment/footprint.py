@@ -1,9 +1,9 @@
 """A lower bound of the memory of a run, computed before it starts.
 
-A process that exceeds memory is killed without a message, after minutes. What
-is counted here is a lower bound: data, what clients and server keep, one
-client's training and one batch of the evaluation, as if nothing else took any
-memory. A run that passes may still be too large.
+A process that exceeds memory is killed without a message, after minutes. The
+bound counts the data, the states of clients and server, one client's parameters
+with gradients and optimiser state, and the activations of one batch of training
+or evaluation. A run that passes the check may still be too large.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ import jax.numpy as jnp
 from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.models.blocks import BlockModel
 
-# Copies of the images: in batches and whole while resizing, then on the device.
+# Copies of the images: batches and the whole while resizing, and on the device.
 _COPIES = 3
-# Numbers that an optimiser keeps for each parameter, at least.
+# A lower bound of the numbers that an optimiser keeps for each parameter.
 _SLOTS = {'adam': 2, 'adamw': 2, 'sgd': 0}
 
 
 def available_bytes() -> int | None:
-  """Bytes that this process may still take, on the device that computes.
+  """Bytes that this process can allocate on the device that computes.
 
   Returns:
-    What the accelerators hold; on a CPU the least of the free memory of the
-    machine, of the control group, and of the process' own limit. None where
-    nothing says so.
+    The memory limit of all accelerators; on a CPU, the smallest of the free
+    memory of the machine, of the control group, and under the process' own
+    limit. None if it is unknown.
   """
   if jax.default_backend() != 'cpu':
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
@@ -45,7 +45,7 @@ def available_bytes() -> int | None:
   if limit and used and limit[0].isdigit():
     found.append(int(limit[0]) - int(used[0]))
   if pages := _lines('/proc/self/statm'):
-    import resource  # Not on Windows, nor is that file.
+    import resource  # Windows lacks it, and statm.
 
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(pages[0].split()[0]) * os.sysconf('SC_PAGE_SIZE')
@@ -55,7 +55,7 @@ def available_bytes() -> int | None:
 
 
 def _lines(path: str) -> list[str]:
-  """The lines of a file of the system; none where it is not there."""
+  """The lines of a system file; [] if it cannot be read."""
   try:
     return pathlib.Path(path).read_text(encoding='utf-8').splitlines()
   except (OSError, ValueError):
@@ -63,14 +63,15 @@ def _lines(path: str) -> list[str]:
 
 
 def refuse_if_too_large(needs: Mapping[str, int], what: str) -> None:
-  """Raises ValueError for needs that exceed the memory.
+  """Raises ValueError if `needs` exceed the available memory.
 
   Args:
-    needs: Bytes by the entry of the config that rules them.
-    what: What needs them, for the message.
+    needs: {entry of the config: bytes that it determines}.
+    what: Subject and verb of the message, such as 'the run needs'.
 
   Raises:
-    ValueError: In one line that names the entry that needs the most.
+    ValueError: If they do; in one line that names the entry that needs the
+      most.
   """
   available, total = available_bytes(), sum(needs.values())
   if available is None or total <= available:
@@ -88,15 +89,15 @@ def _gigabytes(num_bytes: int) -> str:
 
 
 def check_images(num_images: int, pixel_bytes: int, size: int) -> None:
-  """Raises an error for a data set that does not fit when it is resized.
+  """Raises ValueError if the resized images do not fit into memory.
 
   Args:
-    num_images: Of both splits.
+    num_images: Images of both splits.
     pixel_bytes: Bytes of a pixel, all channels together.
     size: The new height and width.
 
   Raises:
-    ValueError: Naming `image_size`.
+    ValueError: If they do not fit; names `image_size`.
   """
   need = _COPIES * num_images * pixel_bytes * size**2
   refuse_if_too_large(
@@ -111,26 +112,26 @@ def check(experiment) -> None:
     experiment: The result of `build`.
 
   Raises:
-    ValueError: Naming the entry that needs the most.
+    ValueError: If it does; names the entry that needs the most.
   """
   refuse_if_too_large(lower_bound(experiment), 'the run needs')
 
 
 def lower_bound(experiment) -> dict[str, int]:
-  """Bytes that a run needs at least, by the entry of the config behind them.
+  """A lower bound of the bytes of a run, by entry of the config.
 
   Args:
     experiment: The result of `build`; nothing is computed.
 
   Returns:
-    {entry: bytes}.
+    {entry: bytes that it determines}.
   """
   config, algorithm = experiment.config, experiment.algorithm
   groups = experiment.federation.groups
   key = jax.random.key(0)
   dataset = experiment.dataset
   images = dataset.train_images.nbytes + dataset.test_images.nbytes
-  # One client's training is as large as that of the largest model.
+  # Every model is trained at some time, so the largest one counts.
   params = max(_params(group.model, config.local) for group in groups)
   needs = dict(image_size=images, groups=params)
   kind = driver_kind(config.clock.mode, config.client_store)
@@ -152,7 +153,7 @@ def lower_bound(experiment) -> dict[str, int]:
   training = size * max(_training(group.model) for group in groups)
   tests = min(config.eval_batch_size, len(dataset.test_labels))
   testing = tests * max(_testing(group.model) for group in groups)
-  # They do not happen at the same time.
+  # They do not happen at the same time, so the larger one counts.
   if training > testing:
     needs[f'local.batch_size={size}'] = training
   else:

@@ -25,20 +25,21 @@ from fedjax_het.reporting.confusion_file import read_confusion
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
-# Entries that say how a run computes, not what: any machine can read it.
+# Entries that affect only speed and rounding; with these values any machine can
+# read a run.
 _ANY_MACHINE = dict(backend='auto', chunk=None, conv_backend='xla')
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run:
-  """A run that was read back, as `load_run` gives it.
+  """A stored run, as `load_run` returns it.
 
   Attributes:
     workdir: Its folder.
     config: Its config.
     facts: The contents of facts.json.
     rows: The lines of metrics.jsonl.
-    places: Entries of the config with the paths of its data here.
+    places: Entries of the config for the paths of its data on this machine.
     best: Whether the models are those of its best evaluation, not the last.
   """
 
@@ -109,7 +110,7 @@ class Run:
   def class_accuracy(self) -> dict[str, np.ndarray]:
     """{group: [E, C] float64}, accuracy of each evaluated model by class.
 
-    NaN for a class without test examples; errors are those of `confusion`.
+    NaN for a class without test examples. Raises the errors of `confusion`.
     """
     return {g: class_accuracy(counts) for g, counts in self.confusion.items()}
 
@@ -119,12 +120,12 @@ class Run:
 
   @property
   def experiment(self) -> Experiment:
-    """The run's groups, method and data, built anew; errors as of `model`."""
+    """The run's groups, method and data, rebuilt; raises errors as `model`."""
     return self._trained.experiment
 
   @property
   def rounds(self) -> int:
-    """Rounds that the models have been trained for: those of a checkpoint."""
+    """Rounds that the models of the checkpoint have been trained for."""
     return self._trained.rounds
 
   @property
@@ -188,14 +189,14 @@ class Run:
   def export(
       self, folder: str | os.PathLike, *, format: str = 'msgpack'
   ) -> list[pathlib.Path]:
-    """Writes all trained models, a file or checkpoint each.
+    """Writes each trained model to a file or a checkpoint.
 
     Args:
-      folder: Where to; made if missing.
+      folder: The output folder, created if missing.
       format: 'msgpack' (flax) or 'orbax'.
 
     Returns:
-      What was written: `<group>.msgpack`, or `client<id>.msgpack` of clients
+      The paths written: `<group>.msgpack`, or `client<id>.msgpack` for clients
       with models of their own; without suffix for orbax.
 
     Raises:
@@ -215,10 +216,10 @@ def load_run(
     data_file: str | None = None,
     best: bool = False,
 ) -> Run:
-  """Reads a run back from its workdir, in which nothing is changed.
+  """Reads a run from its workdir, without changing the workdir.
 
-  Config and metrics are read at once; data and models when they are asked for.
-  The run may still be going on.
+  Config and metrics are read now, data and models on first use. The run may
+  still be in progress.
 
   Args:
     workdir: Its folder.
@@ -231,7 +232,7 @@ def load_run(
     The run.
 
   Raises:
-    FileNotFoundError: If it is no workdir with an evaluated run.
+    FileNotFoundError: If the folder holds no evaluated run.
     ValueError: If a file is damaged.
   """
   folder = pathlib.Path(workdir)
@@ -243,7 +244,7 @@ def load_run(
 
 
 def _with_tuples(value: Any) -> Any:
-  """A config of JSON with the tuples that JSON has made lists."""
+  """A config from JSON, with lists converted back to tuples."""
   if isinstance(value, Mapping):
     return {name: _with_tuples(entry) for name, entry in value.items()}
   if isinstance(value, list):
@@ -252,7 +253,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _restore(run: Run) -> Trained:
-  """Builds the experiment anew, and fills it from the last checkpoint."""
+  """Rebuilds the experiment, and restores its last or best checkpoint."""
   config = ml_collections.ConfigDict(run.config.to_dict())
   for name, value in {**_ANY_MACHINE, **run.places}.items():
     with config.ignore_type():

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl, made of what rounds and evaluations report."""
+"""Makes the lines of metrics.jsonl from reports of rounds and evaluations."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -19,7 +19,7 @@ from fedjax_het.experiment.metrics_file import (
 from fedjax_het.reporting.run_files import Row
 from fedjax_het.reporting.summary import Summary, summarise
 
-# The runner sees all that it does with lines in this one module.
+# The runner imports all that it needs for lines from this module.
 __all__ = [
     'NO_LINES',
     'MetricsFile',
@@ -59,15 +59,15 @@ def train_row(
     reports: What the round measured, on the host.
     federation: The federation.
     seconds: Wall time of the round.
-    split: 'train', or 'warm_up' for what comes before the first round.
+    split: 'train', or 'warm_up' for the warm-up before the first round.
 
   Returns:
-    Client metrics (`train_loss` is called `loss`) as the mean over a group's
-    clients of this round, `<name>/<group>`, and the mean of those over the
-    groups that took part, `<name>`; number of clients and bytes both ways, in
-    all and by group; the ids of clients whose update was not finite, which
-    count in none of the means; `server`, {name: number}, if the server's
-    update has metrics.
+    For each client metric, `<name>/<group>` is the mean over the group's
+    clients of this round, and `<name>` the mean of these over the groups that
+    took part; `train_loss` is called `loss`. `clients`, `bytes_up` and
+    `bytes_down` are totals, and `<name>/<group>` those of a group. `nonfinite`
+    lists the clients whose update was not finite; the means leave them out.
+    `server`, {name: number}, holds the metrics of the server's update, if any.
   """
   num_clients = federation.num_clients
   row: Row = {'round': round_num, 'split': split, 'seconds': seconds}
@@ -91,7 +91,7 @@ def train_row(
         mean = _number(np.mean(metric[good], dtype=np.float64))
         groups[f'{name}/{group.name}'] = mean
         values.setdefault(name, []).append(mean)
-  row['loss'] = None  # Unless a client had one.
+  row['loss'] = None  # Unless a client reports one.
   row.update({name: _mean(means) for name, means in values.items()})
   row = {**row, **counts, 'nonfinite': dropped, **groups}
   if reports.server:
@@ -107,7 +107,7 @@ def test_row(
     virtual_time: float | None = None,
     split: str = 'test',
 ) -> Row:
-  """The line of an evaluation on the global test set.
+  """The line of an evaluation on the global test set or held-out examples.
 
   Args:
     round_num: Rounds done; 0 before training.
@@ -118,16 +118,16 @@ def test_row(
     split: 'test', or 'validation' for examples that clients have held out.
 
   Returns:
-    `loss` (in nats, of classification) and each of the task's metrics by name:
-    the mean over groups of `<name>/<group>`, itself the mean over the group's
-    evaluated models, of which there are `models/<group>`. Of the task's main
-    metric, `accuracy` in [0, 1] of classification, there are more:
-    `accuracy/<group>/models` are all models, `accuracy/worst` and
-    `accuracy/<group>/worst` the worst of them; `accuracy/clients` is the mean
-    over clients, each group counting with the number of its clients. A
-    method's further views are `views/<view>/<group>` and, as mean over
-    clients, `views/<view>`. Results of clients on their own test examples are
-    those of `personal.entries`.
+    For `loss` (in nats for classification) and each of the task's metrics,
+    `<name>/<group>` is the mean over the group's evaluated models, and `<name>`
+    the mean of these over groups. `models/<group>` is the number of evaluated
+    models. The task's main metric (`accuracy` in [0, 1] for classification) has
+    further entries: `accuracy/<group>/models` lists the value of each model;
+    `accuracy/worst` and `accuracy/<group>/worst` are the worst of them;
+    `accuracy/clients` is the mean over clients, in which each group counts with
+    its number of clients. Each further view of a method is
+    `views/<view>/<group>` and, as mean over clients, `views/<view>`. Results of
+    clients on their own test examples are those of `personal.entries`.
   """
   main, means, groups = federation.task.main, {}, {}
   for name in dict.fromkeys((*federation.task.metrics, 'loss')):
@@ -157,7 +157,7 @@ def test_row(
 
 
 def _worst(metric: Metric, values: Sequence[float | None]) -> float | None:
-  """The worst value; None if one is None, or it is not finite."""
+  """The worst value; None if any value is None or it is not finite."""
   return None if None in values else _number(metric.worst(values))
 
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl as a run writes it, and as it restores it from a copy."""
+"""Writes metrics.jsonl, and restores it from a copy."""
 
 from collections.abc import Callable
 import json
@@ -12,15 +12,15 @@ from fedjax_het.reporting.run_files import Row, parse_line, read_lines
 
 _log = logging.getLogger(__name__)
 
-# Of a file's first lines: {'bytes': their number, 'crc32': their CRC-32}.
+# Describes the first lines of a file: {'bytes': length, 'crc32': CRC-32}.
 Mark = dict[str, int]
 NO_LINES: Mark = dict(bytes=0, crc32=0)
 
 
 class MetricsFile:
-  """Appends lines to metrics.jsonl; each is on its way to disk at once.
+  """Appends lines to metrics.jsonl without buffering.
 
-  With each checkpoint the new lines are appended to a copy, from which the
+  At each checkpoint the new lines are also appended to a copy, from which the
   file is restored if it is damaged.
 
   Attributes:
@@ -28,7 +28,7 @@ class MetricsFile:
   """
 
   def __init__(self, path: pathlib.Path, copy: pathlib.Path | None = None):
-    """Opens the file, whose lines so far the copy holds already."""
+    """Opens the file; the copy must hold all its lines so far."""
     self.path = path
     self._file = open(path, 'ab', buffering=0)
     self._copy = copy and open(copy, 'ab', buffering=0)
@@ -47,11 +47,11 @@ class MetricsFile:
     )
 
   def mark(self) -> tuple[Mark, Callable[[], None]]:
-    """The checkpoint's note of the lines so far, and a function to store them.
+    """Describes the lines so far, for the notes of a checkpoint.
 
     Returns:
-      The mark, and a function that returns when these lines are on the disk,
-      in the file and in its copy. Another thread may call it.
+      The mark, and a function that stores these lines on disk, in the file and
+      in its copy, before it returns. Another thread may call it.
     """
     new, self._new = self._new, b''
 
@@ -64,7 +64,7 @@ class MetricsFile:
     return self._mark, keep
 
   def close(self) -> None:
-    """Closes both."""
+    """Closes the file and its copy."""
     self._file.close()
     if self._copy is not None:
       self._copy.close()
@@ -80,7 +80,7 @@ def _write(file, data: bytes) -> None:
 
 
 def _sync(file) -> None:
-  """Returns when all of a file is on the disk."""
+  """Waits until a file is on disk."""
   try:
     os.fsync(file.fileno())
   except OSError as e:
@@ -93,17 +93,17 @@ def restore_rows(
     rounds: int,
     mark: Mark | None,
 ) -> list[Row]:
-  """Makes metrics.jsonl what it was when a checkpoint was written.
+  """Restores metrics.jsonl to its state when a checkpoint was written.
 
-  Lines after that are removed. Where what was there then is damaged, it is
-  taken from the copy, and the damaged file is set aside.
+  Later lines are removed. If the earlier lines are damaged, they are taken from
+  the copy, and the damaged file is renamed.
 
   Args:
     path: metrics.jsonl; it may be absent.
     copy: The copy beside the checkpoints; it may be absent.
     rounds: Rounds that the restored state has done.
-    mark: What the checkpoint notes of the file; None for one of a version
-      without copies.
+    mark: The checkpoint's description of the file; None for a checkpoint of a
+      version without copies.
 
   Returns:
     The rows that stay.
@@ -122,8 +122,8 @@ def restore_rows(
       lines = _marked(copy, mark)
       if lines is None:
         raise ValueError(
-            f'{path} is damaged, and {copy}, from which it would be restored, '
-            'is so too; restore one of them or choose another workdir.'
+            f'{path} and its copy {copy} are both damaged or missing; restore '
+            'one of them or choose another workdir.'
         )
       _log.warning(
           '%s is damaged; restored as of round %d from %s.', path, rounds, copy
@@ -143,7 +143,7 @@ def restore_rows(
 
 
 def _contents(path: pathlib.Path) -> bytes | None:
-  """A file's bytes, none if it is absent; None if it cannot be read."""
+  """A file's bytes; b'' if it is absent, None if it cannot be read."""
   try:
     return read_bytes(path)
   except FileNotFoundError:
@@ -153,13 +153,13 @@ def _contents(path: pathlib.Path) -> bytes | None:
 
 
 def _marked(path: pathlib.Path, mark: Mark) -> bytes | None:
-  """The bytes that a mark is of; None if the file does not begin with them."""
+  """The first bytes of a file if they match a mark, else None."""
   lines = (_contents(path) or b'')[: mark['bytes']]
   return lines if zlib.crc32(lines) == mark['crc32'] else None
 
 
 def cut_rows(path: pathlib.Path, rounds: int) -> list[Row]:
-  """Removes the lines of rounds after `rounds`, and a torn last line.
+  """Removes the lines of rounds after `rounds`, and an incomplete last line.
 
   The lines that stay are kept byte for byte.
 

@@ -1,8 +1,8 @@
-"""Entries that a config may have and does not list.
+"""Adds entries that a config may have but does not list.
 
-A config lists the options of models and groups that differ from their defaults,
-and arguments of an optimiser and of a schedule. The command line may set any
-other of these, too.
+A config lists only some options of models and groups, and some arguments of an
+optimiser and a schedule; the others have their defaults. The command line may
+set the others, too.
 """
 
 import ast
@@ -18,7 +18,7 @@ from fedjax_het.models import constructor
 from fedjax_het.names import check_name
 from fedjax_het.options import keyword_options
 
-# Of a group, beside the options of its model and those of the method.
+# Entries of a group besides the options of its model and of the method.
 _OF_GROUP: dict[str, tuple[Any, Any]] = dict(model=(str, None))
 
 
@@ -27,18 +27,18 @@ def open_entry(
     key: str,
     given: Mapping[str, str | None],
 ) -> None:
-  """Adds the entry of a key, with its default, where the config lacks it.
+  """Adds an entry with its default if the config lacks it.
 
-  Known are `model.OPTION`, for an option of some group's model, and
-  `groups.NAME.OPTION`, for one of the group's own model or of the method. A
-  group that is its number of clients becomes a section. Other keys are left to
-  the check of the config.
+  The key may be `model.OPTION`, for an option of some group's model, or
+  `groups.NAME.OPTION`, for an option of the group's model or of the method. A
+  group given as a number of clients becomes a section. Other keys are ignored,
+  and left to the check of the config.
 
   Args:
     config: The config, which is changed.
     key: Such as 'model.init'.
-    given: {key: text} of all entries that are to be set; a group's model among
-      them is the one whose options count.
+    given: {key: text} of all entries to set. If they set a group's model, its
+      options are used.
 
   Raises:
     ValueError: If a group's model is unknown.
@@ -78,13 +78,13 @@ def open_argument(
 ) -> None:
   """Adds `local.optimizer_args.NAME` or `local.schedule_args.NAME`.
 
-  Its type is that of the given value. Other keys are left alone.
+  Its type is that of the given value. Other keys are ignored.
 
   Args:
     config: The config, which is changed.
     key: Such as 'local.optimizer_args.b1'.
-    given: {key: text} of all entries that are to be set; an optimiser and a
-      schedule among them are those whose arguments count.
+    given: {key: text} of all entries to set. If they set an optimiser or a
+      schedule, its arguments are used.
 
   Raises:
     ValueError: For an unknown optimiser, schedule or argument.
@@ -104,7 +104,7 @@ def open_argument(
 
 
 def _literal(text: str | None) -> Any:
-  """A number, a boolean or a text."""
+  """Parses a literal, such as a number or a boolean; else returns the text."""
   if text in ('true', 'false'):
     return text == 'true'
   try:

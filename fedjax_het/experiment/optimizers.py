@@ -1,10 +1,11 @@
 """Optimisers and learning rate schedules by their names in optax.
 
 An optimiser is a public function of optax whose first argument is
-`learning_rate`. A schedule is one of `optax.schedules` that takes a rate; it
-counts rounds, from 0. The three optimisers and schedules that have entries of
-their own in `local` are used with those. An import path, FILE.py:FUNCTION, is
-that of a function which makes any transformation from a learning rate.
+`learning_rate`. A schedule is a function of `optax.schedules` that takes a
+learning rate; it counts rounds from 0. The schedules 'constant', 'step' and
+'cosine' are defined here and use entries of `local`, as do the weight decay of
+all optimisers and the momentum of 'sgd'. An import path, FILE.py:FUNCTION,
+names a function from a learning rate to a gradient transformation.
 """
 
 from collections.abc import Callable
@@ -22,9 +23,9 @@ from fedjax_het.options import check_options
 
 # Arguments that a config cannot hold.
 _MASKS = ('mask', 'weight_decay_mask', 'trust_ratio_mask', 'weighting_mask')
-# Arguments of schedules that are the learning rate, the first that there is.
+# Names of a schedule's learning rate; the first one that it has is used.
 _RATES = ('peak_value', 'init_value', 'value')
-# Types of arguments; a section holds rounds and factors.
+# Types of arguments; a ConfigDict maps rounds to factors.
 _KINDS = dict(
     optimizer_args=float | bool | str | None,
     schedule_args=float | bool | str | None | ml_collections.ConfigDict,
@@ -36,7 +37,7 @@ def _parameters(fn: Callable) -> dict[str, inspect.Parameter]:
 
 
 def _is_optimizer(name: str, fn: Any) -> bool:
-  """Whether it is an optimiser; with a fixed seed all visits would be alike."""
+  """Whether it is an optimiser without a seed, which all visits would share."""
   if not inspect.isfunction(fn) or name.startswith(('_', 'scale_')):
     return False
   names = [*_parameters(fn)]
@@ -50,13 +51,13 @@ OPTIMIZERS = {
 
 
 def _constructor(name: str) -> Callable[..., optax.GradientTransformation]:
-  """An optimiser's function; a ValueError if there is none of that name."""
+  """The function of an optimiser; raises ValueError for an unknown name."""
   if not by_path.is_path(name):
     check_name('local.optimizer', name, OPTIMIZERS)
     return OPTIMIZERS[name]
   try:
     return by_path.imported(name)
-  except Exception as e:  # Whatever the user's code does.
+  except Exception as e:  # The user's code may raise any type.
     text = ' '.join(str(e).split())
     raise ValueError(
         f'local.optimizer {name!r} cannot be used ({type(e).__name__}: '
@@ -114,8 +115,8 @@ def optimizer(local, learning_rate: Any) -> optax.GradientTransformation:
     learning_rate: The learning rate, maybe traced.
 
   Returns:
-    Clipping if there is any, weight decay unless it is an argument of the
-    optimiser itself, and the optimiser.
+    The chain of clipping if `clip_norm` is set, weight decay unless the
+    optimiser has this argument itself, and the optimiser.
   """
   given, steps = _of_local(local), []
   if local.clip_norm is not None:
@@ -141,7 +142,7 @@ def schedule(local, num_rounds: int) -> Callable[[Any], Any]:
     return _OWN[local.schedule](local, num_rounds)
   fn = _OF_OPTAX[local.schedule]
   given = {
-      name: {int(k): v for k, v in value.items()}  # Rounds: a config has texts.
+      name: {int(k): v for k, v in value.items()}  # Keys are texts in a config.
       if hasattr(value, 'items')
       else value
       for name, value in local.schedule_args.items()
@@ -150,7 +151,7 @@ def schedule(local, num_rounds: int) -> Callable[[Any], Any]:
 
 
 def reads_params(local) -> bool:
-  """Whether steps may read or change parameters that have no gradient."""
+  """Whether steps may read or change parameters without a gradient."""
   plain = local.optimizer in ('adam', 'adamw', 'sgd')
   return bool(not plain or local.weight_decay or local.optimizer_args)
 
@@ -182,7 +183,7 @@ def arguments(local) -> dict[str, dict[str, inspect.Parameter]]:
 
 
 def check(local) -> None:
-  """Raises ValueError for arguments that optax does not take or cannot use.
+  """Raises ValueError for arguments that optax rejects.
 
   Args:
     local: The section of a config, whose names are known.
@@ -223,7 +224,7 @@ def _try(entry: str, local, trial: Callable[[], Any]) -> None:
   """Raises ValueError, naming the entry, if optax raises any error."""
   try:
     trial()
-  except Exception as e:  # Of whatever kind optax or JAX choose.
+  except Exception as e:  # optax and JAX raise many types.
     reason = ' '.join(str(e).split())[:200]
     raise ValueError(
         f'local.{entry}={local[entry]!r} cannot be used with local.{entry}_args'

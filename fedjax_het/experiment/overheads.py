@@ -1,4 +1,4 @@
-"""What a method holds and sends, counted from shapes before anything runs."""
+"""Counts the bytes that a method stores and sends, from shapes alone."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from fedjax_het.experiment.build import Experiment
 
 
 class Overheads(NamedTuple):
-  """Bytes of a client, means over all clients, and of the server.
+  """Bytes per client, as means over all clients, and bytes of the server.
 
   Attributes:
     model: The client's model, with running statistics of norms.
@@ -28,19 +28,19 @@ class Overheads(NamedTuple):
 
   @property
   def held(self) -> float:
-    """Bytes in a visit: the model in training, what came and what is kept."""
+    """Bytes during a visit: trained model, download and kept state."""
     return self.model + self.received + self.kept
 
 
 def count(experiment: Experiment) -> Overheads:
-  """Counts the arrays of a method; none is computed.
+  """Counts the bytes of a method; computes no arrays.
 
   Args:
     experiment: The result of `build`.
 
   Returns:
-    Its overheads. Gradients, the optimiser and activations, which every method
-    has, are not in them.
+    Its overheads, without the gradients, optimiser state and activations that
+    every method has.
   """
   measured = facts.measure(experiment)
   total = [0.0] * 4

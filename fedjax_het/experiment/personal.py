@@ -1,4 +1,4 @@
-"""Entries of a test line on the personalised evaluation."""
+"""Entries of a test line for the personalised evaluation."""
 
 from collections.abc import Mapping
 import math
@@ -26,10 +26,10 @@ def entries(
     `personal/worst`; `personal/p10`, their 10th percentile, or `personal/p90`
     if smaller is better; `personal/pooled`, the mean in which each test example
     has the same weight; and `personal/loss`, the mean over clients of their
-    mean loss. The same of one group as `personal/<metric>/<group>` and so on,
-    and the value of each of its evaluated clients as
-    `personal/clients/<group>`, None for a client without a test example, which
-    counts nowhere else.
+    mean loss. The same for each group, as `personal/<metric>/<group>` and so
+    on, and `personal/clients/<group>`, the value of each of its evaluated
+    clients: None for a client without test examples, which the other entries
+    leave out.
   """
   owned = {k: s.own for k, s in scores.items() if s.own is not None}
   if not owned:
@@ -77,8 +77,8 @@ def statistics(
     metric: The metric.
 
   Returns:
-    {name: number}, see `entries`; None for what is not finite, or where there
-    is no client.
+    {name: number}, see `entries`; None if it is not finite or there is no
+    client.
   """
   if not len(values):
     names = metric.name, 'std', 'worst', f'p{metric.tail}', 'pooled', 'loss'

@@ -18,10 +18,10 @@ def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
 
   Args:
     config: The config.
-    workdir: The run's folder, of which nothing is changed; None for a new one.
+    workdir: The run's folder, which is not changed; None for a new one.
 
   Returns:
-    Lines of text, some of them tables of several.
+    Lines of text; a table is one entry of several lines.
 
   Raises:
     ValueError: As `build`.
@@ -75,7 +75,7 @@ def _shape(shape) -> str:
 
 
 def _groups(experiment: Experiment, visits) -> tables.Table:
-  """A line a group: model, shapes, and what its clients keep and send."""
+  """A table of the groups: model, shapes, and bytes kept and sent."""
   table = [[
       'group', 'model', 'input', 'blocks', 'parameters', 'clients',
       'kept by a client', 'down a visit', 'up a visit',
@@ -99,7 +99,7 @@ def _groups(experiment: Experiment, visits) -> tables.Table:
 
 
 def _traffic(experiment: Experiment, visits) -> list[str]:
-  """Bytes of a round, the mean over cohorts."""
+  """Bytes sent in a round, mean over cohorts, and in the whole run."""
   federation, cohort = experiment.federation, experiment.cohort_size
   number = federation.num_clients
   down, up = (
@@ -119,7 +119,7 @@ def _traffic(experiment: Experiment, visits) -> list[str]:
 
 
 def _memory(experiment: Experiment) -> list[str]:
-  """The lower bound of memory, and what there is."""
+  """The lower bound of memory, and the memory available."""
   needs = footprint.lower_bound(experiment)
   parts = ', '.join(
       f'{entry} {tables.megabytes(size)}' for entry, size in needs.items()
@@ -135,16 +135,16 @@ def _memory(experiment: Experiment) -> list[str]:
 
 
 def _form(choose: form.Chooser) -> list[str]:
-  """How a run on a CPU computes; nothing where nothing is chosen."""
+  """How a run on a CPU computes, see `form`; [] if nothing is chosen."""
   return [choose.line] if choose.line else []
 
 
 def _time(experiment: Experiment, backend: str) -> list[str]:
-  """The estimated time of local training; nothing where there is none.
+  """The estimated time of local training; [] without an estimate.
 
   Args:
     experiment: The experiment.
-    backend: That of the config as asked; a step is one device's.
+    backend: The backend of the config before a form replaced it.
   """
   chosen = experiment.config.backend
   found = duration.estimate(experiment, backend)
@@ -156,13 +156,13 @@ def _time(experiment: Experiment, backend: str) -> list[str]:
       f'Time: about {_duration(once)} of plain local training a round{where}, '
       f'{_duration(rounds * once)} in {rounds} rounds, by a step of '
       f'{found.group} ({1e3 * found.step_seconds:,.2g} ms) and the FLOPs of '
-      'the others. Compilation, evaluation and what the method adds are not in '
-      'it.'
+      'the others. Compilation, evaluation and what the method adds are not '
+      'included.'
   ]
 
 
 def _duration(seconds: float) -> str:
-  """Such as '0.21 s', '42 s', '3.5 min' or '2.1 h', two digits."""
+  """Two digits and a unit, such as '0.21 s', '42 s', '3.5 min' or '2.1 h'."""
   for size, unit in ((3600, 'h'), (60, 'min'), (1, 's')):
     if seconds >= 1.5 * size:
       return f'{_two_digits(seconds / size)} {unit}'

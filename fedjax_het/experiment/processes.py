@@ -35,14 +35,14 @@ def is_first() -> bool:
 
 
 def _padded(value: Any) -> np.ndarray:
-  """A value as bytes, padded to a power of two to limit recompilation."""
+  """A value as JSON, padded to a power of two to limit recompilation."""
   text = json.dumps(value).encode()
   size = 1 << (len(text) - 1).bit_length()
   return np.frombuffer(text.ljust(size), np.uint8)
 
 
 def gather(value: Any) -> list[Any]:
-  """The values of all processes, in their order; of any type JSON can hold."""
+  """The values of all processes, in process order; any JSON values."""
   if not several():
     return [value]
   mine = _padded(value)
@@ -187,8 +187,8 @@ def check_folder(folder: pathlib.Path) -> None:
 class Stop:
   """Tells all processes after the same round whether any wants to stop.
 
-  A call returns the answer to the call before it, so that no process waits for
-  the devices.
+  With several processes, a call returns the result of the previous call, so
+  that no process waits for the devices.
   """
 
   def __init__(self, stop: Callable[[], bool]):

@@ -1,4 +1,4 @@
-"""The driver and the programs of a run, as its config asks for them."""
+"""Makes the driver and the programs of a run from its config."""
 
 from collections.abc import Callable
 import logging
@@ -21,10 +21,10 @@ from fedjax_het.experiment.processes import several
 
 _log = logging.getLogger(__name__)
 
-# Maximum rounds per dispatch; enough to hide the host.
+# Maximum rounds per dispatch; enough to hide the host's overhead.
 _MOST_ROUNDS = 1000
-# A warning is given of clients' states that are copied to every device of a
-# mesh and are larger than this, in bytes.
+# Warn if clients' states of more bytes than this are replicated on every device
+# of a mesh.
 _LARGE = 1 << 28
 
 
@@ -37,8 +37,8 @@ class Programs(NamedTuple):
     validate: The same on the examples that clients have held out; None if
       there are none.
     warm_up: See `drivers.Driver.warm_up`.
-    memory: See `drivers.Program.memory`; a ValueError if a round does not fit
-      into memory.
+    memory: See `drivers.Program.memory`; raises ValueError if a round does not
+      fit into memory.
     timeline: See `drivers.Program.timeline`.
   """
 
@@ -75,7 +75,7 @@ def make_driver(experiment: Experiment) -> Driver:
     The driver.
 
   Raises:
-    ValueError: If it does not fit the method or the processes.
+    ValueError: If it does not support the method or several processes.
   """
   config = experiment.config
   _, key, sampling_key = run_keys(config)
@@ -109,7 +109,7 @@ def _backend(experiment: Experiment) -> Backend:
 
 
 def _warn_of_copies(experiment: Experiment) -> None:
-  """Warns of large client states that each device of a mesh holds in full."""
+  """Warns if large client states are replicated on each device of a mesh."""
   if experiment.mesh is None:
     return
   init_client = experiment.algorithm.init_client
@@ -144,7 +144,7 @@ def dispatch_size(config) -> int:
 
 
 def rounds_to_run(config, done: int) -> int:
-  """Rounds of the next dispatch: up to an evaluation or a checkpoint."""
+  """Rounds of the next dispatch, up to an evaluation or a checkpoint."""
   ends = [config.num_rounds]
   for every in (config.eval_every, config.checkpoint_every):
     ends.append(done + every - done % every)
@@ -154,15 +154,15 @@ def rounds_to_run(config, done: int) -> int:
 def compile_programs(
     experiment: Experiment, driver: Driver, state: Any
 ) -> Programs:
-  """Starts to compile the rounds, and builds the evaluations.
+  """Starts to compile the rounds in a thread, and builds the evaluations.
 
-  Meanwhile the state may be evaluated or warmed up, which compiles the programs
-  for that.
+  Meanwhile the state may be evaluated or warmed up, which compiles those
+  programs.
 
   Args:
     experiment: The experiment.
     driver: Its driver.
-    state: A state of the driver; it is not used up.
+    state: A state of the driver; it is not donated.
 
   Returns:
     The programs.
@@ -206,7 +206,7 @@ def compile_programs(
 
 
 def _own_tests(experiment: Experiment) -> FederatedData | None:
-  """The test set with each client's own examples; None without them."""
+  """The test examples of each client; None without `personal_test`."""
   if experiment.own_tests is None:
     return None
   dataset = experiment.dataset

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a bar on a terminal or in a notebook, else some lines."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ import tqdm
 
 from fedjax_het.engine.task import ACCURACY, Metric
 
-# Seconds between two states of a notebook's bar.
+# Minimum seconds between two updates of a notebook's bar.
 _INTERVAL = 0.2
 
 
@@ -20,7 +20,7 @@ def in_notebook() -> bool:
 
 
 class _NotebookBar:
-  """A bar of a notebook, with the methods of a tqdm bar that are used here.
+  """A bar in a notebook, with the methods of a tqdm bar that are used here.
 
   Attributes:
     n: Rounds done.
@@ -35,7 +35,7 @@ class _NotebookBar:
     self._handle = display.display(self._content(), display_id=True)
 
   def update(self, rounds: int) -> None:
-    """Moves on by some rounds."""
+    """Advances the bar by some rounds."""
     self.n += rounds
     self._show()
 
@@ -45,11 +45,11 @@ class _NotebookBar:
     self._show()
 
   def close(self) -> None:
-    """Shows the last state; nothing is left of a run that was stopped."""
+    """Shows the last state, without the time left."""
     self._handle.update(self._content(closed=True))
 
   def _show(self) -> None:
-    """Shows the state, a few times a second at most."""
+    """Shows the state, at most once in `_INTERVAL`."""
     now = time.perf_counter()
     if now - self._shown >= _INTERVAL:
       self._shown = now
@@ -67,10 +67,11 @@ class _NotebookBar:
 
 
 class Progress:
-  """Shows the rows of a run as they come: pass it as `run(observe=...)`.
+  """Shows the rows of a run as they come; pass it as `run(observe=...)`.
 
-  On a terminal and in a notebook it is a bar with round, the mean metric on the
-  test set and time left; elsewhere one line after every tenth of the rounds.
+  On a terminal and in a notebook it is a bar with the round, the mean metric on
+  the test set and the time left; elsewhere it prints a line at the first
+  evaluation after every tenth of the rounds.
   """
 
   def __init__(
@@ -83,7 +84,7 @@ class Progress:
 
     Args:
       num_rounds: Rounds of the run.
-      stream: Where to; None for stderr.
+      stream: The output stream; None for stderr.
       metric: The main metric of the run's task.
     """
     self._num_rounds = num_rounds

@@ -55,7 +55,7 @@ class Result(NamedTuple):
     finished: False if it ended before its last round.
     stopped: Why a callback ended it; '' if none did.
 
-  Shown as a table of accuracies, in notebooks as HTML.
+  It is shown as a table of accuracies, in notebooks as HTML.
   """
 
   workdir: pathlib.Path
@@ -90,21 +90,22 @@ def run(
   """Trains and evaluates as the config says, and writes a report.
 
   If the workdir holds a run of this config, the run is resumed. All lines of
-  metrics.jsonl but for `seconds` are then bit for bit those of a run that was
-  never interrupted. Lines of rounds after the last whole checkpoint are removed
-  and computed again. Of a finished run only the report is written again.
+  metrics.jsonl are then, except for `seconds`, bit for bit those of a run that
+  was never interrupted. Lines of rounds after the last valid checkpoint are
+  removed and computed again. For a finished run, only the report is rewritten.
 
   Args:
     config: See `default_config`.
     workdir: A folder, created if it is missing; None for a new one under
       ./runs.
-    callbacks: Objects that follow the run, see `Callback`. Those that the
-      config asks for come before them.
+    callbacks: Objects that follow the run, see `Callback`. The callbacks of the
+      config are called before them.
     observe: Called with each new line of metrics.jsonl; None shows the run's
       progress in a notebook, and nothing elsewhere.
-    stop: Called after every round; True ends the run with a checkpoint. In a
-      run of several processes, all call `run`, and any of them may stop it;
-      `observe` is called in the first one, which writes all files.
+    stop: Called after every dispatch, which is one round by default; True ends
+      the run with a checkpoint. In a run of several processes, all call `run`,
+      and any of them may stop it; `observe` is called in the first one, which
+      writes all files.
 
   Returns:
     The result.
@@ -114,10 +115,10 @@ def run(
       use, or is damaged beyond repair.
     FileNotFoundError: If the data are missing.
     FloatingPointError: If an update of a client or of a server that trains is
-      not finite and `config.nonfinite` is 'raise'; the last checkpoint is from
-      before that.
+      not finite and `config.nonfinite` is 'raise'; the last checkpoint precedes
+      that update.
     CallbackError: If a callback raises an error; the checkpoints stay.
-    OSError: If the disk is full; the run can be resumed when it is not.
+    OSError: If the disk is full; the run can be resumed once there is space.
   """
   check_is_config(config)
   if workdir is not None:
@@ -166,7 +167,7 @@ def run(
     processes.on_first(lambda: store_config(folder, asked))
     facts = facts_lib.measure(experiment)
     todo = int(state.round_num) < config.num_rounds or not rows
-    some = bool(follow)  # In all processes, but the first alone calls them.
+    some = bool(follow)  # Before the other processes drop their callbacks.
     if not processes.is_first():
       follow = callbacks_lib.Callbacks(())
 
@@ -195,7 +196,7 @@ def run(
       else:
         writer = RowReader(rows)
       stack.callback(writer.close)
-      # Before that: a checkpoint that is being written copies the lines.
+      # Called before `writer.close`: a checkpoint's thread copies the lines.
       stack.callback(checkpoints.finish)
       state = train(
           experiment,
@@ -239,13 +240,13 @@ def _await_rounds(programs: Programs, folder: pathlib.Path, facts) -> None:
 
 
 def _end_compilation(programs: Programs) -> None:
-  """Waits for it after an early end, whose error is the one to be raised."""
+  """Waits for the compilation, without hiding an earlier error by its own."""
   with contextlib.suppress(Exception):
     programs.memory()
 
 
 def _progress(experiment, stack) -> Callable[[metrics.Row], None]:
-  """Shows progress in a notebook, and nothing elsewhere."""
+  """An observer that shows progress in a notebook, and nothing elsewhere."""
   if not in_notebook():
     return lambda row: None
   task = experiment.federation.task
@@ -326,7 +327,7 @@ def _without_checkpoints(path: pathlib.Path) -> ValueError:
 
 
 def _holds_anything(*paths: pathlib.Path) -> bool:
-  """Whether one of the paths is anything but an empty file."""
+  """Whether any of the paths exists and is not an empty file."""
   return any(
       os.path.lexists(path) and not (path.is_file() and not path.stat().st_size)
       for path in paths

@@ -1,8 +1,8 @@
 """Checkpoints that several processes write and read together.
 
-Each process writes the rows that its devices hold, and reads those that they
-shall hold. The files and checksums are those that one process would write, so
-any number of processes can go on.
+Each process writes and reads the rows of its own devices. The files and
+checksums are those that one process would write, so any number of processes can
+resume the run.
 """
 
 import pathlib
@@ -24,7 +24,7 @@ from fedjax_het.renamed import current_paths
 
 
 def combine(first: int, second: int, length: int) -> int:
-  """CRC-32 of two strings of bytes, one after the other.
+  """CRC-32 of the concatenation of two byte strings.
 
   Args:
     first: CRC-32 of the first.
@@ -34,8 +34,8 @@ def combine(first: int, second: int, length: int) -> int:
   Returns:
     The CRC-32 of both.
   """
-  # What a zero byte does to a CRC is linear over GF(2): the images of its
-  # bits say all, and squaring them stands for twice as many bytes.
+  # Appending zero bytes changes a CRC linearly over GF(2). `images` are the
+  # columns of that matrix; its square is for twice as many bytes.
   zero = zlib.crc32(b'\0')
   images = [zlib.crc32(b'\0', 1 << bit) ^ zero for bit in range(32)]
 
@@ -69,7 +69,7 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, int | None]:
   """CRC-32 of each array's bytes, wherever its rows are stored.
 
   Args:
-    arrays: {name: array}, cut by rows or everywhere.
+    arrays: {name: array}, sharded by rows or replicated.
 
   Returns:
     {name: checksum}, None where two processes hold different values of the
@@ -95,8 +95,8 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, int | None]:
 class SharedCheckpoints(Checkpoints):
   """`Checkpoints` of several processes, all of which make the same calls.
 
-  `save` returns when the checkpoint is written: a thread of its own could not
-  communicate with the other processes while the rounds go on.
+  `save` returns when the checkpoint is written, because a thread could not
+  communicate with the other processes while the rounds run.
   """
 
   def save(self, step, state, notes, before=lambda: None) -> None:
@@ -114,7 +114,7 @@ class SharedCheckpoints(Checkpoints):
     processes.on_first(lambda: mine(step))
 
   def _read(self, step: int, like: Any, on_host: str | None):
-    """The arrays and notes that this process can read, asking no other."""
+    """Reads this process's part of the arrays and notes, without the others."""
     alone = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(),
         active_processes={jax.process_index()},
@@ -153,7 +153,7 @@ class SharedCheckpoints(Checkpoints):
 
 
 def _fill(like: Any, arrays: dict[str, jax.Array]) -> Any:
-  """`like` with its leaves replaced; those of no number are made."""
+  """`like` with its leaves replaced; empty leaves are created."""
 
   def one(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
@@ -168,6 +168,6 @@ def _fill(like: Any, arrays: dict[str, jax.Array]) -> Any:
 
 
 def open_checkpoints(folder: pathlib.Path, keep: int) -> Checkpoints:
-  """The checkpoints of a run of one process or of many."""
+  """Opens the checkpoints of a run of one or several processes."""
   kind = Checkpoints if jax.process_count() == 1 else SharedCheckpoints
   return kind(folder, keep)

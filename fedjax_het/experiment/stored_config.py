@@ -16,12 +16,13 @@ def older_entries(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     stored: A config as plain JSON values, maybe of an older version.
 
   Returns:
-    {section: {entry: value}}, for entries whose default is not what versions
-    without them did. An entry that had no effect in this config is not there.
+    {section: {entry: value}}, for entries whose default differs from what
+    versions without them did. Entries without effect in this config are left
+    out.
   """
   local = stored.get('local')
   if not isinstance(local, Mapping) or 'cutout' in local:
-    return {}  # Of a version that stored what has changed since.
+    return {}  # Its version had these entries.
   older = {}
   if local.get('augment') == 'crop_flip_cutout':
     older['local'] = dict(cutout='before')
@@ -50,7 +51,7 @@ def with_new_entries(stored: Mapping[str, Any]) -> dict[str, Any]:
   """
   stored = with_moved_entries(stored)
   name = stored.get('algorithm', {}).get('name')
-  # A method that is no more: nothing is known of its options.
+  # If the method was removed, its options are unknown.
   default = default_config(name if name in ALGORITHMS else 'private')
   full = json.loads(json.dumps(default.to_dict()))
   result, older = {**full, **stored}, older_entries(stored)

@@ -28,7 +28,7 @@ from fedjax_het.reporting.summary import summarise
 
 
 class _Job(NamedTuple):
-  """A cell to run: its place in the table, paths of its result and run."""
+  """A cell to run: its place in the table, its config and its paths."""
 
   number: int
   row: str
@@ -66,7 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
-  """All cells: a first seed of everything before the second of anything."""
+  """All cells, ordered by seed, then column, then row."""
   number = 0
   for seed in table.seeds:
     for column in table.columns:
@@ -95,18 +95,18 @@ def run_cells(
 ) -> list[dict[str, Any]]:
   """Runs every cell that has no result yet.
 
-  A cell that was interrupted goes on from its last checkpoint. Processes that
-  have the same folders share the work: a cell that another one runs is passed
-  over, and asked for again as long as there is something else to do.
+  An interrupted cell is resumed from its last checkpoint. Processes that have
+  the same folders share the work: a cell that another process runs is skipped,
+  and tried again as long as other cells are run.
 
   Args:
     table: The table.
-    out: Folder of the results: one JSON file a cell under `cells/`.
+    out: Folder of the results, with one JSON file per cell under `cells/`.
     workdirs: Folder of the runs' workdirs, which may be deleted afterwards.
     overrides: {dotted key: value} set in every config, such as `data_dir`.
     announce: Called with a line of text before and after each cell.
-    progress: Called with the number of rounds of each run, for what shows how
-      far it is.
+    progress: Called with the number of rounds of each run; returns its
+      observer.
 
   Returns:
     The cells' results, by seed, column and row; without those that other
@@ -114,9 +114,9 @@ def run_cells(
 
   Raises:
     ValueError: As `run`, and if a stored result is of another config.
-    FileNotFoundError: If the data of a cell are not there; before any is run.
-    FloatingPointError: If clients' updates were not finite in some cells; when
-      all others are done.
+    FileNotFoundError: If the data of a cell are missing; before any cell runs.
+    FloatingPointError: If updates were not finite in some cells; after all
+      other cells have run.
     OSError: As `run`.
   """
   jobs = [*_jobs(table, out, workdirs, overrides or {})]
@@ -175,13 +175,13 @@ class _Sweep:
     self._seconds = 0.0
 
   def say(self, job: _Job, text: str) -> None:
-    """Announces what becomes of a cell."""
+    """Announces the status of a cell."""
     self._announce(
         f'Cell {job.number} of {len(self._jobs)}, {job.name}: {text}'
     )
 
   def attempt(self, job: _Job) -> bool:
-    """Runs a cell if it has no result; False if another process does."""
+    """Runs a cell without a result; False if another process runs it."""
     if job.path.exists():
       cell = _read(job)
       self.say(job, f'skipped, has a result: {tables.percent(cell["last"])}')
@@ -227,7 +227,7 @@ class _Sweep:
 
 
 def _cell(job: _Job, result) -> dict[str, Any]:
-  """The stored result of a run; paths of the machine are left out."""
+  """The stored result of a run, without the paths of this machine's data."""
   config = json.loads((result.workdir / 'config.json').read_text())
   for name in ('data_dir', 'data_file'):
     config.pop(name, None)
@@ -238,7 +238,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
       group: summary.last[f'accuracy/{group}/models']
       for group in config['groups']
   }
-  # Of a table without columns, or a method without views, no such entry.
+  # Tables without columns and methods without views lack these entries.
   more = dict(column=job.column) if job.column else {}
   views = {
       name: [row[f'views/{name}'] for row in tests]
@@ -283,7 +283,7 @@ def _cell(job: _Job, result) -> dict[str, Any]:
 
 
 def _of_mean(rows, mean: str) -> list[Row]:
-  """Rows whose `accuracy` is that mean, which best rounds then follow."""
+  """Rows with that mean as `accuracy`, by which best rounds are chosen."""
   if mean == 'groups':
     return list(rows)
   return [
@@ -293,6 +293,6 @@ def _of_mean(rows, mean: str) -> list[Row]:
 
 
 def _views(row: Mapping[str, Any]) -> list[str]:
-  """The names of a method's further views, of which groups have means, too."""
+  """The names of a method's further views, without those of single groups."""
   keys = [key.split('/') for key in row]
   return [key[1] for key in keys if key[0] == 'views' and len(key) == 2]

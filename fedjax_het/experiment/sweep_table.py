@@ -1,4 +1,4 @@
-"""The results that a results table has, each one of its own config."""
+"""Reads the stored results of a results table, and checks their configs."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -12,9 +12,9 @@ from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.files import read_json
 from fedjax_het.reporting.results_table import Table, cell_name
 
-# Entries that a cell's seed sets, all alike.
+# Entries that are set to a cell's seed.
 SEEDS = ('seed', 'sampling_seed', 'partition.seed')
-# Entries of a config that change only the rounding of a cell's numbers.
+# Entries of a config that change a cell's numbers by rounding at most.
 _IRRELEVANT = (
     'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
     'conv_backend', 'callbacks',
@@ -30,7 +30,7 @@ def with_seed(config, seed: int, overrides: Mapping[str, Any]):
 
 
 def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """All results that are there, of whatever seeds.
+  """Reads all stored results, of any seed.
 
   Args:
     table: The table.
@@ -40,7 +40,7 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
     The cells, by column, row and seed.
 
   Raises:
-    FileNotFoundError: If there is none at all.
+    FileNotFoundError: If there is none.
     ValueError: If a result is damaged, or of another config.
   """
   return [cell for _, _, cell in stored_cells(table, out)]
@@ -49,7 +49,7 @@ def read_cells(table: Table, out: str | os.PathLike) -> list[dict[str, Any]]:
 def stored_cells(
     table: Table, out: str | os.PathLike
 ) -> list[tuple[pathlib.Path, Any, dict[str, Any]]]:
-  """As `read_cells`, each result with its file and its config."""
+  """The results of `read_cells`, each after its file and its config."""
   files = sorted(pathlib.Path(out, 'cells').glob('*.json'))
   cells = []
   for column in table.columns:
@@ -74,7 +74,7 @@ def stored_cells(
 def read_cell(
     path: pathlib.Path, config, mean: str = 'groups'
 ) -> dict[str, Any]:
-  """A stored result, if it is one of this config and mean.
+  """Reads a stored result, and checks that it has this config and mean.
 
   Args:
     path: Its file.
@@ -82,8 +82,8 @@ def read_cell(
     mean: The table's, see `Table`.
 
   Returns:
-    The cell. Where all groups are equally large both means are one, and a cell
-    of either will do.
+    The cell. If all groups have equally many clients, both means are equal, and
+    a cell of either is accepted.
 
   Raises:
     ValueError: If the file is damaged, or the result is of another config or
@@ -105,7 +105,7 @@ def read_cell(
         f'{path} is of another config: {odd[0]} is {stored.get(odd[0])} there '
         f'and {wanted.get(odd[0])} here; delete it to run the cell again.'
     )
-  # Older cells do not say it.
+  # Older cells lack it.
   there = cell.get('mean', 'groups')
   sizes = {group_spec(config, name).clients for name in config.groups}
   if there != mean and len(sizes) > 1:
@@ -117,7 +117,7 @@ def read_cell(
 
 
 def _check_cell(cell: Mapping[str, Any]) -> None:
-  """Raises an error if a table cannot be made of a cell."""
+  """Raises an error if a cell lacks what a table needs."""
   number = int | float
   kinds = dict(
       row=str, column=str, seed=int, last=number | None, worst=number | None,
@@ -126,7 +126,7 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
       bytes_up=number, bytes_down=number, client_memory=dict,
       client_flops=dict,
   )  # fmt: skip
-  # Cells without columns, and older ones, lack some.
+  # Cells without columns, and older ones, lack some of these.
   costs = ('client_memory', 'client_flops')
   optional = ('column', 'worst', 'bytes_up', 'bytes_down', *costs)
   for name, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""Another method or another partition in a config that was made for one."""
+"""Changes the method or the partition of a config."""
 
 from collections.abc import Callable, Mapping
 import inspect
@@ -20,7 +20,7 @@ from fedjax_het.options import keyword_options
 
 
 def partition(config: ml_collections.ConfigDict, name: str) -> list[str]:
-  """Gives a config another partition, with the options that both have.
+  """Changes the partition of a config, and keeps the options that both have.
 
   Args:
     config: The config, which is changed.
@@ -44,12 +44,12 @@ def partition(config: ml_collections.ConfigDict, name: str) -> list[str]:
 
 
 def algorithm(config: ml_collections.ConfigDict, name: str) -> list[str]:
-  """Gives a config another method.
+  """Changes the method of a config.
 
-  Options that differ from the old method's defaults are kept where the new
-  one has them. What only the old method takes of groups and of a server's
-  model is dropped. `local.keep_optimizer` becomes the new default if it was
-  the old one.
+  Options that differ from the old method's defaults are kept if the new one
+  has them. Group options, partners and a server's model that the new method
+  does not take are dropped. `local.keep_optimizer` becomes the new default if
+  it was the old one.
 
   Args:
     config: The config, which is changed.
@@ -89,7 +89,7 @@ def entry_of(kind: Any, default: Any) -> Any:
     default: Its default.
 
   Returns:
-    The default, or what holds a place for a value of the type.
+    The default, or a placeholder for a value of the type.
   """
   default = None if default is inspect.Parameter.empty else default
   return plain(Field(default, object if kind is Any else kind))
@@ -107,9 +107,10 @@ def _divide(
 def _drop_from_groups(
     config, known: Mapping[str, Any], partner: bool | None
 ) -> list[str]:
-  """Removes options of the method from groups, of which a new one has `known`.
+  """Removes options from groups that a new method does not have.
 
-  Partners too, if it has none; returns the entries that are removed.
+  It has the options `known`. If `partner` is False, partners are removed, too.
+  Returns the entries that are removed.
   """
   dropped = []
   for group in config.groups:
@@ -124,7 +125,7 @@ def _drop_from_groups(
   return dropped
 
 
-# {entry that names it: function}, as for overrides of the command line.
+# {entry: function that changes it}, for overrides on the command line.
 SWITCHES: dict[str, Callable[[Any, str], list[str]]] = {
     'partition.name': partition,
     'algorithm.name': algorithm,

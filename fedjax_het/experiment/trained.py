@@ -27,8 +27,8 @@ class Model(NamedTuple):
 
   Attributes:
     apply: `(variables, x) -> outputs [B, C]`, compiled. `x` are examples as the
-      data set holds them, such as [B, H, W, C] uint8 images; what the run did
-      to them before its models is part of it.
+      data set holds them, such as [B, H, W, C] uint8 images; `apply` includes
+      the run's preprocessing.
     variables: Its parameters and running statistics, a pytree.
   """
 
@@ -43,8 +43,7 @@ class Model(NamedTuple):
     """Writes the variables in flax's msgpack format.
 
     `flax.serialization.msgpack_restore(data)` reads them as nested dicts, and
-    `flax.serialization.from_bytes(variables, data)` in the form that they have
-    here.
+    `flax.serialization.from_bytes(variables, data)` as the same pytree.
 
     Args:
       path: The file.
@@ -57,7 +56,7 @@ class Model(NamedTuple):
 
 
 class Reader:
-  """Reads models out of states of one run; what it compiles is kept."""
+  """Reads models from states of one run, and keeps its compiled functions."""
 
   def __init__(self, experiment: Experiment):
     """Compiles nothing yet."""
@@ -70,7 +69,7 @@ class Reader:
     self._calibrate = calibrate and jax.jit(calibrate)
 
   def server(self, state: Any) -> Any:
-    """The server state of an evaluation."""
+    """The server state for an evaluation, calibrated if the method does so."""
     if self._calibrate is None:
       return state.server
     return self._calibrate(state.server, self.experiment.data)
@@ -83,7 +82,7 @@ class Reader:
       state: A state of the run's driver.
 
     Returns:
-      The models, which are computed when they are asked for.
+      The models, which are computed only on request.
     """
     return Trained(self, rounds, state)
 
@@ -93,7 +92,7 @@ class Trained:
   """The models of one state.
 
   Attributes:
-    reader: What computes them.
+    reader: The reader that computes the models.
     rounds: Rounds that they have been trained for.
     state: The state.
   """

@@ -1,4 +1,4 @@
-"""The loop over a run's rounds, and what it does with their lines."""
+"""The loop over a run's rounds, and the writers of its lines."""
 
 from collections.abc import Callable
 import logging
@@ -36,7 +36,7 @@ class RowWriter:
       observe: Callable[[metrics.Row], None],
       callbacks: Callbacks,
   ):
-    """Opens metrics.jsonl in the workdir, which holds `rows`."""
+    """Opens the workdir's metrics.jsonl, which already holds `rows`."""
     self.rows = rows
     self._folder, self._observe = folder, observe
     self._callbacks = callbacks
@@ -46,7 +46,7 @@ class RowWriter:
     self.mark, self.close = self._file.mark, self._file.close
 
   def __call__(self, row: metrics.Row) -> None:
-    """Takes the next line."""
+    """Writes the next line, and passes it on."""
     self._file.append(row)
     self.rows.append(row)
     self._observe(row)
@@ -67,18 +67,18 @@ class RowReader:
   """Collects the lines in a process that writes none."""
 
   def __init__(self, rows: list[metrics.Row]):
-    """Goes on after `rows`."""
+    """Appends to `rows`."""
     self.rows = rows
 
   def __call__(self, row: metrics.Row) -> None:
-    """Takes the next line."""
+    """Keeps the next line."""
     self.rows.append(row)
 
   def keep_confusion(self, round_num, scores) -> None:
     """Writes nothing."""
 
   def mark(self):
-    """No lines; there is no file."""
+    """The mark of no lines; there is no file."""
     return metrics.NO_LINES, lambda: None
 
   def close(self) -> None:
@@ -99,23 +99,22 @@ def train(
 ) -> State:
   """The loop over rounds.
 
-  The next rounds start before the lines of the last ones are written, and an
-  evaluation starts before the lines of the rounds before it, so that the device
-  does not wait for the host.
+  Rounds and evaluations start before the lines of the previous rounds are
+  written, so that the device does not wait for the host.
 
   Args:
     experiment: The experiment.
     programs: Its programs.
     await_rounds: Called before the first round, after the warm-up and the first
       evaluation; waits for the rounds' compilation.
-    state: The state to go on from.
+    state: The state to continue from.
     checkpoints: Where states are stored.
     notes: What is stored beside them.
-    write: Takes the lines.
-    stop: Called after every round; True ends the run with a checkpoint.
+    write: Called with each line.
+    stop: Called after every dispatch; True ends the run with a checkpoint.
     callbacks: The run's callbacks.
-    stop_after_test: Called after every evaluation, to the same end; says why
-      to stop, or ''.
+    stop_after_test: Called after every evaluation; returns why to stop the run,
+      or ''.
 
   Returns:
     The state after the last round.
@@ -147,7 +146,7 @@ def train(
       write({**row, **programs.timeline(number)})
 
   def begin_test(state):
-    """Starts the evaluations; {split: scores}, maybe not computed yet."""
+    """Starts the evaluations, and returns {split: scores} without blocking."""
     return {
         split: evaluate(state)
         for split, evaluate in (
@@ -229,7 +228,7 @@ def train(
 def _check_finite(
     experiment: Experiment, report: RoundReport, done: int
 ) -> None:
-  """Warns of updates that are not finite, of clients or the server, or raises.
+  """Warns or raises if an update of a client or the server is not finite.
 
   Args:
     experiment: The experiment.

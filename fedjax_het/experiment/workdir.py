@@ -19,9 +19,8 @@ try:
 except ImportError:  # On Windows.
   fcntl = None
 
-# Entries that may change between two starts of one run: they do not touch
-# what the rounds compute. `num_rounds` may too, with a schedule that does not
-# depend on it.
+# Entries that may change when a run is resumed, because they do not affect what
+# the rounds compute. So may `num_rounds`, unless the schedule depends on it.
 FREE = (
     'data_dir',
     'data_file',
@@ -49,7 +48,7 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
     parent: Its parent folder.
 
   Returns:
-    Such as runs/fedin-digits-dirichlet-20260131-235959.
+    A path such as runs/fedin-digits-dirichlet-20260131-235959.
   """
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
   parts = (config.algorithm.name, config.dataset, config.partition.name, now)
@@ -63,9 +62,9 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
   return path
 
 
-# Values that versions without 'auto' had in its place.
+# Values that older versions, without 'auto', used instead of it.
 _BEFORE_AUTO = {'conv_backend': 'xla'}
-# What a run writes, as files and as folders.
+# Files and folders that a run writes.
 _FILES = (
     'config.json', 'facts.json', 'form.json', 'report.md',
     'partition.png', 'curves.png', 'times.png',
@@ -97,7 +96,7 @@ def _hold(file: IO[str], stack: contextlib.ExitStack) -> None:
 
   Args:
     file: The file.
-    stack: What releases the lock.
+    stack: Releases the lock when it is closed.
 
   Raises:
     BlockingIOError: If another process holds it.
@@ -107,7 +106,7 @@ def _hold(file: IO[str], stack: contextlib.ExitStack) -> None:
     return
   import filelock
 
-  # Beside the file: what is locked on Windows cannot be read by others.
+  # Lock another file, because on Windows others cannot read a locked one.
   try:
     stack.enter_context(filelock.FileLock(f'{file.name}ed', blocking=False))
   except filelock.Timeout as e:
@@ -116,10 +115,10 @@ def _hold(file: IO[str], stack: contextlib.ExitStack) -> None:
 
 @contextlib.contextmanager
 def lock(folder: pathlib.Path) -> Iterator[None]:
-  """Creates the folder and holds it for this process alone.
+  """Creates the folder, and locks it for this process.
 
-  The lock is released by the operating system when the process ends, however
-  it ends.
+  The operating system releases the lock when the process ends, even if it is
+  killed.
 
   Args:
     folder: The workdir.
@@ -128,8 +127,8 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     Nothing.
 
   Raises:
-    ValueError: If another process holds it, it is no folder, or it cannot be
-      written.
+    ValueError: If another process holds the lock, or the path is not a folder
+      or cannot be written.
   """
   path = folder / '.lock'
   try:
@@ -162,7 +161,7 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
 def settle_config(folder: pathlib.Path, config) -> bool:
   """Stores the config in a new workdir, or compares it with the one there.
 
-  That one is left as it is; see `store_config`.
+  A stored config is not changed; see `store_config`.
 
   Args:
     folder: The workdir.
@@ -173,8 +172,8 @@ def settle_config(folder: pathlib.Path, config) -> bool:
 
   Raises:
     ValueError: If the workdir holds a run of another config, or one whose
-      config is lost; in one line that names the first entries that differ.
-      Or if something else is in the way of a file of the run.
+      config is lost; in one line that names the first entries that differ. Or
+      if a path that the run writes has the wrong type.
     OSError: If config.json cannot be written.
   """
   _check_places(folder)
@@ -201,7 +200,7 @@ def settle_config(folder: pathlib.Path, config) -> bool:
 
 
 def store_config(folder: pathlib.Path, config) -> None:
-  """Stores the config, with the entries that may change in a run's course.
+  """Stores the config, with new values of the entries that may change.
 
   Args:
     folder: The workdir.
@@ -233,8 +232,8 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
   defaults |= _BEFORE_AUTO | _flat(stored_config.older_entries(old))
   sentences = []
   for name in sorted({*new, *was}):
-    # An entry that a newer version added has had its default so far, or what
-    # `older_entries` says.
+    # An entry that a newer version added had its default so far, or its value
+    # in `older_entries`.
     before = was.get(name, defaults.get(name))
     if name in _BEFORE_AUTO and new.get(name) == 'auto':
       before = 'auto' if before == _BEFORE_AUTO[name] else before

@@ -109,9 +109,9 @@ def test_warns_where_batch_norm_meets_a_few_examples(caplog):
   assert 0 < few < len(parts)
   (line,) = warnings_of(caplog, tiny_config(local__batch_size=size))
   assert line == (
-      'Batch norm meets batches below 4 examples: those with which '
-      f'{few} of {len(parts)} clients end an epoch; local.drop_last=True '
-      'leaves them out.'
+      'Batch norm needs batches of 4 examples or more, but the last batch of '
+      f'{few} of {len(parts)} clients is smaller; local.drop_last=True leaves '
+      'it out.'
   )
   quiet = [
       dict(local__drop_last=True),

@@ -412,9 +412,9 @@ def test_refuses_metrics_that_cannot_be_restored(finished, tmp_path):
   lose_a_line(folder / 'metrics.jsonl')
   (folder / 'checkpoints' / 'metrics.jsonl').unlink()
   assert refused(folder) == (
-      f'{folder}/metrics.jsonl is damaged, and {folder.absolute()}/checkpoints/'
-      'metrics.jsonl, from which it would be restored, is so too; restore one '
-      'of them or choose another workdir.'
+      f'{folder}/metrics.jsonl and its copy {folder.absolute()}/checkpoints/'
+      'metrics.jsonl are both damaged or missing; restore one of them or '
+      'choose another workdir.'
   )
 
 

@@ -1,4 +1,4 @@
-"""Callbacks: objects that follow a run, and that it calls.
+"""Callbacks: objects whose methods a run calls.
 
     on_start       once, before the first round or after a restart
     on_dispatch    before rounds are handed to the device
@@ -7,8 +7,8 @@
     on_end         once, after the report
     close          last, also after an error
 
-The next rounds run while `on_row` is called for earlier ones. Models are read
-in `on_evaluation` alone, where no round runs.
+Later rounds may already run when `on_row` is called for a round. No round runs
+during `on_evaluation`, so only there a callback can read the models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class CallbackError(RuntimeError):
-  """A callback raised an error; the run's checkpoints are as they were."""
+  """A callback raised an error; the run's checkpoints are intact."""
 
 
 class Start(NamedTuple):
-  """What is known when a run begins or goes on.
+  """A run when it starts or is resumed.
 
   Attributes:
     config: The run's config.
@@ -54,23 +54,23 @@ class Start(NamedTuple):
 
 
 class Callback:
-  """Follows a run. Every method does nothing; override those that you need.
+  """Base class of callbacks, whose methods do nothing.
 
-  An error in one ends the run with a `CallbackError`. The checkpoints stay, so
-  the run can be resumed. In a run of several processes the first one alone
-  calls them.
+  Override those that you need. An error in one ends the run with a
+  `CallbackError`. The checkpoints stay, so the run can be resumed. In a run of
+  several processes, only the first process calls callbacks.
   """
 
   def on_start(self, run: Start) -> str | None:
     """Called before the first round, and again whenever the run is resumed.
 
-    A callback with a memory restores it here from `run.rows`.
+    A callback with a state restores it here from `run.rows`.
 
     Args:
       run: The run.
 
     Returns:
-      A sentence that says why the run is to stop; None to go on.
+      A sentence that says why the run should stop; None to continue.
     """
 
   def on_dispatch(self, first: int, last: int) -> None:
@@ -83,8 +83,8 @@ class Callback:
 
     Args:
       rows: {'test' or 'validation': its line}.
-      models: The trained models. They and arrays of them are valid during this
-        call; copy with `jax.device_get` what is needed later.
+      models: The trained models. They and their arrays are valid only during
+        this call; copy what you need later with `jax.device_get`.
 
     Returns:
       {name: number} to add to the test line; None for nothing.
@@ -97,8 +97,8 @@ class Callback:
       row: The line.
 
     Returns:
-      A sentence that says why the run is to stop; None to go on. A run stops
-      after an evaluation if that is where it was asked to.
+      A sentence that says why the run should stop; None to continue. If it is
+      returned for a line of an evaluation, no further round starts.
     """
 
   def on_end(self, result: Any) -> None:
@@ -122,8 +122,8 @@ class Callbacks:
       callbacks: In the order in which they are called.
 
     Raises:
-      ValueError: If one is no `Callback`, or reads models in a run of several
-        processes.
+      ValueError: If one is not a `Callback`, or reads models in a run of
+        several processes.
     """
     for i, callback in enumerate(callbacks):
       if not isinstance(callback, Callback):
@@ -151,7 +151,7 @@ class Callbacks:
 
   @property
   def read_models(self) -> bool:
-    """Whether one of them is called with the models."""
+    """Whether any callback overrides `on_evaluation`, and so reads models."""
     return bool(self._evaluation)
 
   def start(self, run: Start) -> None:
@@ -165,7 +165,7 @@ class Callbacks:
       _call(callback, 'on_dispatch', first, last)
 
   def evaluation(self, rows: Mapping[str, Row], models: Trained) -> None:
-    """Calls `on_evaluation`, and adds what is returned to the test line."""
+    """Calls `on_evaluation`, and adds the results to the test line."""
     for callback in self._evaluation:
       entries = _call(callback, 'on_evaluation', rows, models)
       try:
@@ -184,7 +184,7 @@ class Callbacks:
       _call(callback, 'on_end', result)
 
   def close(self) -> None:
-    """Calls `close`; errors are logged, because another may be on its way."""
+    """Calls `close`; only logs errors, so as not to hide an earlier one."""
     for callback in self._all:
       try:
         callback.close()

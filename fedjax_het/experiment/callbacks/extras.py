@@ -12,7 +12,7 @@ def check_installed(package: str, extra: str) -> None:
   """Raises ValueError if the package of an extra is missing.
 
   Args:
-    package: Its name, as it is imported.
+    package: The name by which it is imported.
     extra: The extra of this library that installs it.
   """
   if importlib.util.find_spec(package) is None:
@@ -34,7 +34,7 @@ class TensorBoard(Callback):
     self._writer = None
 
   def on_start(self, run: Start) -> None:
-    """Opens the folder; scalars that an interrupted run left are hidden."""
+    """Opens the folder; hides scalars of rounds that will be run again."""
     import tensorboardX
 
     done = run.rows[-1]['round'] if run.rows else -1
@@ -54,10 +54,10 @@ class TensorBoard(Callback):
 
 
 class WandB(Callback):
-  """Weights & Biases, offline, in the workdir (extra `wandb`).
+  """Logs to Weights & Biases, offline, in the workdir (extra `wandb`).
 
-  Each start of the run writes an offline run of its own under `wandb`, which
-  holds the numbers of the earlier starts, too. `wandb sync` sends it.
+  Each start of the run writes a new offline run under `wandb`, which repeats
+  the numbers of earlier starts. `wandb sync` uploads it.
   """
 
   def __init__(self, project: str = 'fedjax_het'):
@@ -96,11 +96,11 @@ class WandB(Callback):
 
 
 class MLflow(Callback):
-  """MLflow's file store in the workdir's `mlflow` (extra `mlflow`).
+  """Logs to MLflow's file store in the workdir's `mlflow` (extra `mlflow`).
 
-  Each start of the run is an MLflow run that holds the numbers of the earlier
-  starts, too. Dots replace the slashes of names: the store makes folders of
-  slashes, so `accuracy` and `accuracy/<group>` would exclude each other.
+  Each start of the run is a new MLflow run, which repeats the numbers of
+  earlier starts. Dots replace the slashes of names, because the store would
+  need a file `accuracy` and, for `accuracy/<group>`, a folder of this name.
   """
 
   def __init__(self, experiment: str = 'fedjax_het'):
@@ -139,7 +139,7 @@ class MLflow(Callback):
       self._client.log_metric(self._id, key, value, step=row['round'])
 
   def on_end(self, result: Any) -> None:
-    """Notes that the run ended without an error."""
+    """Records that the run ended without an error."""
     del result
     self._ended = True
 

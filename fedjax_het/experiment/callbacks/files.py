@@ -1,4 +1,4 @@
-"""Callbacks that write files with what the library itself needs."""
+"""Callbacks that write files and need no extra package."""
 
 from collections.abc import Callable, Mapping
 import csv
@@ -15,8 +15,8 @@ from fedjax_het.reporting.run_files import Row
 class CSV(Callback):
   """Writes the numbers of metrics.jsonl as tables, `<split>.csv`.
 
-  A line of a table is a line of metrics.jsonl. An empty cell stands for a
-  number that the line lacks or that is not finite.
+  Each line of a table is one line of metrics.jsonl. A cell is empty if the line
+  lacks the number or it is not finite.
   """
 
   def __init__(self):
@@ -25,7 +25,7 @@ class CSV(Callback):
     self._columns: dict[str, list[str]] = {}
 
   def on_start(self, run: Start) -> None:
-    """Writes the lines so far, and removes those of an interrupted run."""
+    """Writes the lines so far; removes those of rounds to be run again."""
     self._folder, self._rows, self._columns = run.workdir, {}, {}
     for row in run.rows:
       self._rows.setdefault(row['split'], []).append(_cells(row))
@@ -70,8 +70,8 @@ def _cells(row: Row) -> dict[str, float]:
 class Profile(Callback):
   """Writes a JAX profiler trace of some rounds to the workdir's `profile`.
 
-  The trace begins before the dispatch that holds the first round, and ends
-  when the line of the last one is written; the next rounds may run by then.
+  The trace begins before the dispatch that contains the first round, and ends
+  when the line of the last one is written, while the next rounds may run.
   """
 
   def __init__(self, first: int, last: int | None = None):
@@ -82,7 +82,7 @@ class Profile(Callback):
       last: The last one; None for the first alone.
 
     Raises:
-      ValueError: If these are no rounds in order.
+      ValueError: If `first` is below 1, or `last` is below `first`.
     """
     last = first if last is None else last
     at_least(1, first=first)
@@ -91,11 +91,11 @@ class Profile(Callback):
     self._folder, self._runs = None, False
 
   def on_start(self, run: Start) -> None:
-    """Notes the folder; rounds that are done are not traced."""
+    """Sets the folder; rounds that are already done are not traced."""
     self._folder = run.workdir / 'profile'
 
   def on_dispatch(self, first: int, last: int) -> None:
-    """Begins the trace if one of its rounds is among these."""
+    """Begins the trace if it contains one of these rounds."""
     if not self._runs and first <= self._last and last >= self._first:
       jax.profiler.start_trace(str(self._folder))
       self._runs = True
@@ -113,7 +113,7 @@ class Profile(Callback):
 
 
 class CustomMetrics(Callback):
-  """Adds numbers of your own to the test lines."""
+  """Adds your own metrics to the test lines."""
 
   def __init__(self, fn: Callable[[Trained], Mapping[str, float]]):
     """Takes `fn`: `(models) -> {name: number}`, called at each evaluation."""

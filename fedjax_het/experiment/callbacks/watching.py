@@ -15,7 +15,7 @@ _EVALUATIONS = ('test', 'validation')
 
 
 class _Metric:
-  """A number of certain lines, and which of two values is better.
+  """A metric of the lines of one split, with the direction of improvement.
 
   Attributes:
     text: The metric as the user named it.
@@ -25,9 +25,9 @@ class _Metric:
     """Reads a metric's name.
 
     Args:
-      text: Its name in metrics.jsonl, maybe after 'test/', 'validation/' or
-        'train/'. Without, it is of held-out examples if there are some, else
-        of the test set.
+      text: Its name in metrics.jsonl, optionally after 'test/', 'validation/'
+        or 'train/'. The default split is 'validation' if examples are held
+        out, else 'test'.
       mode: 'max' or 'min'.
 
     Raises:
@@ -41,18 +41,18 @@ class _Metric:
     self._sign = 1 if mode == 'max' else -1
 
   def settle(self, config) -> None:
-    """Chooses the split if the name has none."""
+    """Sets the default split if the name has none."""
     if not self.split:
       self.split = 'test' if config.validation is None else 'validation'
 
   def merit(self, row: Row) -> float | None:
-    """The value, negative for 'min'; None for one that is not finite.
+    """The value, negated for 'min'; None if it is missing or not finite.
 
     Args:
       row: A line of the metric's split.
 
     Raises:
-      ValueError: If evaluations have no such number, with the nearest name.
+      ValueError: If an evaluation lacks the metric; suggests the nearest name.
     """
     found = numbers(row)
     if self._name in found:
@@ -69,8 +69,8 @@ class _Metric:
 class EarlyStopping(Callback):
   """Stops the run when a metric no longer improves.
 
-  A resumed run goes on counting where it was. One that has been stopped stops
-  again at once, unless the patience is larger now.
+  A resumed run continues the count. A run that was stopped stops again at once,
+  unless the patience is larger now.
   """
 
   def __init__(
@@ -83,13 +83,13 @@ class EarlyStopping(Callback):
     """Chooses the metric.
 
     Args:
-      patience: Lines without an improvement, such as evaluations, after which
-        the run stops.
-      metric: Its name in metrics.jsonl, maybe after the split, such as
-        'train/loss'. Without a split it is of held-out examples if there are
-        some, else of the test set.
+      patience: The run stops after this number of lines of the split, such as
+        evaluations, without an improvement.
+      metric: Its name in metrics.jsonl, optionally after the split, such as
+        'train/loss'. The default split is 'validation' if examples are held
+        out, else 'test'.
       mode: 'max' or 'min', whether larger or smaller is better.
-      min_delta: What counts as an improvement must exceed this.
+      min_delta: Only a change by more than this counts as an improvement.
 
     Raises:
       ValueError: If an argument is out of its range.
@@ -140,7 +140,7 @@ class BestCheckpoint(Callback):
     """Chooses the metric.
 
     Args:
-      metric: As for `EarlyStopping`, of an evaluation.
+      metric: As for `EarlyStopping`, but not of 'train'.
       mode: 'max' or 'min', whether larger or smaller is better.
 
     Raises:
@@ -155,11 +155,11 @@ class BestCheckpoint(Callback):
     self._best, self._checkpoints, self._notes = None, None, {}
 
   def on_start(self, run: Start) -> None:
-    """Opens the folder, and finds the value of what it holds."""
+    """Opens the folder, and looks up the metric of its checkpoint."""
     self._metric.settle(run.config)
     folder = run.workdir / 'best'
     for step in _steps(folder):
-      # These rounds are computed again, and their evaluations with them.
+      # These rounds and their evaluations will be computed again.
       if step > run.rounds:
         shutil.rmtree(folder / str(step))
     stored = max(_steps(folder), default=None)
@@ -179,7 +179,7 @@ class BestCheckpoint(Callback):
     self._checkpoints.save(models.rounds, models.state, self._notes)
 
   def on_end(self, result: Any) -> None:
-    """Waits for what is being written."""
+    """Waits until the last checkpoint is written."""
     del result
     self._checkpoints.wait()
 
@@ -190,7 +190,7 @@ class BestCheckpoint(Callback):
 
 
 def _steps(folder) -> list[int]:
-  """The rounds of which a folder of checkpoints holds one."""
+  """The rounds of the checkpoints in a folder."""
   return [
       int(path.name) for path in folder.glob('*') if path.name.isdecimal()
   ]
