@@ -40,7 +40,7 @@ class Dataset(NamedTuple):
     train_images: [N, H, W, C] uint8; [N, columns] float32 for tables, [N, ...]
       features for users' data.
     train_labels: [N] int32.
-    test_images: Examples of the (official) test split, [M, ...] of the same type
+    test_images: The official test split, or a user's; [M, ...] of the same type
       as `train_images`.
     test_labels: [M] int32.
     num_classes: Number of classes.
