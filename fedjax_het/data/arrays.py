@@ -13,7 +13,7 @@ _NARROW = {'int64': np.int32, 'uint64': np.uint32, 'float64': np.float32}
 
 
 def features(values, name: str = 'images') -> np.ndarray:
-  """Checks features of any rank and type, and stores them in 32 bits.
+  """Checks features of any rank; converts 64-bit types to 32-bit ones.
 
   Args:
     values: [N, ...] floats, integers or bools.

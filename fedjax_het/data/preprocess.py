@@ -88,7 +88,7 @@ def statistics(
   mean = _column_mean(rows, lambda part: part)
   variance = _column_mean(rows, lambda part: (part - mean) ** 2)
   std = np.sqrt(variance)
-  # Due to rounding, a constant column has a deviation of about 1e-8 its mean.
+  # Rounding gives a constant column a deviation of about 1e-8 times its mean.
   std = np.where(std > 1e-7 * np.abs(mean), std, 1.0)
   return tuple(mean.tolist()), tuple(std.tolist())
 

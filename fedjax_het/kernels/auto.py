@@ -40,7 +40,7 @@ CHOICES = {
         source='benchmarks.engine, benchmarks.lowerings, docs/results/speed.md',
     ),
 }
-# A guess: batches use the whole accelerator. The chunk bounds memory.
+# A guess: batches keep an accelerator busy. The chunk bounds memory.
 UNMEASURED = Choice('vmap', 16, 'native', 'native', 'not measured')
 
 _choice = jax.make_user_context(default_value=None)

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.models.blocks import BlockModel
 
-# Only known values with at most this many entries are followed.
+# Arrays with more entries are not evaluated.
 _SMALL = 4096
 
 

@@ -51,7 +51,8 @@ def scaled_outputs(factor: float) -> AbstractContextManager:
   """Multiplies the output of every convolution and of every `Scaler`.
 
   A convolution's output includes its bias. A norm after a convolution cancels
-  the factor; `Scaler` applies it after the norm where other outputs are added.
+  the factor; if the norm's output is then added to others, a `Scaler` after the
+  norm applies the factor instead.
 
   Args:
     factor: 1 / r for SplitMix; 1 changes nothing.

@@ -96,7 +96,7 @@ class Trimmed:
 
 
 def cut(params: Any, parts: dict[str, Part]) -> Any:
-  """Drops a block's unused weights; returns a tree without any unchanged."""
+  """Drops a block's unused weights; without any, returns the tree itself."""
 
   def one(leaf, part):
     end = tuple(map(sum, zip(part.begin, part.sizes)))

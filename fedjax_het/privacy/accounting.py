@@ -77,7 +77,7 @@ def run_epsilon(
   relation = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
   ratio = sigma / (clip * math.sqrt(released))
   if accountant == 'pld':
-    # With REPLACE_ONE it already assumes a sensitivity of 2 C, not C.
+    # With REPLACE_ONE, this accountant itself doubles the sensitivity.
     found = dp.pld.PLDAccountant(relation)
     event = dp.PoissonSampledDpEvent(sampling_rate, dp.GaussianDpEvent(ratio))
   elif replace:
