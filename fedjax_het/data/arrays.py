@@ -1,4 +1,4 @@
-"""Checks of the arrays that users bring: features, labels and indices."""
+"""Checks users' arrays: features, labels and indices."""
 
 from collections.abc import Mapping, Sequence
 import operator
@@ -13,18 +13,18 @@ _NARROW = {'int64': np.int32, 'uint64': np.uint32, 'float64': np.float32}
 
 
 def features(values, name: str = 'images') -> np.ndarray:
-  """Features as they are stored: of any rank, and of their own type.
+  """Checks features of any rank; converts 64-bit types to 32-bit ones.
 
   Args:
     values: [N, ...] floats, integers or bools.
-    name: What they are called in messages.
+    name: Their name in messages.
 
   Returns:
     [N, ...] of the same type; 64-bit types become 32-bit ones.
 
   Raises:
-    ValueError: If they are no array of numbers, have no number an example, or
-      hold NaN, infinity or numbers that 32 bits cannot hold.
+    ValueError: If they are not an array of numbers, have no number per example,
+      or hold NaN, infinity or numbers that 32 bits cannot hold.
   """
   array = _array(values, name)
   check_numbers(array, name)
@@ -48,22 +48,23 @@ def features(values, name: str = 'images') -> np.ndarray:
 def labels(
     values, num: int, num_classes: int | None = None, name: str = 'labels'
 ) -> np.ndarray:
-  """Labels as they are stored: integers and bools as int32, else float32.
+  """Checks labels; stores integers and bools as int32, others as float32.
 
   Args:
-    values: [N, ...] classes from 0 on, or real numbers. Integers of several
-      entries an example are negative where a task of its own says so.
-    num: N, how many there must be.
-    num_classes: Classes that there are; None if that is not known, or if the
-      labels are real numbers.
-    name: What they are called in messages.
+    values: [N, ...] classes from 0 on, or real numbers. With several integers
+      per example and without `num_classes`, negative ones are allowed; a user's
+      task gives them a meaning.
+    num: N, the expected number of labels.
+    num_classes: Number of classes; None if it is not known, or if the labels
+      are real numbers.
+    name: Their name in messages.
 
   Returns:
     [N, ...] int32 or float32.
 
   Raises:
-    ValueError: If there are not N of them, a class is out of its range, or a
-      number is not finite.
+    ValueError: If there are not N labels, a class is out of range, or a number
+      is not finite.
   """
   array = _array(values, name)
   if array.dtype.kind in 'OSUT':
@@ -86,8 +87,8 @@ def labels(
       )
     return array.astype(np.float32, copy=False)
   array = _check_range(array, name, np.dtype(np.int32)).astype(np.int32)
-  # Labels of several entries may mark some as missing; a task of its own
-  # knows.
+  # With several labels per example, a user's task may mark missing ones by
+  # negative numbers.
   classes = array.ndim == 1 or num_classes is not None
   if classes and array.size and array.min() < 0:
     raise ValueError(
@@ -103,18 +104,18 @@ def labels(
 
 
 def indices(values, num: int, name: str) -> np.ndarray:
-  """Indices of examples.
+  """Checks indices of examples.
 
   Args:
     values: A sequence of integers.
-    num: How many examples there are.
-    name: Whose they are, such as 'client 3'.
+    num: Number of examples.
+    name: Their owner in messages, such as 'client 3'.
 
   Returns:
-    [M] int32, maybe empty.
+    [M] int32, may be empty.
 
   Raises:
-    ValueError: If they are no vector of integers in 0..num - 1.
+    ValueError: If they are not a vector of integers in 0..num - 1.
   """
   array = _array(values, name)
   if not array.size and array.ndim == 1:
@@ -136,19 +137,19 @@ def indices(values, num: int, name: str) -> np.ndarray:
 def parts(
     values: Sequence, num: int, allow_empty: bool = False
 ) -> list[np.ndarray]:
-  """`indices` of several clients, each of which needs an example.
+  """Checks the indices of all clients.
 
   Args:
     values: One sequence of example numbers per client.
-    num: How many examples there are.
+    num: Number of examples.
     allow_empty: Whether a client may have no example.
 
   Returns:
     One int32 array per client.
 
   Raises:
-    ValueError: If there is no client, a client has no example, or an index is
-      wrong.
+    ValueError: If there is no client, a client has no example and `allow_empty`
+      is False, or an index is wrong.
   """
   if isinstance(values, Mapping | str) or not hasattr(values, '__len__'):
     raise ValueError(
@@ -178,18 +179,18 @@ def _count(num_classes) -> int:
 def _array(values, name: str) -> np.ndarray:
   try:
     return np.asarray(values)
-  except Exception as e:  # Of a library whose arrays these are.
+  except Exception as e:  # Other array libraries may raise any exception.
     raise ValueError(
         f'{name} must be one array: {shown(str(e).rstrip("."))}.'
     ) from e
 
 
 def check_numbers(array, name: str) -> None:
-  """Raises ValueError for anything else than floats, integers or bools.
+  """Raises ValueError unless the dtype is a float, an integer or bool.
 
   Args:
     array: An array.
-    name: What it is called in the message.
+    name: Its name in the message.
   """
   kinds = (np.bool_, np.integer, np.floating)
   if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):

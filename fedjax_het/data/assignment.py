@@ -44,7 +44,7 @@ def prepare(labels, num_clients, seed):
 
 def generator(seed, *stream):
   """A numpy generator for a seed (an integer >= 0) and stream numbers."""
-  check_type('seed', seed, int, high=math.inf)  # Of any size.
+  check_type('seed', seed, int, high=math.inf)  # Without an upper bound.
   check_range('seed', seed, low=0)
   # A spawn key: [seed, 0] and plain `seed` would give the same stream.
   return np.random.default_rng(
@@ -233,8 +233,8 @@ def lognormal_sizes(rng, total, num_clients, sigma):
   """[N] sizes >= 1 that sum to total, lognormal around total / N.
 
   Every client gets one example. The rest is split in proportion to
-  exp(sigma Z), rounded down; the first client of at least the size of the
-  remainder gets the remainder.
+  exp(sigma Z), rounded down. The remainder goes to the first client whose size
+  is at least the remainder.
   """
   weights = softmax(sigma * rng.standard_normal(num_clients))
   sizes = 1 + np.floor(weights * (total - num_clients)).astype(np.int64)

@@ -63,9 +63,9 @@ def _read_digits(folder: None) -> Splits:
 
 
 def _read_table(folder: None, name: str) -> Splits:
-  """A table of scikit-learn: all columns as they are, float32.
+  """Reads all columns of a scikit-learn table, unchanged, as float32.
 
-  There is no official split; it is divided as the digits are.
+  There is no official split; the table is split in the same way as the digits.
   """
   del folder
   import sklearn.datasets  # pylint: disable=g-import-not-at-top
@@ -75,7 +75,7 @@ def _read_table(folder: None, name: str) -> Splits:
 
 
 def _without_official_split(features, classes) -> Splits:
-  """Every fifth example of each class, in their order, is a test example."""
+  """Makes every fifth example of each class, in order, a test example."""
   labels = classes.astype(np.int32)
   test = np.zeros(len(labels), bool)
   for label in range(labels.max() + 1):
@@ -84,7 +84,7 @@ def _without_official_split(features, classes) -> Splits:
 
 
 def _table(name: str, columns: int, classes: int, train: int, test: int):
-  """The entry of a table of scikit-learn."""
+  """The `Source` of a scikit-learn table."""
   read = functools.partial(_read_table, name=name)
   return Source((columns,), classes, train, test, read)
 

@@ -24,10 +24,11 @@ class Batch(NamedTuple):
   """One minibatch.
 
   Attributes:
-    x: [B, ...], the model's inputs; of images [B, H, W, C] float32, normalised.
-    y: [B] int32 labels.
+    x: [B, ...], the model's inputs; for images [B, H, W, C] float32,
+      normalised.
+    y: [B] int32 labels, or [B, ...] int32 or float32 for other tasks.
     mask: [B] bool, False for padding; None when no example is padding.
-    position: [B] int32, place of each example in its own table, which
+    position: [B] int32, index of each example in its client's table, which
       identifies it across epochs and rounds.
   """
 
@@ -40,19 +41,19 @@ class Batch(NamedTuple):
 class Examples(Protocol):
   """Interface of a set of examples for training and inference loops.
 
-  `ClientData` are images of the data set, `InMemory` arrays of any kind, such
+  `ClientData` holds examples of the data set, `InMemory` any other arrays, such
   as features that a server has received.
 
   Attributes:
-    size: [] int32, how many examples there are.
-    length: Entries of the table, padding included; static.
+    size: [] int32, number of examples.
+    length: Number of entries of the table, padding included; static.
   """
 
   size: jax.Array
 
   @property
   def length(self) -> int:
-    """Entries of the table, at least `size`."""
+    """Number of entries of the table, at least `size`."""
 
   def batch(self, position, mask=None, key=None) -> Batch:
     """The examples at `position` ([B] int32), augmented if there is a key."""
@@ -60,12 +61,12 @@ class Examples(Protocol):
 
 @flax.struct.dataclass
 class InMemory:
-  """Examples given as arrays, which are taken as they are.
+  """Examples given as arrays, which are used without preprocessing.
 
   Attributes:
     x: [M, ...], inputs.
     y: [M, ...], labels.
-    size: [] int32, how many of the M count; these come first.
+    size: [] int32, number of valid examples; these are the first of the M.
   """
 
   x: jax.Array
@@ -106,10 +107,10 @@ class ClientData:
 
   Attributes:
     images: [N, ...] of any type, the features of the whole data set (shared by
-      all clients); of images [N, H, W, C] uint8.
+      all clients); for images [N, H, W, C] uint8.
     labels: [N, ...] int32 or float32.
     index: [M] int32, the client's examples, padded with zeros.
-    size: [] int32, how many entries of `index` count.
+    size: [] int32, number of entries of `index` that are not padding.
     preprocess: `(features, key or None) -> inputs`; augments only when a key is
       given.
     public: [P] int32, examples of the public set, or None.
@@ -187,7 +188,7 @@ class FederatedData:
 
 
 def check_scale(mean, std) -> None:
-  """Raises ValueError for a mean not finite, or a deviation not above 0."""
+  """Raises ValueError unless the mean is finite and the deviation above 0."""
   for value in np.atleast_1d(mean).tolist():
     check_type('mean of the features', value, float)
   for value in np.atleast_1d(std).tolist():
@@ -203,7 +204,8 @@ class Normalise:
     std: Per-channel standard deviation in [0, 1], above 0.
     augment: `(key, images [B, H, W, C] uint8) -> images`, applied when a key
       is given; None for no augmentation.
-    augment_after: The same for normalised images, float32, with the same key.
+    augment_after: Like `augment`, for normalised float32 images, with the same
+      key.
 
   Raises:
     ValueError: If a number is out of its range.
@@ -246,7 +248,7 @@ def crop_flip(key, images, *, pad=4, flip=True):
     [B, H, W, C] uint8.
 
   Raises:
-    ValueError: If `pad` is no integer of at least 0.
+    ValueError: If `pad` is not an integer of at least 0.
   """
   at_least(0, pad=pad)
   num, height, width, channels = images.shape
@@ -268,8 +270,8 @@ def cut_out(key, images, *, side: int):
   """Sets one square of every image to zero.
 
   Zero is black in uint8 images, and the training set's mean colour in
-  normalised ones. The square's centre is uniform over the image; what lies
-  outside is lost.
+  normalised ones. The square's centre is uniform over the image; the square is
+  cropped at the border.
 
   Args:
     key: A random key; `crop_flip` draws independently from the same one.
@@ -280,7 +282,7 @@ def cut_out(key, images, *, side: int):
     [B, H, W, C] of the same type.
 
   Raises:
-    ValueError: If `side` is no integer of at least 0.
+    ValueError: If `side` is not an integer of at least 0.
 
   References:
     DeVries and Taylor, `Improved Regularization of Convolutional Neural
@@ -301,7 +303,7 @@ def cut_out(key, images, *, side: int):
 
 
 def unchanged(features, key=None):
-  """The features as they are stored."""
+  """Returns the stored features unchanged."""
   del key
   return features
 
@@ -322,24 +324,25 @@ def federate(
     images: [N, ...] features: floats, integers or bools of any rank, such as
       [N, H, W, C] uint8 images. They are stored in their own type (64-bit types
       in 32 bits).
-    labels: [N, ...] integers, or real numbers for a task that takes them.
+    labels: [N, ...] integers, or real numbers for a task that accepts them.
     parts: One array of example indices per client.
     preprocess: Maps stored features to a model's inputs, see `ClientData`;
       `make_preprocess` chooses one by the features' type.
     public: [P] indices of the public set, or None.
-    num_classes: Classes that there are, to check the labels against; None
-      checks only that classes are not negative.
-    allow_empty: Whether a client may have no example, as in a test set; it
-      cannot train then.
+    num_classes: Number of classes, to check the labels; None checks only that
+      classes are not negative.
+    allow_empty: Whether a client may have no example, as in a test set. Such a
+      client cannot train.
 
   Returns:
-    The federated data, index rows padded beyond the largest client.
+    The federated data. The length of the index rows is the size of the largest
+    client, rounded up to a power of two.
 
   Raises:
-    ValueError: If features and labels are not as many, are not numbers, or are
-      not finite; if a label is out of its range, there is no client, a client
-      has no example, or an index lies outside the data set; or if `preprocess`
-      is no function.
+    ValueError: If features and labels differ in number, are not numbers, or are
+      not finite; if a label is out of range, there is no client, a client has
+      no example (unless `allow_empty`), or an index lies outside the data set;
+      or if `preprocess` is not a function.
   """
   if not callable(preprocess):
     raise ValueError(
@@ -352,8 +355,8 @@ def federate(
   if public is not None:
     public = arrays.indices(public, len(images), 'the public set')
   sizes = np.array([len(part) for part in parts], np.int32)
-  # A power of two, so that partitions of other seeds find the same shapes and
-  # need no new compilation; results do not depend on the padding.
+  # A power of two, so that partitions of other seeds mostly have equal shapes
+  # and need no new compilation. Results do not depend on the padding.
   width = 1 << int(max(sizes.max(), 1) - 1).bit_length()
   index = np.zeros((len(parts), width), np.int32)
   for row, part in zip(index, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Reads a folder that Hugging Face `datasets` has saved by `save_to_disk`.
+"""Reads a folder that Hugging Face `datasets` saved with `save_to_disk`.
 
 Needs that package (extra `hf`); nothing is downloaded.
 """
@@ -13,7 +13,7 @@ from fedjax_het.names import check_name
 
 Splits = raw_formats.Splits
 _SPLITS = ('train', 'test')
-# Names that are taken where the types of the columns do not tell.
+# Usual column names, tried if the column types are ambiguous.
 _FEATURES = ('image', 'img', 'input_ids', 'features')
 _LABELS = ('label', 'labels')
 
@@ -25,20 +25,20 @@ def read_hf(
 
   Args:
     folder: What `save_to_disk` wrote.
-    columns: 'FEATURES,LABEL', the columns to read; '' to find them: the only
-      column of images and the only class label, else by their usual names.
+    columns: 'FEATURES,LABEL', the columns to read. '' takes the only column of
+      images and the only class label, or else the only usual name of each.
     image_size: Height and width to which images are resized; None if all have
       one size.
 
   Returns:
-    The splits: images [N, H, W, 3 or 1] uint8, or a column of numbers as it
-    is, such as token ids [N, T] int32; and the number of classes.
+    The splits: images [N, H, W, 3 or 1] uint8, or an unchanged column of
+    numbers, such as token ids [N, T] int32; and the number of classes.
 
   Raises:
     FileNotFoundError: If the folder holds no saved `DatasetDict`.
     ImportError: If `datasets`, or Pillow for images, is not installed.
-    ValueError: If a split or a column is missing, or data are wrong; in one
-      line.
+    ValueError: If a split or a column is missing, or data are wrong. The
+      message is one line.
   """
   if not (folder / 'dataset_dict.json').is_file():
     raise FileNotFoundError(
@@ -76,12 +76,12 @@ def read_hf(
 
 
 def _refused(folder, error: Exception) -> ValueError:
-  """An error in one line that begins with the folder."""
+  """An error with a one-line message that begins with the folder."""
   return ValueError(f'{folder}: {" ".join(str(error).split()):.300}')
 
 
 def _columns(datasets, kinds, columns: str) -> tuple[str, str]:
-  """The names of the features' and of the label's column."""
+  """The names of the feature column and of the label column."""
   if columns:
     names = [name.strip() for name in columns.split(',')]
     if len(names) != 2:
@@ -109,7 +109,7 @@ def _only(kinds, type_: type, usual: tuple[str, ...], what: str) -> str:
 
 
 def _features(datasets, split, name: str, image_size: int | None):
-  """A column as an array of one row an example."""
+  """A column as an array with one row per example."""
   if isinstance(split.features[name], datasets.Image):
     named = (
         (f'{name} {i}', own_files.pixels(image, image_size))
@@ -119,6 +119,6 @@ def _features(datasets, split, name: str, image_size: int | None):
   values = split.with_format('numpy')[:][name]
   if isinstance(values, list) or values.dtype == np.object_:
     raise ValueError(
-        f'the rows of {name} have several lengths; fill them up to one.'
+        f'the rows of {name} differ in length; pad them to one length.'
     )
   return values

@@ -1,4 +1,4 @@
-"""Data sets of users: an .npz file, folders of images, a tfds builder by name.
+"""Reads users' data sets: an .npz file, folders of images, a tfds builder.
 
 Each reader returns `Splits` and the number of classes, or raises a one-line
 error that names the file and what is wrong. Features keep their type: uint8
@@ -17,7 +17,7 @@ from fedjax_het.names import suggest
 Splits = raw_formats.Splits
 NPZ, IMAGE_FOLDER, TFDS, HF = 'npz', 'image_folder', 'tfds:', 'hf'
 NAMES = (NPZ, IMAGE_FOLDER, HF)
-# Names of a source with something that the user adds.
+# Names to which the user adds something, such as 'tfds:NAME'.
 PREFIXES = (TFDS, f'{HF}:')
 _ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 _SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm')
@@ -29,32 +29,33 @@ def read_npz(path: pathlib.Path) -> tuple[Splits, int]:
   Args:
     path: The file, with the arrays x_train [N, ...], y_train [N], x_test
       [M, ...] and y_test [M]. Labels are integers 0..C-1. uint8 features
-      [N, H, W] are grey images and get a channel.
+      [N, H, W] are grey images and get a channel axis.
 
   Returns:
     The splits, and the number of classes: the largest label plus one.
 
   Raises:
     FileNotFoundError: If there is no such file.
-    ValueError: If it is no such file, or an array is missing or wrong.
+    ValueError: If it is not an .npz file, or an array is missing or wrong.
   """
   found = raw_formats.read_npz(path, _ARRAYS)
   return checked([*found.values()], str(path), _ARRAYS)
 
 
 def checked(found, where: str, names=_ARRAYS) -> tuple[Splits, int]:
-  """Four arrays as splits, if they fit together.
+  """Checks that four arrays fit together and makes splits of them.
 
   Args:
     found: Training features and labels, test features and labels.
-    where: Where they come from, for messages.
-    names: What they are called there.
+    where: Their source, for messages.
+    names: Their names, for messages.
 
   Returns:
     The splits, and the number of classes.
 
   Raises:
-    ValueError: In one line that begins with `where`.
+    ValueError: If they do not fit. The message is one line that begins with
+      `where`.
   """
   try:
     train, y_train = _features_and_labels(*found[:2], *names[:2])
@@ -73,7 +74,7 @@ def checked(found, where: str, names=_ARRAYS) -> tuple[Splits, int]:
 
 
 def _features_and_labels(x, y, x_name: str, y_name: str):
-  """A split's arrays as they are stored; labels are classes."""
+  """Checks a split's features, and its labels, which must be classes."""
   x = arrays.features(x, x_name)
   y = arrays.labels(y, len(x), name=y_name)
   if y.ndim != 1 or y.dtype != np.int32 or not len(y):
@@ -96,8 +97,8 @@ def read_image_folder(
       None if all images have one size.
 
   Returns:
-    The splits, images [N, H, W, 3] uint8 ([N, H, W, 1] if all are grey) by
-    class and file name, and the number of classes.
+    The splits, with images [N, H, W, 3] uint8 ([N, H, W, 1] if all are grey)
+    sorted by class and file name, and the number of classes.
 
   Raises:
     FileNotFoundError: If a folder is missing.
@@ -134,7 +135,7 @@ def read_image_folder(
 
 
 def _class_names(folder: pathlib.Path) -> list[str]:
-  """The sorted names of the class folders; a ValueError if there is none."""
+  """The sorted names of the class folders; raises ValueError without any."""
   found = sorted(
       path.name
       for path in folder.iterdir()
@@ -185,14 +186,14 @@ def _read_images(
 
 
 def pixels(image, image_size: int | None) -> np.ndarray:
-  """The pixels of an image of Pillow.
+  """The pixels of a Pillow image.
 
   Args:
     image: The image, of any mode.
-    image_size: Height and width to which it is resized; None leaves them.
+    image_size: Height and width to which it is resized; None keeps its size.
 
   Returns:
-    [H, W] uint8 of a grey image, else [H, W, 3].
+    [H, W] uint8 for a grey image, else [H, W, 3].
   """
   image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
   if image_size is not None:
@@ -201,16 +202,17 @@ def pixels(image, image_size: int | None) -> np.ndarray:
 
 
 def stacked(named: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
-  """Images of one size as one array.
+  """Stacks images of one size.
 
   Args:
-    named: (what it is called, [H, W] or [H, W, 3] uint8) of each image.
+    named: (name, [H, W] or [H, W, 3] uint8) of each image.
 
   Returns:
     [N, H, W, 3] uint8; [N, H, W, 1] if all are grey.
 
   Raises:
-    ValueError: Naming the first image of another size.
+    ValueError: If the sizes differ; the message names the first image of
+      another size.
   """
   found, first = [], None
   for name, image in named:
@@ -245,7 +247,7 @@ def read_tfds(
     The splits, and the number of classes.
 
   Raises:
-    FileNotFoundError: If it is not prepared there in a form that can be read.
+    FileNotFoundError: If it is not prepared there in a readable format.
     ValueError: See `tfds_source.read_prepared`.
   """
   folder, why_not = tfds_source.find_prepared(data_dir, name)

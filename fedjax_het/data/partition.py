@@ -9,7 +9,7 @@ training. No client is empty.
 its distribution over clients; client sizes vary widely. `dirichlet_balanced`
 draws, for each client, its distribution over classes; client sizes are fixed.
 Results differ by an order of magnitude, so state which one was used.
-`file` takes a partition from a file.
+`file` reads a partition from a file.
 """
 
 from collections.abc import Sequence
@@ -216,7 +216,7 @@ def dirichlet_fedagm(labels, num_clients, *, seed, alpha=0.5):
 
   Clients draw in order of their ids. Client k samples its n / N examples
   without replacement from all that are left; the weight of an example of class
-  c is q_k[c]. So the number of examples left of a class matters, too.
+  c is q_k[c]. So the number of remaining examples of a class matters, too.
 
   Args:
     labels: [n] integers.

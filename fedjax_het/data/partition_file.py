@@ -1,10 +1,10 @@
-"""Partitions that a user brings as a file: example numbers of each client.
+"""Reads a user's partition file: the example numbers of each client.
 
   JSON   [[0, 5, 7], [1, 2], ...], or {"train": [...], "test": [...]}
   .npz   arrays train_0, train_1, ... and optionally test_0, test_1, ...
 
 `train` holds the numbers of each client's training examples. The optional
-`test` holds those of its own test examples, for the personalised evaluation.
+`test` holds those of its own test examples, for personalised evaluation.
 """
 
 import json
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
 
 def by_file(labels, num_clients, *, seed, file: str):
-  """The clients' training examples as a file lists them.
+  """Reads the clients' training examples from a file.
 
   Args:
     labels: [n] integers.
@@ -61,7 +61,7 @@ def by_file(labels, num_clients, *, seed, file: str):
 
 
 def own_tests(file: str, num_clients: int, num_test: int):
-  """The clients' own test examples as a file lists them.
+  """Reads the clients' own test examples from a file.
 
   Args:
     file: See `by_file`.
@@ -69,8 +69,8 @@ def own_tests(file: str, num_clients: int, num_test: int):
     num_test: Examples of the test set.
 
   Returns:
-    One int32 array of test examples per client, maybe empty; two clients may
-    share examples. None if the file lists none.
+    One int32 array of test examples per client, which may be empty; two clients
+    may share examples. None if the file has no `test`.
 
   Raises:
     FileNotFoundError: If there is no such file.
@@ -103,7 +103,7 @@ def _check_number(listed, num_clients: int) -> None:
 
 
 def _check_owners(parts, num: int) -> None:
-  """Raises ValueError for an example of two clients, or twice of one."""
+  """Raises ValueError if an example is listed more than once."""
   owner = np.full(num, -1)
   for client, part in enumerate(parts):
     values, counts = np.unique(part, return_counts=True)
@@ -123,14 +123,14 @@ def read(file: str) -> Parts:
   """Reads a partition file; the indices are not checked.
 
   Args:
-    file: Its path; .npz by its ending, else JSON.
+    file: Its path; a JSON file unless it ends in .npz.
 
   Returns:
     Its lists.
 
   Raises:
     FileNotFoundError: If there is no such file.
-    ValueError: If it is no such file.
+    ValueError: If it is not a partition file.
   """
   path = pathlib.Path(file).expanduser()
   try:

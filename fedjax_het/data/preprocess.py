@@ -1,9 +1,9 @@
-"""How stored features become a model's inputs, chosen by their type.
+"""Maps stored features to a model's inputs, depending on their type.
 
   uint8     pixels: `Normalise`, scaled by 255 and standardised per channel
   floats    `Standardise`, per channel or column
   bool      0 and 1 as float32
-  integers  as they are, such as the numbers of words
+  integers  unchanged, such as token ids
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.data import arrays
 from fedjax_het.data.federated import Normalise, check_scale, unchanged
 
-# Examples whose statistics are computed at once.
+# Number of examples whose statistics are computed at once.
 _CHUNK = 2048
 
 
@@ -29,7 +29,7 @@ class Standardise:
     std: Their standard deviations, above 0.
     augment: `(key, features) -> features`, applied when a key is given; None
       for no augmentation.
-    augment_after: The same for standardised features, with the same key.
+    augment_after: Like `augment`, for standardised features, with the same key.
 
   Raises:
     ValueError: If a number is out of its range.
@@ -75,9 +75,9 @@ def statistics(
     features: [N, ..., C], or [N].
 
   Returns:
-    C means and C deviations: of uint8 features scaled to [0, 1], of floats in
-    their own unit; 1 is the deviation of a column that is constant. ((), ())
-    for integers and bools, which are not standardised.
+    C means and C standard deviations; uint8 features are first scaled to
+    [0, 1]. The deviation of a constant column is 1. ((), ()) for integers and
+    bools, which are not standardised.
   """
   channels = features.shape[-1] if features.ndim > 1 else 1
   if features.dtype == np.uint8:
@@ -88,13 +88,13 @@ def statistics(
   mean = _column_mean(rows, lambda part: part)
   variance = _column_mean(rows, lambda part: (part - mean) ** 2)
   std = np.sqrt(variance)
-  # Rounding leaves a constant column some 1e-8 of its size.
+  # Rounding gives a constant column a deviation of about 1e-8 times its mean.
   std = np.where(std > 1e-7 * np.abs(mean), std, 1.0)
   return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _column_mean(rows: np.ndarray, fn: Callable) -> np.ndarray:
-  """Mean of a function of each column, in float64, some rows at a time."""
+  """Mean of `fn` over the rows, per column, in float64 and in chunks."""
   total = np.zeros(rows.shape[1])
   for start in range(0, len(rows), _CHUNK):
     part = rows[start : start + _CHUNK].astype(np.float64)
@@ -138,8 +138,8 @@ def make_preprocess(
     `(features, key or None) -> inputs`; see the module docstring.
 
   Raises:
-    ValueError: If there is no example, features are no numbers, a mean is not
-      finite, or a deviation not above 0.
+    ValueError: If there is no example, features are not numbers, a mean is not
+      finite, or a deviation is not above 0.
   """
   features = np.asarray(features)
   arrays.check_numbers(features, 'features')

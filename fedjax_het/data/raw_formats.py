@@ -68,15 +68,15 @@ def read_npz(
 
   Args:
     path: The file.
-    names: The arrays that are read; () for all.
+    names: Names of the arrays to read; () for all.
 
   Returns:
     {name: array}, in the order of `names` or of the file.
 
   Raises:
     FileNotFoundError: If there is no such file.
-    ValueError: If it is no such file, is damaged, holds objects, or lacks an
-      array.
+    ValueError: If it is not an .npz file, is damaged, holds objects, or lacks
+      an array.
   """
   check_file(path)
   try:
@@ -85,8 +85,8 @@ def read_npz(
       found = {name: file[name] for name in names or there if name in there}
   except MemoryError:
     raise
-  except Exception as e:  # A damaged file raises a type per broken part.
-    # NumPy's own words advise to load objects unsafely.
+  except Exception as e:  # Damaged files raise exceptions of many types.
+    # NumPy's own message advises to load pickled objects, which is unsafe.
     raise ValueError(
         f'{path} is no .npz file of numbers that can be read '
         f'({type(e).__name__}); write one with np.savez.'

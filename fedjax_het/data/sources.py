@@ -2,10 +2,10 @@
 
 `digits` and the tables `breast_cancer`, `wine` and `iris` are embedded in
 scikit-learn. The other data sets of `DATASETS` are read from the folder
-`data_dir`, and those of users as `own_files` says: `npz` from `data_file`,
-`image_folder`, `hf` and `tfds:NAME` from `data_dir`. Nothing is downloaded, and
-no missing file is replaced. `load` reads the first of these that exists for a
-`name` of `DATASETS`:
+`data_dir`. Users' data sets (see `own_files` and `hf_source`) are read from
+`data_file` (`npz`) or `data_dir` (`image_folder`, `hf` and `tfds:NAME`).
+Nothing is downloaded, and no missing file is replaced. For a `name` of
+`DATASETS`, `load` reads the first of these that exists:
 
 1. `data_dir/<name>/<version>/`, written by `fedjax-het prepare-data`, or
    by tensorflow-datasets with `file_format='array_record'`. The highest version
@@ -37,14 +37,14 @@ class Dataset(NamedTuple):
 
   Attributes:
     name: Key in `DATASETS`, or a name of `own_files`.
-    train_images: [N, H, W, C] uint8; of tables [N, columns] float32, of users'
-      data features [N, ...].
+    train_images: [N, H, W, C] uint8; [N, columns] float32 for tables, [N, ...]
+      features for users' data.
     train_labels: [N] int32.
-    test_images: [M, H, W, C] uint8, the official test split; of users' data
-      features [M, ...] of the same type.
+    test_images: The official test split, or a user's; [M, ...] of the same type
+      as `train_images`.
     test_labels: [M] int32.
     num_classes: Number of classes.
-    mean: Per-channel mean of the train images, scaled to [0, 1]; of other
+    mean: Per-channel mean of the train images, scaled to [0, 1]; for other
       features see `preprocess.statistics`.
     std: Per-channel standard deviation of the train images, same scale.
   """
@@ -153,7 +153,7 @@ def _find_raw(name: str, data_dir) -> pathlib.Path:
 
 
 def load_raw(name: str, data_dir, *, verify: bool = True) -> Dataset:
-  """Like `load` of a name of `DATASETS`, but ignores prepared data."""
+  """Like `load` for a name of `DATASETS`, but ignores prepared data."""
   names.check_name('data set', name, DATASETS)
   source = DATASETS[name]
   if not source.files:
@@ -184,10 +184,10 @@ def load(
       or npz, image_folder or tfds:NAME, see `own_files`, or hf or
       hf:FEATURES,LABEL, see `hf_source`.
     data_dir: Folder of prepared or raw data; see the module docstring. Not
-      used by what is embedded, and by npz.
-    data_file: The file of npz; not used by others.
-    image_size: Height and width to which the images of image_folder and hf are
-      resized while they are read; not used by others.
+      used for embedded data sets and npz.
+    data_file: The .npz file; used for npz only.
+    image_size: Height and width to which images are resized while they are
+      read; used for image_folder and hf only.
     verify: Whether to require the official data: the published checksum of
       each raw file (CINIC-10's images have none), the checksum stored by
       `fedjax-het prepare-data`, and the number of examples. False also
@@ -202,8 +202,8 @@ def load(
   Raises:
     FileNotFoundError: If `data_dir` or `data_file` is missing or does not
       contain the data.
-    ImportError: If images of folders are read without Pillow, or hf without
-      the package datasets.
+    ImportError: If Pillow is not installed for images, or the package datasets
+      for hf.
     ValueError: If `name` is unknown, or a file is unreadable, truncated,
       corrupt, not in its format, or (with `verify`) not the official one.
   """
@@ -254,7 +254,7 @@ def _read_own(
   )
 
 
-# Entries of a config that say what is loaded, as `load_entries` takes them.
+# Config entries that select the data, in the order of `load_entries`.
 ENTRIES = ('dataset', 'data_dir', 'data_file', 'image_size', 'verify')
 
 
@@ -283,7 +283,7 @@ def shape_of(config) -> tuple[tuple[int, ...], int]:
 
   Returns:
     The shape after resizing, and the number of classes. Only users' own data
-    are read for that.
+    are read from disk.
 
   Raises:
     FileNotFoundError: See `load`.
@@ -301,7 +301,7 @@ def shape_of(config) -> tuple[tuple[int, ...], int]:
 
 
 def _load(name: str, data_dir, verify: bool) -> Dataset:
-  """`load` of a name of `DATASETS`, without the translation of errors."""
+  """`load` for a name of `DATASETS`, without translating errors."""
   if not DATASETS[name].files:
     return load_raw(name, data_dir, verify=verify)
   folder, why_not = tfds_source.find_prepared(

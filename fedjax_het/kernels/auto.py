@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     lowering: Lowering of convolutions of one client at a time: a name of
       `kernels.lowering`, or 'by_layer' for its rules for CPUs.
     batched_lowering: Lowering of convolutions while clients are batched.
-    source: Which measurements it follows from.
+    source: The measurements from which it was chosen.
   """
 
   backend: str
@@ -40,14 +40,14 @@ CHOICES = {
         source='benchmarks.engine, benchmarks.lowerings, docs/results/speed.md',
     ),
 }
-# A guess: batches fill an accelerator. The chunk bounds memory.
+# A guess: batches keep an accelerator busy. The chunk bounds memory.
 UNMEASURED = Choice('vmap', 16, 'native', 'native', 'not measured')
 
 _choice = jax.make_user_context(default_value=None)
 
 
 def using_choice(choice: Choice) -> contextlib.AbstractContextManager:
-  """A context in which `auto` chooses another row, such as to measure it.
+  """A context in which `auto` uses another row, for example to measure it.
 
   It is local to the thread and part of the cache key of `jax.jit`.
 

@@ -8,7 +8,7 @@ becomes a grouped convolution, which is also slow. `conv` has the signature of
 gradient of the input, gradient of the kernel) is lowered in one of these ways:
 
   'native': an XLA convolution.
-  'gemm': one matrix product on what all taps read, concatenated (im2col).
+  'gemm': one matrix product on the concatenated inputs of all taps (im2col).
   'strips' (not for the gradient of the input): one matrix product on strips
     of neighbouring outputs. A stem has so few channels that im2col copies
     more than it multiplies. Falls back to 'gemm' with strides.
@@ -69,11 +69,11 @@ D_WEIGHT = {
     'cropped': products.cropped_d_weight,
     'rows': products.rows_d_weight,
 } | {name: library.d_weight for name, library in LIBRARIES.items()}
-# Ways that read each number of their operands once, as XLA sees it; the others
-# slice them tap by tap.
+# Lowerings that XLA sees as reading each operand once; the others slice their
+# operands tap by tap.
 _READ_ONCE = frozenset(('native', *LIBRARIES))
-# Kernels of more taps have operands that are written before they are sliced. To
-# compute them again for each of nine taps costs no more than to write them.
+# For kernels of more taps, operands are materialised before they are sliced. Up
+# to nine taps, computing them again for each tap is not slower.
 _FEW_TAPS = 9
 
 
@@ -184,7 +184,7 @@ def _conv(x, w, geometry, lowering, precision, operands):
 
 
 def _slices_often(geometry, *ways):
-  """Whether an operand of these ways is sliced for each of many taps."""
+  """Whether one of these lowerings slices an operand for each of many taps."""
   many = math.prod(geometry.kernel) > _FEW_TAPS
   return many and not _READ_ONCE.issuperset(ways)
 
@@ -205,7 +205,7 @@ def _conv_bwd(geometry, lowering, precision, operands, residuals, dy):
     dy = materialise(dy)
   d_x = D_INPUT[lowering.d_input](dy, w, sizes, geometry, precision)
   if _slices_often(geometry, lowering.d_input):
-    d_x = materialise(d_x)  # Each tap of pooling before it would sum all taps.
+    d_x = materialise(d_x)  # Else each tap of earlier pooling sums all taps.
   d_w = D_WEIGHT[lowering.d_weight](x, dy, geometry, precision)
   return d_x.astype(dtype), d_w.astype(dtype)
 

@@ -13,8 +13,8 @@ def layer_norm(
 ) -> jax.Array:
   """Normalises the last axis: scale (x - mean) / sqrt(var + eps) + bias.
 
-  The gradient stores the normalised input, and takes its own sums in two
-  passes. Forward-mode differentiation is not supported.
+  The backward pass uses the stored normalised input and computes its sums in
+  two passes. Forward-mode differentiation is not supported.
 
   Args:
     x: [..., D], floating.

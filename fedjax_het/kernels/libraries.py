@@ -1,7 +1,7 @@
 """Libraries whose convolutions a CPU may use besides those of XLA.
 
-They are registered here alone. What a library can do and what it needs are
-attributes and functions of a library; nothing else asks for its name.
+This is the only place that registers them. Other modules use the attributes of
+a `Library` and never compare its name.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ class Library(NamedTuple):
   """Convolutions of another library.
 
   Attributes:
-    title: Its name in a text.
+    title: Its name in messages.
     choose: `(lowering, patches_shape, strides, dtype, channels) -> Lowering`,
       with the passes replaced for which the library is faster.
-    forward: The convolution, of the arguments of those in `kernels.conv`.
+    forward: The convolution, called like those of `kernels.conv.FORWARD`.
     d_input: The gradient of the input.
     d_weight: The gradient of the kernel.
     why_not: `() -> str | None`, the reason why it is unavailable in this
@@ -53,17 +53,17 @@ LIBRARIES = {
     )
 }
 CONV_BACKENDS = ('xla', *LIBRARIES)
-# The library that a run chooses, see `experiment.form`.
+# With this value each run chooses the library, see `experiment.form`.
 AUTO = 'auto'
 
 
 def concrete(conv_backend: str) -> str:
-  """One of `CONV_BACKENDS`: that of `AUTO` where nothing was measured."""
+  """Replaces `AUTO` by 'xla', its choice without measurements."""
   return 'xla' if conv_backend == AUTO else conv_backend
 
 
 def title(conv_backend: str) -> str:
-  """The name in a text of one of `CONV_BACKENDS`."""
+  """The name of one of `CONV_BACKENDS` in messages."""
   library = LIBRARIES.get(conv_backend)
   return 'XLA' if library is None else library.title
 
@@ -84,17 +84,17 @@ def uncacheable(conv_backend: str) -> str | None:
   """The title of a library whose programs cannot be stored on disk.
 
   Args:
-    conv_backend: One of `CONV_BACKENDS`; another name is no library's.
+    conv_backend: One of `CONV_BACKENDS`, or any other name.
 
   Returns:
-    The title; None if programs can be stored.
+    The title; None if programs can be stored, or for any other name.
   """
   library = LIBRARIES.get(conv_backend)
   return library.title if library and not library.is_cacheable else None
 
 
 def allowed_cache(conv_backend: str) -> contextlib.AbstractContextManager:
-  """A context without JAX's compilation cache, if programs need that.
+  """A context that disables JAX's compilation cache if the library needs it.
 
   Args:
     conv_backend: As in `uncacheable`.

@@ -16,7 +16,7 @@ _D_INPUT_WAYS = ('native', 'gemm', 'cropped', *LIBRARIES)
 _FORWARD_WAYS = (*_D_INPUT_WAYS, 'strips')
 _D_WEIGHT_WAYS = (*_FORWARD_WAYS, 'rows')
 # 'cropped' is faster from this share of padding, this many features of the
-# concatenated slices and this many multiplications a tap. Its products are
+# concatenated slices and this many multiplications per tap. Its products are
 # smaller, which is slower for thin layers, small batches and several threads.
 _MUCH_PADDING = 0.5
 _WIDE = 512
@@ -27,7 +27,7 @@ _THIN = (4, 16)
 # Up to these input channels, gradients of the kernel use 'strips'. Alone they
 # are faster for up to 16, but 'gemm' shares its slices with the forward pass.
 _THIN_IN = 6
-# With fewer bytes of concatenated slices nothing is gained by them.
+# With fewer bytes of concatenated slices, 'strips' is not faster.
 _LEAST_STRIPS = 900 << 10
 # With strides, forward passes with fewer input channels are native.
 _MANY = 64
@@ -53,7 +53,7 @@ def as_lowering(lowering) -> Lowering:
   """Converts 'gemm' to ('gemm', 'gemm', 'gemm') and checks the names.
 
   Raises:
-    ValueError: If a name is unknown, or there are not one or three.
+    ValueError: If a name is unknown, or there are not one or three names.
   """
   ways = (lowering,) * 3 if isinstance(lowering, str) else tuple(lowering)
   if len(ways) != 3:
@@ -129,9 +129,8 @@ def choose_lowering(
   - 'cropped' in wide layers in which most multiplications would be with
     padding, as on 2x2 maps.
   - For float32, maps of at least 8x8 and large slices: 'native' for the forward
-    pass and the gradient of the input, and 'rows' for
-    the gradient of the kernel. With strides only the forward pass of thin
-    layers is native.
+    pass and the gradient of the input, and 'rows' for the gradient of the
+    kernel. With strides only the forward pass of thin layers is native.
   - 'strips' in the forward pass of the stem and in the gradient of the kernel
     of thin layers, on maps of at least 8x8 with strides of 1.
   - Another library's passes, as its `choose` says, if `conv_backend` names one.

@@ -1,4 +1,4 @@
-"""Keeps XLA for CPUs from computing an array again for each of its readers."""
+"""Stops XLA for CPUs from recomputing an array for each of its readers."""
 
 import jax
 from jax import lax
@@ -18,8 +18,8 @@ def materialise(x: jax.Array) -> jax.Array:
   differ.
 
   Args:
-    x: A floating array. Batched by `vmap`, the condition becomes a `select`,
-      and nothing is gained or lost.
+    x: A floating array. Under `vmap` the conditional becomes a `select`, which
+      neither helps nor harms.
 
   Returns:
     The array. For small arrays and on accelerators the program does not
@@ -33,10 +33,10 @@ def materialise(x: jax.Array) -> jax.Array:
 @jax.custom_vjp
 def _apart(x):
   first = x[(0,) * x.ndim]
-  # Always true; XLA does not know it.
+  # Always true, but XLA cannot simplify it.
   always = (first == first) | (first != first)
   return lax.cond(always, lambda x: x, lambda x: -x, x)
 
 
-# Without it the backward pass would hold a conditional, too.
+# Without this, the backward pass would also contain a conditional.
 _apart.defvjp(lambda x: (_apart(x), None), lambda _, dy: (dy,))

@@ -2,12 +2,12 @@
 
 Hardware multiplies bfloat16 operands two or more times faster than float32.
 Only the operands of products are rounded, in a layer and in its two gradients.
-Sums, weights, optimizer state, norms, losses and uploads stay float32.
+Sums, parameters, optimizer state, norms, losses and uploads stay float32.
 
 `conv` and the dense layers of all models are affected. The products of
-attention, which have no weights, are not. On a CPU, neither are the layers for
-which `choose_lowering` picks convolutions of XLA, which has no bfloat16
-convolution for CPUs, or of oneDNN.
+attention, which have no parameters, are not. On a CPU, neither are the layers
+for which `choose_lowering` picks convolutions of XLA or oneDNN: XLA has no
+bfloat16 convolution for CPUs.
 """
 
 import contextlib

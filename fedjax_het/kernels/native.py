@@ -1,4 +1,4 @@
-"""Passes of a convolution that XLA computes as such: 'native'.
+"""Passes of a convolution as XLA convolutions: 'native'.
 
 All functions take `x` [B, H, W, I], `w` [h, w, I, O] and `dy` [B, H', W', O].
 """
@@ -35,7 +35,7 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
       precision=precision,
       preferred_element_type=_sum_dtype(x),
   )
-  # Rows of the padded image that no output reads would add taps.
+  # Padded rows and columns that no output reads give extra taps; drop these.
   return out[: geometry.kernel[0], : geometry.kernel[1]]
 
 

@@ -71,7 +71,7 @@ def no_compilation_cache() -> Iterator[None]:
 
   def choose(path):
     jax.config.update('jax_compilation_cache_dir', path)
-    compilation_cache.reset_cache()  # It keeps its first folder otherwise.
+    compilation_cache.reset_cache()  # Otherwise it keeps its first folder.
 
   choose(None)
   try:
@@ -136,13 +136,13 @@ def choose(
 def forward(
     x: jax.Array, w: jax.Array, geometry: Geometry, precision=None
 ) -> jax.Array:
-  """The convolution; 'gemm' for dtypes other than float32.
+  """The convolution; falls back to 'gemm' for dtypes other than float32.
 
   Args:
     x: [B, H, W, I].
     w: [h, w, I, O].
     geometry: Geometry of the convolution.
-    precision: Of 'gemm'.
+    precision: Precision of 'gemm'.
 
   Returns:
     [B, H', W', O].
@@ -161,14 +161,14 @@ def d_input(
 ) -> jax.Array:
   """The gradient of the input: a convolution with the flipped kernel.
 
-  It is that of 'gemm' with strides and for dtypes other than float32.
+  Falls back to 'gemm' with strides and for dtypes other than float32.
 
   Args:
     dy: [B, H', W', O].
     w: [h, w, I, O].
     sizes: (H, W) of the input.
     geometry: Geometry of the convolution.
-    precision: Of 'gemm'.
+    precision: Precision of 'gemm'.
 
   Returns:
     [B, H, W, I].
@@ -190,13 +190,13 @@ def d_weight(
 ) -> jax.Array:
   """The gradient of the kernel, as a three-dimensional convolution.
 
-  It is that of 'gemm' for dtypes other than float32.
+  Falls back to 'gemm' for dtypes other than float32.
 
   Args:
     x: [B, H, W, I].
     dy: [B, H', W', O].
     geometry: Geometry of the convolution.
-    precision: Of 'gemm'.
+    precision: Precision of 'gemm'.
 
   Returns:
     [h, w, I, O].
@@ -222,7 +222,7 @@ def _d_weight(x, dy, geometry):
           x.shape[1:3], dy.shape[1:3], *geometry, strict=True
       )
   )
-  # Transposed as a matrix, which is fast in XLA.
+  # Transposes images as a matrix, which is fast in XLA.
   images = x.reshape((len(x), -1)).T.reshape((1, *x.shape[1:], len(x)))
   kernel = dy.transpose((1, 2, 0, 3))[:, :, None]
   ones = (1, 1, 1)

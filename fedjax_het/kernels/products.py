@@ -32,8 +32,8 @@ def cropped_forward(x, w, geometry: Geometry, precision) -> jax.Array:
   return _cropped(x, w, ins, outs, 0, geometry.out_sizes(sizes), precision)
 
 
-# The gradients of the input contract the last axis of the kernel, without a
-# transpose: on small maps a transpose moves more bytes than the rest.
+# The gradients of the input contract the last axis of the kernel to avoid a
+# transpose. On small maps a transpose moves more bytes than everything else.
 
 
 def gemm_d_input(dy, w, sizes, geometry: Geometry, precision) -> jax.Array:

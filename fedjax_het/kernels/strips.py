@@ -1,18 +1,18 @@
 """Passes of a convolution as one product on strips of columns.
 
-im2col reads h * w * I numbers for one output pixel. With few output channels
-the product is as thin as these, and most of the time is spent in copies. Here a
-row of the product is a strip: `s` neighbouring outputs of one row, and the
+im2col copies h * w * I numbers for one output pixel. With few output channels
+the product is small, and most of the time is spent on copies. Here a row of the
+product is a strip: `s` neighbouring outputs of one row, computed from the
 s + w - 1 columns that they read. The kernel becomes a banded matrix,
 
-  [h * (s + w - 1) * I, s * O],
+  [h * (s + w - 1) * I, s * O].
 
-of which (s + w - 1) / w times as many numbers are multiplied, while a factor of
-s w / (s + w - 1) fewer are copied. `python -m benchmarks.lowerings` compares
-the two for the layers of a net.
+Compared with im2col, (s + w - 1) / w times as many numbers are multiplied, and
+a factor of s w / (s + w - 1) fewer are copied. `python -m benchmarks.lowerings`
+compares the two for the layers of a net.
 
 All functions take `x` [B, H, W, I], `w` [h, w, I, O] and `dy` [B, H', W', O].
-Strides must be 1; with others they do what 'gemm' does.
+With strides other than 1 they fall back to 'gemm'.
 """
 
 import math
@@ -26,8 +26,8 @@ from fedjax_het.kernels import taps as taps_lib
 from fedjax_het.kernels.matmul_dtype import dot
 from fedjax_het.kernels.taps import Geometry
 
-# Columns of the product that are enough for a CPU's vector units, and the most
-# outputs of a strip.
+# Enough columns of the product for a CPU's vector units, and the maximum number
+# of outputs of a strip.
 _COLUMNS, _LONGEST = 24, 8
 
 
@@ -51,13 +51,14 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   length = _length(num_out, width, least=2)
   num_strips = math.prod(dy.shape[:2]) * -(-width // length)
   num_features = height * (length + taps - 1) * x.shape[3]
-  # As in 'gemm': large strips of the forward pass are not stored for this.
+  # As in 'gemm', large strips depend on `dy`, so that the forward pass does not
+  # store them.
   small = num_strips * num_features * x.dtype.itemsize <= products.LARGE_BYTES
   after = None if small else dy[0, 0, 0, 0]
   strips = _strips(x, geometry, length, after)
   dy = taps_lib.pad_images(dy, ((0, 0), (0, -width % length)), 0)
   dy = dy.reshape((*strips.shape[:3], length * num_out))
-  # The strips second: a product that sums over rows copies its first operand.
+  # Strips come second: a product that sums over rows copies its first operand.
   dw = dot(dy, strips, (0, 1, 2), (0, 1, 2), precision)
   dw = dw.reshape((length, num_out, height, length + taps - 1, x.shape[3]))
   # Output t of a strip reads its columns t to t + w - 1.
@@ -66,22 +67,22 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
 
 
 def _length(num_out: int, width: int, least: int = 1) -> int:
-  """Outputs of a strip, s: enough columns, and little beyond the width W'."""
+  """Outputs of a strip, s: enough columns, and little padding beyond W'."""
   wanted = max(least, -(-_COLUMNS // max(num_out, 1)))
   wanted = max(1, min(wanted, _LONGEST, width))
   return -(-width // -(-width // wanted))
 
 
 def _strips(x, geometry: Geometry, length: int, after=None) -> jax.Array:
-  """[B, H', ceil(W' / s), h * (s + w - 1) * I]: what each strip reads.
+  """The inputs of each strip, [B, H', ceil(W' / s), h * (s + w - 1) * I].
 
-  `after` is that of `taps.join_taps`.
+  See `taps.join_taps` for `after`.
   """
   height, taps = geometry.kernel
   rows, width = geometry.out_sizes(x.shape[1:3])
   num = -(-width // length)  # Strips in a row.
   span = length + taps - 1
-  # Whole blocks of `length` columns, so that a strip is blocks side by side.
+  # Whole blocks of `length` columns, so that a strip consists of blocks.
   blocks = num - 1 + -(-span // length)
   low = geometry.padding[1][0]
   sides = low, blocks * length - x.shape[2] - low
@@ -100,7 +101,7 @@ def _strips(x, geometry: Geometry, length: int, after=None) -> jax.Array:
 
 
 def _banded(w, length: int) -> jax.Array:
-  """[h * (s + w - 1) * I, s * O]: column block t is `w`, t columns further."""
+  """[h * (s + w - 1) * I, s * O]; block t is `w` shifted by t image columns."""
   shifted = [
       lax.pad(
           w,

@@ -269,7 +269,7 @@ def add_taps(
   padded image, for the outputs m - t. So the positions of one r (a phase) are a
   sum over taps of arrays shifted by whole outputs. The phases are interleaved
   at the end. This needs no dilation and no scatter. Shifts are slices of arrays
-  that are padded once: on a CPU, padding each tap inside the sum is much
+  that are padded once, because on a CPU padding each tap inside the sum is much
   slower.
 
   Args:

@@ -2,10 +2,10 @@
 
 `MODELS` maps a name to a constructor, called as
 `MODELS[name](input_shape, num_classes, **options)`; `create` does the same
-and checks its input. A name with a colon, 'my_file:net', imports a constructor
-of the user's, which may also return a linen module. In every model the block
-before the classifier ends in a vector (a global mean, flattening, the class
-token), so that s_out is [B, D].
+and checks its arguments. A name with a colon, such as 'my_file:net', imports a
+user's constructor, which may also return a linen module. In every model, the
+block before the classifier outputs a vector (global mean, flattened features or
+class token), so that s_out is [B, D].
 """
 
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ def model_options(name: str) -> dict[str, object]:
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
   """Raises ValueError for a shape that a model cannot take."""
-  # A constructor of images says so by its annotation.
+  # Constructors of image models annotate `input_shape` as three integers.
   build = constructor(name)
   hint = typing.get_type_hints(getattr(build, 'func', build)).get('input_shape')
   of_images = hint == tuple[int, int, int]
@@ -124,22 +124,21 @@ def create(
 
   Args:
     name: See `constructor`.
-    input_shape: (height, width, channels) of one example; of any rank for the
-      models that flatten it (`mlp`, `text`).
+    input_shape: Shape of one example: (height, width, channels), or any rank
+      for the models that flatten it (`mlp`, `text`).
     num_classes: C.
-    matmul_dtype: 'bfloat16' rounds the operands of matrix products, whose sums
-      and all else stay float32; see `kernels.matmul_dtype`.
-    conv_backend: 'onednn' takes those of oneDNN, on a CPU, where they are
-      faster; see `kernels.onednn`, which says where that is possible.
-    **options: What `model_options(name)` lists, such as `width` or `norm`.
+    matmul_dtype: 'bfloat16' rounds the operands of matrix products; sums and
+      everything else stay float32. See `kernels.matmul_dtype`.
+    conv_backend: 'onednn' uses oneDNN's convolutions on a CPU where they are
+      faster; `kernels.onednn` lists the requirements.
+    **options: Options listed by `model_options(name)`, such as `width`.
 
   Returns:
     A `BlockModel`.
 
   Raises:
-    ValueError: For an unknown name, option or option value, an impossible input
-      shape or number of classes, or a library of convolutions that is not
-      available here.
+    ValueError: For an unknown name, option or option value, an invalid input
+      shape or number of classes, or a `conv_backend` that is not available.
   """
   build = constructor(name)
   check_call(f'Model {name!r}', build, options)
@@ -151,7 +150,7 @@ def create(
   libraries.check(conv_backend)
   model = build(shape, num_classes, **options)
   if isinstance(model, nn.Module):
-    # Of other options the shapes are others, and so must the names be.
+    # Options can change shapes, so the names of the blocks include them.
     parts = [f'{option}{value}' for option, value in sorted(options.items())]
     parts.insert(0, by_path.title(name))
     model = BlockModel.from_module(

@@ -1,4 +1,4 @@
-"""Linen and nnx modules of users as models of named blocks."""
+"""Converts users' linen and nnx modules to named blocks."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -15,7 +15,7 @@ from fedjax_het.models.heads import Block, shapes
 from fedjax_het.models.layers import Linear
 from fedjax_het.models.slices import Slices
 
-# Parameters by which modules are told that they are trained, and their value.
+# {argument that switches a module to training mode: its value in training}.
 _SWITCHES = dict(
     train=True,
     training=True,
@@ -27,7 +27,7 @@ _COLLECTIONS = {'params', 'batch_stats'}
 
 
 class Identity(nn.Module):
-  """Passes its input on, in the place of an extractor or a classifier."""
+  """The identity, as the extractor or the classifier of a single module."""
 
   slices = Slices()
 
@@ -39,14 +39,14 @@ class Identity(nn.Module):
 
 
 class Adapted(nn.Module):
-  """A module called as blocks are.
+  """Wraps a module so that it can be called like a block.
 
   Attributes:
-    module: Called as `module(x)`, with one of the switches of training that it
-      has (`train`, `training`, `is_training`, `deterministic`,
-      `use_running_average`), and with `mask` if its parameters are those of a
-      block, `(x, train, mask)`. Of a `nnx.bridge.ToLinen` the nnx module is
-      called so, after its `train()` or `eval()`.
+    module: Called as `module(x, train, mask)` if it has these parameters,
+      otherwise as `module(x)` with each training switch that it has (`train`,
+      `training`, `is_training`, `deterministic`, `use_running_average`). If it
+      is a `nnx.bridge.ToLinen`, its nnx module is called in this way, after
+      `train()` or `eval()`.
     flatten: Whether the output is flattened to [B, D].
   """
 
@@ -55,7 +55,7 @@ class Adapted(nn.Module):
 
   @property
   def slices(self) -> Slices:
-    """Those of the module."""
+    """The slices of the wrapped module."""
     maps = functools.partial(_output_shape, self.clone(flatten=False))
     return Slices(inner='module', unflattened=maps if self.flatten else None)
 
@@ -70,9 +70,9 @@ class Adapted(nn.Module):
 
 
 def _call(module: nn.Module | nnx.Module, x, train: bool, mask):
-  """The module on `x`, with the switch that it has."""
+  """Calls the module on `x`, with the training switches that it has."""
   names = [*inspect.signature(type(module).__call__).parameters]
-  # A `mask` of other modules is none of padding, such as one of attention.
+  # In other signatures `mask` may be another mask, such as one of attention.
   if names[2:] == ['train', 'mask']:
     return module(x, train, mask)
   switches = {
@@ -84,7 +84,7 @@ def _call(module: nn.Module | nnx.Module, x, train: bool, mask):
 
 
 def _call_nnx(module: nnx.Module, x, *, train: bool, mask):
-  """`_call` of a module in its mode of training or of evaluation."""
+  """Sets the module to training or evaluation mode, then calls it."""
   if train:
     module.train()
   else:
@@ -94,7 +94,7 @@ def _call_nnx(module: nnx.Module, x, *, train: bool, mask):
 
 @dataclasses.dataclass(frozen=True)
 class _WithStreams:
-  """Makes an nnx module, with a random stream for whatever it asks.
+  """Makes an nnx module, with a random key for every stream that it uses.
 
   Attributes:
     make: The module's class.
@@ -103,15 +103,15 @@ class _WithStreams:
   make: Callable[..., nnx.Module]
 
   def __call__(self, *args: Any, rngs: nnx.Rngs, **kwargs: Any) -> nnx.Module:
-    # A linen module is initialised without a stream of dropout, which an nnx
-    # module wants when it is made.
+    # Linen initialises without a dropout stream, but an nnx module needs it
+    # when it is constructed.
     if 'default' not in rngs:
       rngs = nnx.Rngs(0, **{name: rngs[name]() for name in rngs})
     return self.make(*args, rngs=rngs, **kwargs)
 
 
 def _plain(module: nn.Module) -> nn.Module:
-  """The module; of nnx ones, with plain arrays as variables."""
+  """The module; an nnx module is changed to have plain arrays as variables."""
   if not isinstance(module, nnx.bridge.ToLinen):
     return module
   if module.skip_rng:
@@ -126,7 +126,7 @@ def _output_shape(module, shape):
 
 
 def how_to_wrap(module: Any) -> str:
-  """What to do with an nnx module; '' for others."""
+  """Advice to wrap an nnx module; '' for any other object."""
   of_nnx = module if inspect.isclass(module) else type(module)
   if not issubclass(of_nnx, nnx.Module):
     return ''
@@ -149,14 +149,15 @@ def adapted_blocks(
       applied.
     num_classes: C.
     name: Name of the architecture.
-    head: Whether a linear head follows on the flattened output of the last.
+    head: Whether to add a linear head on the flattened output of the last
+      module.
 
   Returns:
-    The blocks. One module is surrounded by an identity as the extractor and,
-    without a head, an identity as the classifier.
+    The blocks. A single module gets an identity extractor before it and, if
+    `head` is False, an identity classifier after it.
 
   Raises:
-    ValueError: If something is no linen module.
+    ValueError: If a module is not a linen module.
   """
   if isinstance(modules, Mapping):
     named = dict(modules)
@@ -195,8 +196,8 @@ def check_modules(
     name: Name of the architecture, for messages.
 
   Raises:
-    ValueError: If a module cannot be hashed, does not take its input, keeps
-      other variables than parameters and batch statistics, or the last output
+    ValueError: If a module cannot be hashed, does not accept its input or has
+      variables other than parameters and batch statistics, or the last output
       is not [B, C].
   """
   x = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
@@ -216,7 +217,7 @@ def check_modules(
           jax.random.key(0),
           x,
       )
-    except Exception as e:  # Of many types, by what the module does.
+    except Exception as e:  # A user's module may raise any exception.
       text = ' '.join(str(e).split())
       raise ValueError(
           f'Model {name!r}: {key!r} does not take an input of shape '

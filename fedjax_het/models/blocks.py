@@ -2,9 +2,9 @@
 
 Any span of the trunk can be applied alone. A plain chain is a trunk without
 further heads: its last block is its head. Parameters and norm statistics are
-plain dicts keyed by block name, so that the extractor, the intermediate layers
-and the classifier of FedIN, a frozen prefix of FeDepth, the layers that two
-architectures share, or an exit that stays on its client are sub-dicts.
+plain dicts keyed by block name. Parts of a model are sub-dicts, such as FedIN's
+extractor, intermediate layers and classifier, FeDepth's frozen prefix, the
+layers that two architectures share, or an exit that stays on its client.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,7 +29,7 @@ from fedjax_het.options import at_least
 
 @dataclasses.dataclass(frozen=True)
 class BlockModel:
-  """A trunk of blocks and further heads, applied over plain dicts.
+  """A trunk of blocks and further heads, whose variables are plain dicts.
 
   Attributes:
     name: Name of the architecture, for messages and tables.
@@ -38,13 +38,12 @@ class BlockModel:
     num_classes: Size of the last output.
     cut: (end of the extractor, start of the classifier) as block positions;
       FedIN's e | in | c. The intermediate span is never empty.
-    pretrained: {block name: parameters} that `init` takes instead of drawing
-      them; None for none.
-    matmul_dtype: Type of the operands of its products, see
+    pretrained: {block name: parameters} that `init` uses instead of drawing
+      them, or None.
+    matmul_dtype: Dtype of the operands of matrix products, see
       `kernels.matmul_dtype`.
-    conv_backend: Library of its convolutions on a CPU, see
-      `kernels.lowering`.
-    heads: Exits besides the trunk's end. Their variables are beside the
+    conv_backend: Library for convolutions on a CPU, see `kernels.lowering`.
+    heads: Side exits. Their variables are stored in the same dicts as the
       trunk's, under the names of their blocks.
     vocabulary: V if the inputs are token ids, integers in 0..V-1; None for
       other inputs.
@@ -85,28 +84,29 @@ class BlockModel:
   ) -> 'BlockModel':
     """Makes a model from ordinary linen modules.
 
-    Clients of two architectures share a block if both have its name, so two
-    architectures need different names, of the model or of their blocks.
+    Two architectures share all blocks of equal name. If they should not, give
+    the models or their blocks different names.
 
     Args:
       modules: One module, which becomes the trunk; or {block name: module} in
         the order in which they are applied. A module is called as `module(x)`,
-        with the switch of training that it has, see `adapt.Adapted`.
+        with the training switches that it has, see `adapt.Adapted`.
       input_shape: Shape of one example.
       num_classes: C.
-      name: Name of the architecture; None for that of the module's class.
-      cut: See `cut`; None for the first block as extractor and the last as
-        classifier. Of one module the extractor is the identity: methods that
-        send its output then send raw inputs.
-      head: Whether a linear head follows on the flattened output of the last
-        module; False if that gives [B, C] itself.
+      name: Name of the architecture; None for the lower-case name of a single
+        module's class, or 'net' for several modules.
+      cut: See the attribute; None makes the first block the extractor and the
+        last the classifier. The extractor of a single module is the identity,
+        so methods that send its output send raw inputs.
+      head: Whether to add a linear head on the flattened output of the last
+        module; False if that module already returns [B, C].
 
     Returns:
       The model.
 
     Raises:
-      ValueError: If something is no linen module, a module does not take its
-        input or cannot be hashed, or the output is not [B, C].
+      ValueError: If a module is not a linen module, does not accept its input
+        or cannot be hashed, or the output is not [B, C].
     """
     if name is None:
       single = isinstance(modules, nn.Module)
@@ -159,7 +159,7 @@ class BlockModel:
         GlobalPool()), Block('exit1', Linear(10))))`.
 
     Returns:
-      A model whose other variables are drawn as before.
+      The new model; `init` draws the same values for the old blocks.
 
     Raises:
       ValueError: If a name is repeated, or no block of the trunk has the name
@@ -170,7 +170,7 @@ class BlockModel:
   def with_modules(
       self, change: Callable[[str, nn.Module], nn.Module]
   ) -> 'BlockModel':
-    """The model with other modules of the same names.
+    """Replaces the modules; the names of the blocks stay.
 
     Args:
       change: `(block name, module) -> module`, for trunk and heads.
@@ -227,13 +227,12 @@ class BlockModel:
 
     Args:
       head: Name of the head.
-      keep: Names of heads that the new model has besides; they must branch
-        off its trunk.
+      keep: Names of other heads to keep; they must branch off the new trunk.
 
     Returns:
-      A model of the blocks of `path(head)`. Its variables are a part of this
-      model's, with the same values. What follows the trunk's blocks is its
-      classifier; the extractor is its first block.
+      A model of the blocks of `path(head)`. Its variables are a subset of this
+      model's, with the same values. For a further head, the first block is the
+      extractor and the head's blocks are the classifier.
 
     Raises:
       ValueError: For an unknown head, or one that leaves no block between the
@@ -259,11 +258,11 @@ class BlockModel:
   ) -> Variables:
     """Draws the initial variables.
 
-    A block's key is folded from its name alone: blocks of one name and shape
-    start equal in every architecture.
+    A block's key depends only on `key` and the block's name, so blocks of equal
+    name and shape start with equal values in every architecture.
 
-    Compiled block by block, each kind once in a process: call it outside of
-    `jax.jit`, where every block would be compiled anew.
+    Each block is compiled separately, and equal blocks once per process. Call
+    this outside of `jax.jit`, which would compile every block again.
 
     Args:
       key: A random key.
@@ -298,8 +297,8 @@ class BlockModel:
     """Applies the blocks [start, stop) of the path to a head.
 
     Args:
-      variables: Variables holding at least the blocks of the span; leaves may
-        have been cut by `trim`, for inputs of the model's own shapes.
+      variables: Variables holding at least the blocks of the span. They may be
+        trimmed by `trim` if the input has the model's own shape.
       x: [B, ...], the input of block `start`.
       start: Position of the first block; `branch(head)` applies a head alone.
       stop: Position after the last block; None means to the end.
@@ -307,9 +306,9 @@ class BlockModel:
       train: Whether norms use (and update the running) batch statistics and
         dropout is active.
       mask: [B] bool, False for padding examples, which batch statistics
-        ignore; None means that every example counts. [G, B / G] is a batch of
-        G parts: each has batch statistics of its own, and the running ones
-        follow the first.
+        ignore; None means that every example counts. [G, B / G] divides the
+        batch into G parts with separate batch statistics; the first part
+        updates the running statistics.
       key: Needed when `train` and the span has dropout.
 
     Returns:
@@ -346,7 +345,7 @@ class BlockModel:
       start: Position of the first block, in front of all these heads.
       train: As for `apply`.
       mask: As for `apply`.
-      key: As for `apply`. A head draws the dropout that it would draw in
+      key: As for `apply`. A head has the same dropout masks as in
         `chain(head)`.
 
     Returns:
@@ -371,7 +370,7 @@ class BlockModel:
 
   @contextlib.contextmanager
   def _kernels(self):
-    """The model's choice of kernels, while it is traced."""
+    """A context that sets the model's kernels while it is traced."""
     with (
         using_matmul_dtype(self.matmul_dtype),
         using_conv_backend(self.conv_backend),
@@ -379,14 +378,14 @@ class BlockModel:
       yield
 
   def trim(self, variables: Variables) -> Variables:
-    """Drops unused weights: those that no example reaches.
+    """Drops unused weights: those that no example reaches; see `reach`.
 
     Args:
-      variables: Whole ones, of any blocks of the model.
+      variables: Untrimmed variables of any blocks of the model.
 
     Returns:
-      The same with smaller leaves, for training steps: `apply` takes them and
-      gives the same, and what was cut off has no gradient. See `reach`.
+      Variables with smaller leaves, for training steps. `apply` accepts them
+      and gives the same result; the dropped weights have zero gradient.
     """
     params = {
         name: reach.cut(tree, self._parts.get(name, {}))
@@ -398,11 +397,12 @@ class BlockModel:
     """Undoes `trim`.
 
     Args:
-      variables: Trimmed ones, or whole ones, which stay as they are.
-      whole: Where the rest is taken from, with the same blocks.
+      variables: Trimmed variables; untrimmed ones are returned unchanged.
+      whole: Untrimmed variables of the same blocks, from which the dropped
+        weights are taken.
 
     Returns:
-      Whole variables.
+      Untrimmed variables.
     """
     params = {
         name: reach.put_back(tree, whole.params[name])
@@ -420,12 +420,12 @@ class BlockModel:
 
   @functools.cached_property
   def inputs(self) -> dict[str, tuple[int, ...]]:
-    """Per-example input shape of every block by name, those of heads too."""
+    """Per-example input shape of every block, heads included, by name."""
     return {name: before for name, (before, _) in self._shapes.items()}
 
   @functools.cached_property
   def outputs(self) -> dict[str, tuple[int, ...]]:
-    """Per-example output shape of every block by name, those of heads too."""
+    """Per-example output shape of every block, heads included, by name."""
     return {name: after for name, (_, after) in self._shapes.items()}
 
   @functools.cached_property

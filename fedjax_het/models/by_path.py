@@ -19,7 +19,7 @@ def is_path(name: Any) -> bool:
 
 
 def title(name: str) -> str:
-  """An import path in letters, digits and _: 'my_file_net' of 'my_file:net'."""
+  """Maps an import path to a name: 'my_file:net' becomes 'my_file_net'."""
   place, _, function = name.partition(':')
   words = f'{place.removesuffix(".py")}:{function}'
   return re.sub(r'\W+', '_', words).strip('_')
@@ -30,21 +30,21 @@ def find(name: str) -> Callable[..., Any]:
 
   Args:
     name: 'package.module:function' or 'folder/file.py:function'. A module that
-      is a file in the current folder need not be on the path.
+      is a file in the current folder need not be on `sys.path`.
 
   Returns:
     The function.
 
   Raises:
-    ValueError: If it cannot be imported, or is not called as
-      `function(input_shape, num_classes, **options)`; in one line that names
-      it.
+    ValueError: If it cannot be imported, or cannot be called as
+      `function(input_shape, num_classes, **options)`. The message is one line
+      that names it.
   """
   try:
     found = imported(name)
     _check_call(found)
     return found
-  except Exception as e:  # Whatever the user's code does.
+  except Exception as e:  # A user's code may raise any exception.
     text = ' '.join(str(e).split())
     raise ValueError(
         f'Model {name!r} cannot be used ({type(e).__name__}: {text:.200}).'
@@ -52,7 +52,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def imported(name: str) -> Callable[..., Any]:
-  """The function of an import path, whatever it is for.
+  """Imports a function without a check of its parameters.
 
   Args:
     name: As for `find`.
@@ -61,7 +61,8 @@ def imported(name: str) -> Callable[..., Any]:
     The function.
 
   Raises:
-    Exception: Whatever the module raises; an ImportError if it is not there.
+    Exception: Any exception of the module; an ImportError if the module or
+      the function does not exist.
   """
   place, _, function = name.partition(':')
   file = pathlib.Path(place if place.endswith('.py') else f'{place}.py')
@@ -80,7 +81,7 @@ def imported(name: str) -> Callable[..., Any]:
 
 
 def _check_call(fn: Callable[..., Any]) -> None:
-  """Raises TypeError unless `fn` is a function called as constructors are."""
+  """Raises TypeError unless `fn` has the parameters of a constructor."""
   if inspect.isclass(fn):
     raise TypeError('it is a class, not a function that returns a model')
   signature = inspect.signature(fn)
@@ -95,9 +96,9 @@ def _check_call(fn: Callable[..., Any]) -> None:
 
 @functools.cache
 def _load(path: pathlib.Path):
-  """A file as a module; always the same one, so that models stay equal."""
-  # Dataclasses, which linen modules are, look their module up by this name. It
-  # is the path, as another module may have the file's own name.
+  """Imports a file, only once, so that models built from it compare equal."""
+  # Dataclasses, such as linen modules, look up their module by this name. It is
+  # the path, because another module may have the file's own name.
   name = str(path)
   spec = importlib.util.spec_from_file_location(name, path)
   module = importlib.util.module_from_spec(spec)

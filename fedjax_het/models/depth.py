@@ -1,8 +1,8 @@
 """The depth of a trunk.
 
-Blocks of a trunk whose names end in a number, such as 'stage4_block1', are its
-depth: a deeper model of the same family holds more of them. What follows the
-last one is the trunk's head.
+The depth is counted in numbered blocks: those with parameters whose names end
+in a number, such as 'stage4_block1'. A deeper model of the same family has more
+of them. The blocks after the last numbered one are the trunk's head.
 """
 
 import jax
@@ -11,13 +11,13 @@ from fedjax_het.models.blocks import BlockModel
 
 
 def numbered_blocks(model: BlockModel) -> tuple[str, ...]:
-  """Names of the blocks that make a trunk's depth, in order.
+  """Names of a trunk's numbered blocks, in order.
 
   Args:
     model: The model; its last block does not count.
 
   Returns:
-    The names of those with parameters and a number at the end.
+    The names of the blocks with parameters whose names end in a digit.
 
   Raises:
     ValueError: If there is none.
@@ -37,6 +37,6 @@ def numbered_blocks(model: BlockModel) -> tuple[str, ...]:
 
 
 def head_blocks(model: BlockModel) -> tuple[str, ...]:
-  """Names of the trunk's blocks behind its last numbered one."""
+  """Names of the trunk's blocks after its last numbered one."""
   last = numbered_blocks(model)[-1]
   return model.block_names[model.block_names.index(last) + 1 :]

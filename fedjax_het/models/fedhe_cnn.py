@@ -2,9 +2,9 @@
 
 Batch norm is Keras' (momentum 0.99, epsilon 1e-3). In FedHe nothing of the
 model is exchanged, so its statistics stay on the client. The paper prints 198
-filters for the last layer of model 9; its tables of communicated parameters
-(324,672 on MNIST, 326,976 on CIFAR-10) follow from 192, as in FedMD, with 20
-outputs (FedMD's public and private labels) and the running statistics counted.
+filters for the last layer of model 9, but its numbers of communicated
+parameters (324,672 on MNIST, 326,976 on CIFAR-10) imply 192, as in FedMD, with
+20 outputs (FedMD's public and private labels) and running statistics counted.
 
 References:
   Chan and Ngai, `FedHe: Heterogeneous Models and Communication-Efficient
@@ -38,7 +38,7 @@ VARIANTS = (
 
 
 def _pool_same(x):
-  """Average of 2x2 with stride 1; beyond the border only what is there."""
+  """2x2 average pool with stride 1; border windows average fewer pixels."""
   for axis in (1, 2):
     last = jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)
     follower = jax.lax.slice_in_dim(x, 1, None, axis=axis)
@@ -47,7 +47,7 @@ def _pool_same(x):
 
 
 def _pool_valid(x):
-  """Average of 2x2 with stride 2; an odd last row or column is dropped."""
+  """2x2 average pool with stride 2; drops an odd last row or column."""
   batch, height, width, channels = x.shape
   x = x[:, : height // 2 * 2, : width // 2 * 2]
   x = x.reshape((batch, height // 2, 2, width // 2, 2, channels))
@@ -58,15 +58,15 @@ _POOLS = {'same': _pool_same, 'valid': _pool_valid, None: lambda x: x}
 
 
 class Unit(nn.Module):
-  """Convolution, norm, ReLU, dropout and, maybe, a 2x2 average pool.
+  """Convolution, norm, ReLU, dropout and an optional 2x2 average pool.
 
   Attributes:
     features: Output channels.
     kernel: Height and width of the kernel.
-    stride: Of the convolution.
+    stride: Stride of the convolution.
     padding: Zeros on each side.
     pool: 'same' (stride 1), 'valid' (stride 2) or None.
-    dropout: Probability of dropping a number in training.
+    dropout: Dropout rate in training.
     norm: Norm policy.
     scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """

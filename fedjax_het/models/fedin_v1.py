@@ -1,15 +1,15 @@
-"""The five nets A-E of FedIN's conference version: blocks of 1x1 and 3x3.
+"""The five nets A-E of FedIN's conference version.
 
 A block is conv1x1 - norm - ReLU - conv3x3 - norm, plus a shortcut, ReLU: two
 convolutions, not a three-convolution bottleneck. Three stages named 2, 3, 4
-as in the paper's Table I; the first block of a stage changes the shape, the
-identity blocks after it are what the five nets differ in.
+as in the paper's Table I. The first block of a stage changes the shape; the
+five nets differ in the number of identity blocks after it.
 
 Where the table's text is uncertain (r2 of B and C, r4), the counts are those
 of the five variants in the authors' related code. There, the identity blocks
 of a stage are one module applied several times: `tied=True`; all five nets
-then have the same parameters. The paper's 4x4 average pool is the global mean
-at 28x28 and 32x32, and is written so.
+then have the same parameters. The paper's 4x4 average pool equals a global mean
+at 28x28 and 32x32, so a global mean is used.
 """
 
 import flax.linen as nn
@@ -38,9 +38,9 @@ class PointwiseBlock(nn.Module):
   Attributes:
     inner: Channels between the two convolutions.
     features: Output channels.
-    stride: Of the 1x1 convolution and the shortcut.
+    stride: Stride of the 1x1 convolution and the shortcut.
     down: Whether the shortcut is a 1x1 convolution with norm; else it is x.
-    repeats: How often the block is applied, with the same parameters.
+    repeats: Number of times the block is applied, with the same parameters.
     use_bias: Whether the convolutions have a bias.
     norm: Norm policy.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
@@ -110,7 +110,7 @@ def fedin_v1(
   """Model A, B, C, D or E of FedIN's conference version.
 
   At 32x32 the maps are 16x16 after the stem (s_in, 64 channels) and in stage
-  2, then 8x8 and 4x4; s_out has 1024 numbers.
+  2, then 8x8 and 4x4; s_out is [B, 1024].
 
   Args:
     input_shape: (height, width, channels) of one example.

@@ -1,9 +1,8 @@
 """Floating-point operations of the matrix products of a model.
 
-Counted from the traced program, convolutions and `dot_general` alone, two for
-each multiplication with its addition. Products with the zeros of a padding are
-not counted: where maps are small they are most of what is computed, and none of
-it is useful.
+Counts the convolutions and `dot_general`s of the traced program, with two
+operations per multiply-add. Products with padding zeros are not counted: on
+small maps they are most of the computation, and useless.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from fedjax_het.kernels.lowering import conv_lowering
 from fedjax_het.models.blocks import BlockModel
 
-# Values that are followed through a program have at most so many entries.
+# Arrays with more entries are not evaluated.
 _SMALL = 4096
 
 
@@ -26,15 +25,15 @@ def product_flops(fn: Callable[..., object], *args) -> int:
   """Operations of all products in `fn`.
 
   Args:
-    fn: A traceable function, its loops of known length. Of the branches of a
-      condition the one with the most operations counts.
+    fn: A traceable function with loops of known length. A condition counts as
+      its branch with the most operations.
     *args: Its arguments, arrays or shapes.
 
   Returns:
-    Their number.
+    The number of operations.
 
   Raises:
-    ValueError: If there is a `while` loop, whose length is not known.
+    ValueError: If the length of a `while` loop is not known.
   """
   with conv_lowering('native'):
     return program_flops(jax.make_jaxpr(fn)(*args), {})
@@ -46,15 +45,15 @@ def program_flops(
   """Operations of all products in a traced program.
 
   Args:
-    program: It.
-    known: {place of an argument: its value}. Lengths of loops may follow from
-      these and from the program's constants.
+    program: The program.
+    known: {position of an argument: its value}. These values and the program's
+      constants determine the lengths of loops.
 
   Returns:
-    Their number.
+    The number of operations.
 
   Raises:
-    ValueError: If there is a loop whose length does not follow from them.
+    ValueError: If they do not determine the length of a loop.
   """
   jaxpr = program.jaxpr
   values = dict(zip(jaxpr.constvars, map(_small, program.consts), strict=True))
@@ -64,13 +63,13 @@ def program_flops(
 
 
 class _Counter:
-  """Counts a program; what depends on no known number is counted once."""
+  """Counts operations; caches subprograms that depend on no known value."""
 
   def __init__(self):
     self._plain: dict[int, int] = {}
 
   def count(self, program, known) -> tuple[int, list[np.ndarray | None]]:
-    """Operations, and which of the program's results are known."""
+    """The number of operations, and the program's results; None if unknown."""
     values = dict(known)
     if not values and id(program) in self._plain:
       return self._plain[id(program)], [None] * len(program.outvars)
@@ -118,7 +117,7 @@ class _Counter:
     return 0, _computed(eqn, given)
 
   def _inner(self, program, given) -> int:
-    """Operations of a program of which the first arguments may be known."""
+    """Operations, if the first arguments are `given`; None if unknown."""
     return self.count(program, _known(program, given))[0]
 
 
@@ -128,7 +127,7 @@ def _known(program: core.Jaxpr, given) -> dict[Any, Any]:
 
 
 def _programs(params: Mapping[str, Any]) -> list[core.Jaxpr]:
-  """The programs inside of an operation, such as the body of a loop."""
+  """The programs inside an operation, such as the body of a loop."""
   kinds = core.Jaxpr | core.ClosedJaxpr
   leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, kinds))
   return [
@@ -145,9 +144,9 @@ def _small(value) -> np.ndarray | None:
 
 
 def _computed(eqn, given) -> Sequence[np.ndarray | None]:
-  """The results of an operation on known values; () where one is unknown."""
+  """The results of an operation on known values; () if one is unknown."""
   if eqn.primitive.name == 'select_n' and given[0] is None:
-    # Either case: the larger one, as of all conditions.
+    # The condition is unknown: take the maximum, as for `cond`.
     cases = [case for case in given[1:] if case is not None]
     return [np.max(cases, axis=0)] if len(cases) == len(given) - 1 else ()
   if not given or any(value is None for value in given):
@@ -161,7 +160,7 @@ def _computed(eqn, given) -> Sequence[np.ndarray | None]:
 
 
 def _length(eqn, given) -> int:
-  """How often a `while` loop runs that counts from one number to another.
+  """The number of iterations of a `while` loop over a range of integers.
 
   `fori_loop` makes such loops: the condition is i < end, and the body adds 1.
   """
@@ -226,7 +225,7 @@ def _pairs(
 ) -> int:
   """(output, tap) pairs along one axis that read a pixel of the image.
 
-  Its pixels are `spread` apart, with zeros between them, and taps `apart`.
+  Pixels are `spread` apart, with zeros between them; taps are `apart` apart.
   """  # fmt: skip
   places = (
       o * stride + tap * apart - before
@@ -249,11 +248,11 @@ def forward_flops(
 
   Args:
     model: The model.
-    positions: Of blocks of the trunk; None for all.
+    positions: Positions of blocks of the trunk; None for all.
     heads: Names of further heads that are computed in the same pass.
 
   Returns:
-    Their number.
+    The number of operations.
 
   Raises:
     ValueError: For an unknown head.

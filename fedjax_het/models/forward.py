@@ -1,4 +1,4 @@
-"""Variables of blocks: how they are drawn, and how blocks are applied."""
+"""Draws the variables of blocks and applies blocks."""
 
 from collections.abc import Iterable, Mapping
 import functools
@@ -28,8 +28,8 @@ class Variables(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=('module', 'shape'))
 def _draw_block(module, key, shape):
-  # Equal modules and shapes, of whatever architecture, share the program; the
-  # forward pass, whose result is not used, is not part of it.
+  # Equal modules and shapes share the compiled program in all architectures.
+  # The unused result of the forward pass is not computed.
   return module.init(key, jnp.zeros(shape), False, None)
 
 
@@ -62,15 +62,15 @@ def apply_blocks(
   """Applies blocks one after the other.
 
   Args:
-    span: (position, block) pairs; dropout is drawn by position.
+    span: (position, block) pairs; the dropout key depends on the position.
     variables: Variables holding at least these blocks.
-    x: [B, ...], the input of the first.
-    train: As for `BlockModel.apply`, like the others.
-    mask: See there.
-    key: See there.
+    x: [B, ...], the input of the first block.
+    train: As for `BlockModel.apply`.
+    mask: As for `BlockModel.apply`.
+    key: As for `BlockModel.apply`.
 
   Returns:
-    The last one's output, and the statistics.
+    The last block's output, and the statistics.
   """
   stats = dict(variables.stats)
   for position, (name, module) in span:
@@ -80,7 +80,7 @@ def apply_blocks(
     rngs = (
         None if key is None else {'dropout': jax.random.fold_in(key, position)}
     )
-    # A changed call of a layer is not part of what `jit` compares.
+    # The cache key of `jit` does not include intercepted methods.
     changed = bool(nn.module._global_interceptor_stack)
     apply = _apply_block if changed else _apply_traced_block
     x, updated = apply(module, train, tree, x, mask, rngs)
@@ -99,8 +99,9 @@ def _apply_block(module, train, tree, x, mask, rngs):
   return module.apply(tree, x, train, mask, rngs=rngs), None
 
 
-# Equal modules on equal shapes, of whatever position, architecture or pass, are
-# traced, differentiated and lowered once in a process. XLA sees no difference.
+# With `jit`, equal modules on equal shapes are traced, differentiated and
+# lowered once per process, for all positions, architectures and passes. XLA's
+# programs do not change.
 _apply_traced_block = jax.jit(_apply_block, static_argnums=(0, 1))
 
 
@@ -123,9 +124,9 @@ def apply_paths(
     variables: Variables holding at least the blocks of the paths.
     x: [B, ...], the input of the trunk's block `start`.
     start: Position of the first block, in front of all these heads.
-    train: As for `BlockModel.apply`, like the others.
-    mask: See there.
-    key: See there.
+    train: As for `BlockModel.apply`.
+    mask: As for `BlockModel.apply`.
+    key: As for `BlockModel.apply`.
 
   Returns:
     {head: its output}, in the order of `paths`, and the statistics.

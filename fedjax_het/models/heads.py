@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 class Head(NamedTuple):
-  """A side exit: a block, or a chain of blocks, behind a block of the trunk.
+  """A side exit: a chain of one or more blocks after a block of the trunk.
 
   Attributes:
     after: Name of the trunk's block whose output the head takes.
@@ -82,7 +82,7 @@ def all_blocks(
 def path(
     trunk: tuple[Block, ...], heads: Iterable[Head], name: str
 ) -> tuple[int, tuple[Block, ...]]:
-  """The way from the input to a head.
+  """The blocks from the input to a head.
 
   Args:
     trunk: The trunk's blocks.
@@ -90,8 +90,8 @@ def path(
     name: Name of one of them; any other name is the trunk's own head.
 
   Returns:
-    The number of the trunk's blocks in front of the head, and these blocks
-    with the head's behind them.
+    The number of the trunk's blocks before the head, and these blocks followed
+    by the head's.
   """
   for head in heads:
     if head.name == name:
@@ -103,7 +103,7 @@ def path(
 def with_modules(
     blocks: Iterable[Block], change: Callable[[str, nn.Module], nn.Module]
 ) -> tuple[Block, ...]:
-  """The blocks with the modules `change(name, module)`."""
+  """Replaces the module of each block by `change(name, module)`."""
   return tuple(Block(name, change(name, module)) for name, module in blocks)
 
 
@@ -120,7 +120,7 @@ def shapes(
     input_shape: Shape of one example.
 
   Returns:
-    {block name: its input's and its output's shape}.
+    {block name: (input shape, output shape)}.
   """
   found = {}
 

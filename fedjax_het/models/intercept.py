@@ -25,11 +25,11 @@ NORMS = (BatchNorm, GroupNorm, Identity, LayerNorm)
 def scaled_norm_inputs(
     factor: float, skip: Collection[str] = ()
 ) -> AbstractContextManager:
-  """Multiplies the input of every norm layer, of 'none' ones too.
+  """Multiplies the input of every norm layer, including those of 'none'.
 
   Args:
-    factor: HeteroFL's Scaler is 1 / rate; 1 changes nothing.
-    skip: Names of norms inside of blocks whose input stays as it is, such as
+    factor: 1 / rate for HeteroFL's Scaler; 1 changes nothing.
+    skip: Names of the norm layers whose input is not multiplied, such as
       'norm_shortcut'.
 
   Returns:
@@ -50,11 +50,12 @@ def scaled_norm_inputs(
 def scaled_outputs(factor: float) -> AbstractContextManager:
   """Multiplies the output of every convolution and of every `Scaler`.
 
-  A convolution's bias is multiplied with it. `Scaler` is used where a norm that
-  cancels the factor of its convolution is followed by a sum with others.
+  A convolution's output includes its bias. A norm after a convolution cancels
+  the factor; if the norm's output is then added to others, a `Scaler` after the
+  norm applies the factor instead.
 
   Args:
-    factor: SplitMix takes 1 / r; 1 changes nothing.
+    factor: 1 / r for SplitMix; 1 changes nothing.
 
   Returns:
     A context.
@@ -73,9 +74,9 @@ def scaled_outputs(factor: float) -> AbstractContextManager:
 def batch_moments_as_stats() -> AbstractContextManager:
   """Training passes return the batch's own moments as running statistics.
 
-  The mean and the unbiased variance of the values that count, whatever the
-  norm's momentum; of a norm that is applied several times, those of the last
-  time. Nothing is dropped out.
+  These are the mean and the unbiased variance over the examples that are not
+  masked; the norm's momentum is ignored. If a norm is applied several times,
+  the last time counts. Dropout is disabled.
 
   Returns:
     A context, for `BlockModel.apply(..., train=True)`.

@@ -15,8 +15,8 @@ from fedjax_het.options import one_of, positive
 
 
 def _draw(sample, key, shape, dtype):
-  # In one dimension: XLA's CPU backend needs three times as long to compile
-  # the generator of a four-dimensional array, half a second for each.
+  # Draws a flat array: on a CPU, XLA takes three times as long to compile the
+  # generator of a four-dimensional array, half a second each.
   return sample(key, (math.prod(shape),), dtype).reshape(shape)
 
 
@@ -34,7 +34,7 @@ def he_fan_in(key, shape, dtype=jnp.float32):
 
 
 def truncated_normal(scale: float) -> Callable[..., jax.Array]:
-  """A normal of standard deviation `scale`, cut at two of them either way."""
+  """Normal of standard deviation `scale`, truncated at two deviations."""
 
   def sample(key, shape, dtype):
     return scale * jax.random.truncated_normal(key, -2, 2, shape, dtype)
@@ -47,7 +47,7 @@ def truncated_normal(scale: float) -> Callable[..., jax.Array]:
 
 def lecun_normal(key, shape, dtype=jnp.float32):
   """Truncated normal of variance 1 / fan-in, Keras' `lecun_normal`."""
-  # A normal cut at +-2 has standard deviation 0.8796.
+  # A standard normal truncated at +-2 has standard deviation 0.8796.
   scale = 1 / math.sqrt(math.prod(shape[:-1])) / 0.87962566103423978
   return truncated_normal(scale)(key, shape, dtype)
 
@@ -85,7 +85,7 @@ class Init(NamedTuple):
     kernel: Initialiser of the kernels of hidden layers, shape [..., I, O].
     bias: Maps a hidden layer's fan-in to the initialiser of its bias.
     head: Initialiser of the classifier's kernel, whose bias starts at zero;
-      None for PyTorch's default, with its bias.
+      None for PyTorch's default for kernel and bias.
   """
 
   kernel: Callable[..., jax.Array]
@@ -103,7 +103,7 @@ INITS = {
     # Keras: `lecun_normal` and its default, `glorot_uniform`, in all layers.
     'lecun': Init(lecun_normal, head=lecun_normal),
     'glorot': Init(glorot_uniform, head=glorot_uniform),
-    # Vision transformers: a normal of deviation 0.02, cut at two of them.
+    # Vision transformers: normal of deviation 0.02, truncated at two of these.
     'truncated': Init(truncated_normal(0.02), head=truncated_normal(0.02)),
 }
 
@@ -120,7 +120,7 @@ def scale_channels(channels: int, width: float) -> int:
   floating point stores a little too small, does not lose a channel.
 
   Args:
-    channels: Of the model of width 1.
+    channels: Channels of the model of width 1.
     width: Any positive number.
 
   Returns:
@@ -149,10 +149,10 @@ def conv_layer(
   Args:
     features: Output channels.
     kernel: Height and width of the kernel.
-    name: Of the submodule.
+    name: Name of the submodule.
     inputs: Input channels, for the fan-in of the bias.
     init: How kernel and bias are drawn, a key of `INITS`.
-    stride: In both directions.
+    stride: Stride in both directions.
     padding: Zeros added on each side; None means kernel // 2. Note that
       'SAME' would pad less before than after where the stride is 2.
     use_bias: Whether there is a bias.
@@ -180,8 +180,8 @@ def subsample_and_pad(x: jax.Array, features: int, stride: int) -> jax.Array:
 
   Args:
     x: [B, H, W, C].
-    features: Channels wanted, at least C; the new ones are zero, half of them
-      before and half after the old.
+    features: Output channels, at least C. The new ones are zero, half of them
+      before and half after the old ones.
     stride: Every stride-th row and column is kept.
 
   Returns:
@@ -204,11 +204,11 @@ class SubsampleAndPad(nn.Module):
 
 
 class Scaler(nn.Module):
-  """The identity; marks where a method may scale what a block puts out.
+  """The identity; marks where a method may scale a block's output.
 
-  A norm directly behind a convolution cancels a factor on its output. Where
-  that norm's output is added to that of other convolutions, the factor must
-  be applied after the norm instead, see `intercept.scaled_outputs`.
+  A norm directly after a convolution cancels a factor on the convolution's
+  output. If the norm's output is added to other convolutions' outputs, the
+  factor must follow the norm instead, see `intercept.scaled_outputs`.
   """
 
   def __call__(self, x):
@@ -265,7 +265,7 @@ class GlobalPool(nn.Module):
 
 
 class Flatten(nn.Module):
-  """All numbers of an example in a row, [B, ...] -> [B, D]."""
+  """Flattens each example, [B, ...] -> [B, D]."""
 
   slices = Slices(flattens=True)
 

@@ -1,6 +1,6 @@
-"""A multi-layer perceptron: nested by depth, compiled in a moment.
+"""A multi-layer perceptron, nested by depth and quick to compile.
 
-Not from a paper of the project; for small images, examples and tests.
+Not from a paper; for small images, examples and tests.
 """
 
 import flax.linen as nn
@@ -12,7 +12,7 @@ from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
 from fedjax_het.options import at_least, integer_between
 
-# Layers are compiled one by one.
+# Bounds the compilation time: each layer is compiled separately.
 _DEEPEST = 1000
 
 
@@ -55,7 +55,7 @@ def mlp(
     init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
 
   Returns:
-    A `BlockModel`; a net of less depth holds a subset of its leaves.
+    A `BlockModel`; a shallower net holds a subset of its leaves.
 
   Raises:
     ValueError: If depth or hidden are too small, or norm or init is unknown.

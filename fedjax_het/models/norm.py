@@ -3,20 +3,20 @@
   'batch': batch norm with running statistics.
   'batch_only': batch norm from the current batch in training and test, no
     running statistics (FeDepth; the static batch norm of HeteroFL).
-  'group': group norm with 4 groups, or the most below 4 that divide the
-    channels.
+  'group': group norm with 4 groups, or the largest number below 4 that divides
+    the channels.
   'none': the identity; convolutions then get the bias that norm would add.
 
 Whether running statistics are averaged by the server or stay on the client
 ('local' batch norm, FedHe, FedBN) is decided by the aggregation, not by the
 model: both are 'batch' here.
 
-Batch norm is written out instead of taken from `flax.linen.BatchNorm`, which
-returns NaN when every example is masked, reduces the broadcast mask itself
-over all positions to count them, and by default takes the variance as
-E[x^2] - E[x]^2, which cancels in float32. Here the two passes over `x` reduce
-each example first, so that the mask costs [B, C] work; on a CPU, where XLA
-does not fuse the two sums of the one-pass form, that is as fast.
+Batch norm does not use `flax.linen.BatchNorm`, which returns NaN if every
+example is masked, sums the broadcast mask over all positions to count them, and
+by default computes the variance as E[x^2] - E[x]^2, which cancels in float32.
+Here two passes over `x` reduce each example first, so that the mask costs
+[B, C] work. On a CPU this is as fast, because XLA does not fuse the two sums of
+the one-pass form.
 """
 
 from collections.abc import Callable
@@ -49,13 +49,13 @@ def batch_moments(
   Args:
     x: [B, ..., C], float32.
     mask: [B] bool, False for examples to ignore; None means that all count.
-      [G, B / G] means a batch of G parts with moments of their own.
+      [G, B / G] divides the batch into G parts with separate moments.
 
   Returns:
-    Mean and variance, [C] each; zeros where every example is masked. [G, C] of
-    G parts, with variance 1 where every example of a part is masked: the other
-    parts' gradients pass by it, and 0 would enlarge it in layer after layer
-    until it is infinite.
+    Mean and variance, [C] each; zeros if every example is masked. [G, C] each
+    for G parts; a part with every example masked has variance 1. Variance 0
+    would enlarge its activations in every layer until they overflow, and the
+    gradients of the other parts would become NaN.
   """
   if mask is not None and mask.ndim == 2:
     parts = x.reshape((*mask.shape, *x.shape[1:]))
@@ -81,9 +81,9 @@ class BatchNorm(nn.Module):
   for 16 examples). Flax momentum m is 1 - m in PyTorch.
 
   Attributes:
-    momentum: Share of the old running statistics that a training step keeps;
-      None means no running statistics: test batches are normalised by their
-      own, too.
+    momentum: Fraction of the old running statistics that a training step keeps;
+      None means no running statistics: test batches, too, are normalised by
+      their own moments.
     epsilon: Added to the variance.
 
   Raises:
@@ -107,8 +107,8 @@ class BatchNorm(nn.Module):
   def __call__(self, x, train=False, mask=None):
     """Normalises [B, ..., C]; see `Block` for `train` and `mask`.
 
-    If every example is masked the running statistics stay as they are. Of a
-    batch in parts they see the first alone.
+    If every example is masked, the running statistics do not change. In a batch
+    of parts, only the first part updates them.
     """
     channels = x.shape[-1:]
     scale = self.param('scale', nn.initializers.ones, channels)
@@ -181,7 +181,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-  """Layer norm of the last axis, with `nn.LayerNorm`'s leaves.
+  """Layer norm over the last axis, with the same leaves as `nn.LayerNorm`.
 
   Attributes:
     eps: Added to the variance.
@@ -237,9 +237,9 @@ def norm_layer(
 
   Args:
     norm: 'batch', 'batch_only', 'group' or 'none'.
-    name: Of the submodule; its leaves are `scale` and `bias`, its running
-      statistics, if any, `mean` and `var`, whatever the policy.
-    momentum: Of the running statistics, if there are any.
+    name: Name of the submodule. With every policy, its leaves, if any, are
+      `scale` and `bias`, and its running statistics, if any, `mean` and `var`.
+    momentum: Momentum of the running statistics, if any.
     epsilon: Added to the variance.
 
   Returns:

@@ -2,11 +2,12 @@
 
   u = relu(norm(x));  out = conv(relu(norm(conv(u)))) + shortcut(u)
 
-As in the code of FeDepth the shortcut takes u in every block; in the net of He
-et al. it is x where the shape stays (`preact_shortcut=False`). By default each
-batch is normalised by its own statistics, in training and test, and numbers are
-drawn as PyTorch does, but for the classifier's bias, which is zero: as in the
-code of FeDepth and of its baselines, HeteroFL and SplitMix.
+As in the code of FeDepth, the shortcut takes u in every block; in the net of He
+et al. it is x where the shape does not change (`preact_shortcut=False`). By
+default each batch is normalised by its own statistics, in training and test,
+and parameters are initialised as in PyTorch, except for the classifier's bias,
+which is zero. These defaults follow the code of FeDepth and of its baselines,
+HeteroFL and SplitMix.
 
 References:
   He et al., `Identity Mappings in Deep Residual Networks
@@ -28,7 +29,7 @@ from fedjax_het.options import integer_between, one_of
 
 
 class PreStem(nn.Module):
-  """A 3x3 convolution and, maybe, a norm; no ReLU."""
+  """A 3x3 convolution and an optional norm; no ReLU."""
 
   slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
 
@@ -53,7 +54,7 @@ class PreStem(nn.Module):
     if not self.use_norm:
       return x
     x = norm_layer(self.norm, 'norm')(x, train, mask)
-    # The blocks add to this what their convolutions make.
+    # The blocks add the outputs of their convolutions to this.
     return x if self.norm == 'none' else layers.Scaler()(x)
 
 
@@ -62,11 +63,12 @@ class PreactBlock(nn.Module):
 
   Attributes:
     features: Output channels.
-    stride: Of the first convolution and the shortcut.
+    stride: Stride of the first convolution and the shortcut.
     shortcut: Where the shape changes: 'A' subsamples and pads channels with
       zeros, 'B' is a 1x1 convolution without norm.
     norm: Norm policy.
-    preact: Whether the shortcut takes u where the shape stays, too, not x.
+    preact: Whether the shortcut takes u, not x, where the shape does not
+      change.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
@@ -126,7 +128,7 @@ class NormPool(nn.Module):
   Attributes:
     use_norm: Whether norm and ReLU precede the mean.
     norm: Norm policy.
-    use_relu: False leaves the ReLU alone out.
+    use_relu: False omits only the ReLU.
   """
 
   slices = Slices((), dict(norm=('x', 'x')))
@@ -137,7 +139,7 @@ class NormPool(nn.Module):
 
   @property
   def keeps_scale(self) -> bool:
-    """Whether the output is scaled with the input."""
+    """Whether the output scales with the input."""
     return not self.use_norm
 
   @nn.compact
@@ -175,14 +177,14 @@ def preresnet20(
     shortcut: 'A' (zero padding) or 'B' (1x1 convolution, without norm).
     stem_norm: Whether a norm follows the first convolution.
     stem_bias: Whether the first convolution has a bias.
-    final_norm: Whether norm and ReLU precede the mean. With `stem_bias` and
-      without this it is the net of the width baselines' code.
-    head_relu: Whether the final norm is followed by a ReLU, as in the code of
-      FeDepth; in that of m-FeDepth no head has one.
+    final_norm: Whether norm and ReLU precede the mean. `stem_bias=True` and
+      `final_norm=False` give the net in the code of the width baselines.
+    head_relu: Whether a ReLU follows the final norm, as in the code of FeDepth;
+      no head in the code of m-FeDepth has one.
     preact_shortcut: Whether the shortcut takes u in every block, as in the
       code of FeDepth, or only where the shape changes, as in the net that the
       paper names.
-    num_blocks: Blocks a stage, n; the net has 6 n + 2 layers.
+    num_blocks: Blocks per stage, n; the net has 6 n + 2 layers.
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
     init: How kernels and biases are drawn, a key of `layers.INITS`; the
@@ -198,9 +200,9 @@ def preresnet20(
   one_of('shortcut', shortcut, SHORTCUTS)
   check_policy(norm)
   layers.check_init(init)
-  # 1,202 layers; each block is compiled by itself.
+  # At most 1,202 layers: each block is compiled separately.
   integer_between(1, 200, num_blocks=num_blocks)
-  # With a kernel initialiser of its own the bias starts at zero.
+  # With an explicit kernel initialiser, the bias of `Linear` starts at zero.
   head = layers.INITS[init].head or layers.torch_uniform
   channels = [layers.scale_channels(16 * 2**j, width) for j in range(3)]
   stem = PreStem(channels[0], stem_norm, stem_bias, norm, init)

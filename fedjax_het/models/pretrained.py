@@ -1,10 +1,10 @@
 """Pretrained vision transformers from the published AugReg checkpoints.
 
 The files are `.npz` archives with one array for each leaf of the authors'
-Flax model. Files that hold a whole training state have the same names behind a
-prefix, such as 'opt/target/', beside the optimiser's leaves. The head is not
-taken: a client's data have classes of their own. The authors' images are scaled
-to [-1, 1], mean and deviation 0.5.
+Flax model. Files with a whole training state also hold the optimiser's leaves;
+the model's names then follow a prefix such as 'opt/target/'. The head is not
+loaded, because the clients' classes differ. The authors scale images to
+[-1, 1], with mean and standard deviation 0.5.
 
 References:
   Steiner et al., `How to train your ViT? Data, Augmentation, and
@@ -32,9 +32,10 @@ def load_vit(
 ) -> dict[str, Any]:
   """Reads the blocks of a vision transformer, all but its head.
 
-  A file of more encoder blocks than the model gives its first ones. Learned
-  positions of another number of patches are resized bilinearly, the class
-  token's apart. A model of one channel takes the sum over the file's three.
+  If the file has more encoder blocks than the model, the first ones are taken.
+  Position embeddings for another number of patches are resized bilinearly,
+  except for the class token's. A model of one channel gets the sum over the
+  file's three channels.
 
   Args:
     path: An `.npz` file in the AugReg layout.
@@ -45,8 +46,8 @@ def load_vit(
 
   Raises:
     FileNotFoundError: If there is no such file.
-    ValueError: If it cannot be read, or is of another architecture, naming
-      the first leaf that does not fit.
+    ValueError: If the file cannot be read or is of another architecture; the
+      message names the first leaf that does not fit.
   """
   if os.path.exists(path) and not os.path.isfile(path):
     raise ValueError(f'{path} is no readable .npz file (no file at all).')
@@ -62,7 +63,7 @@ def load_vit(
     raise FileNotFoundError(
         f'No pretrained weights at {shown(str(path))}.'
     ) from None
-  except Exception as e:  # A damaged header raises a type per broken part.
+  except Exception as e:  # Damaged files raise exceptions of many types.
     raise ValueError(
         f'{path} is no readable .npz file ({type(e).__name__}: '
         f'{" ".join(str(e).split())}).'
@@ -109,7 +110,7 @@ def _norm(path, leaves, name):
 
 
 def _dense(path, leaves, name, num_in):
-  """A dense layer, of which the first `num_in` axes of the kernel are input."""
+  """A dense layer; the first `num_in` axes of its kernel are inputs."""
   kernel = _take(path, leaves, f'{name}/kernel')
   rows = math.prod(kernel.shape[:num_in])
   bias = _take(path, leaves, f'{name}/bias').reshape(-1)
@@ -154,7 +155,7 @@ def _embed(path, leaves, shapes):
 
 
 def _resize(position, num_tokens):
-  """[1, 1 + N, D] positions for another number of patches in a square."""
+  """Resizes [1, 1 + N, D] positions of a square grid to `num_tokens`."""
   if position.shape[1] == num_tokens:
     return position
   token, grid = position[:, :1], position[:, 1:]

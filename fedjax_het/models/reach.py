@@ -1,9 +1,9 @@
 """Finds and drops unused weights: those that no example reaches.
 
 On a 1x1 map, as in the last stage of an ImageNet ResNet on 32x32 images, a 3x3
-kernel uses its centre alone: `conv` takes that slice, and the rest never gets a
-gradient. These are three fifths of all weights of a ResNet18. A training step
-that drops them gives the same result with less memory traffic.
+kernel uses only its centre: `conv` takes that slice, and the rest never gets a
+gradient. The unused weights are three fifths of a ResNet18. A training step
+without them gives the same result with less memory traffic.
 """
 
 import functools
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 
 class Part(NamedTuple):
-  """The used box of a leaf; the weights outside of it are unused.
+  """The used box of a leaf; weights outside the box are unused.
 
   Attributes:
     begin: First index along each axis.
@@ -34,11 +34,12 @@ class Part(NamedTuple):
 def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
   """Finds the leaves that have unused weights.
 
-  A leaf has some if the module uses slices of it and nothing else.
+  A leaf has unused weights if the module uses only slices of it, and these do
+  not cover it.
 
   Args:
     module: Called as `module(x, train, mask)`, see `Block`.
-    shape: Of `x`.
+    shape: Shape of `x`.
 
   Returns:
     {path of a leaf: the smallest box around all its slices}, for the
@@ -87,7 +88,7 @@ class Trimmed:
 
   Attributes:
     params: The tree, with smaller leaves.
-    parts: ((path of a leaf, its box), ...), not a part of the pytree.
+    parts: ((path of a leaf, its box), ...); static.
   """
 
   params: Any
@@ -95,7 +96,7 @@ class Trimmed:
 
 
 def cut(params: Any, parts: dict[str, Part]) -> Any:
-  """Drops a block's unused weights; the tree itself if it has none."""
+  """Drops a block's unused weights; without any, returns the tree itself."""
 
   def one(leaf, part):
     end = tuple(map(sum, zip(part.begin, part.sizes)))
@@ -109,7 +110,7 @@ def cut(params: Any, parts: dict[str, Part]) -> Any:
 def whole(params: Any) -> Any:
   """Puts zeros around the boxes of `Trimmed` parameters.
 
-  XLA takes slices of the result from the box; it does not compute the zeros.
+  XLA reads slices of the result from the box and does not compute the zeros.
   """
 
   def one(leaf, part):

@@ -1,16 +1,17 @@
 """Post-activation ResNets, nested by block name.
 
-  resnet: ResNet10 / 14 / 18 / 22 / 26 of FedIN (journal version), of basic
-    blocks, and ResNet50 / 101 / 152 of bottleneck blocks. He et al., `Deep
+  resnet: ResNet10 / 14 / 18 / 22 / 26 of FedIN (journal version), with basic
+    blocks, and ResNet50 / 101 / 152, with bottleneck blocks. He et al., `Deep
     Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015.
   resnet14_mnist: the CIFAR form 6n + 2 with n = 2, for FeDepth's similarity
     figure, whose paper only says "customised 14-layer".
 
-A net is `stem`, `stage1_block0`, ..., `pool`, `head`. Block b of stage j has
-the same name and shape in every net that holds it, so the ResNets are ordered
-by inclusion of their leaf paths. For FedIN the extractor is the stem, the
-classifier the head, and the intermediate layers end with the global mean, so
-that s_out is a vector with either stem.
+A net is `stem`, `stage1_block0`, ..., `pool`, `head`. Among nets of basic
+blocks, and among nets of bottleneck blocks, block b of stage j has the same
+name and shape in every net that holds it, so these nets are ordered by
+inclusion of their leaf paths. For FedIN the extractor is the stem, the
+classifier is the head, and the intermediate layers end with the global mean,
+so that s_out is a vector with either stem.
 """
 
 import flax.linen as nn
@@ -24,8 +25,8 @@ from fedjax_het.models.slices import Slices, shortcut
 from fedjax_het.options import one_of
 
 # Depth = 2 * (number of blocks) + 2 for basic blocks, 3 * (...) + 2 for
-# bottlenecks, which begin at 50. The FedIN paper does not print the
-# counts; these are nested and reproduce its mean of 12.28 M parameters.
+# bottlenecks (50 and more). The FedIN paper does not print the counts; these
+# are nested and reproduce its mean of 12.28 M parameters.
 NUM_BLOCKS = {
     10: (1, 1, 1, 1),
     14: (1, 1, 2, 2),
@@ -42,9 +43,9 @@ SHORTCUTS = ('A', 'B')
 
 
 class Stem(nn.Module):
-  """Convolution, norm, ReLU and, maybe, a 3x3 max-pool of stride 2.
+  """Convolution, norm, ReLU and an optional 3x3 max-pool of stride 2.
 
-  `scheme` is how kernels are drawn, a key of `layers.INITS`.
+  `scheme` is how kernels and biases are drawn, a key of `layers.INITS`.
   """
 
   slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
@@ -80,7 +81,7 @@ class BasicBlock(nn.Module):
 
   Attributes:
     features: Output channels.
-    stride: Of the first convolution and the shortcut.
+    stride: Stride of the first convolution and the shortcut.
     shortcut: Where the shape changes: 'B' is a 1x1 convolution with norm, 'A'
       subsamples and pads channels with zeros.
     norm: Norm policy.
@@ -133,17 +134,17 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-  """Convolutions of 1x1, 3x3 and 1x1, the last of four times the channels.
+  """1x1, 3x3 and 1x1 convolutions; the last has four times the channels.
 
   Attributes:
     features: Channels of the first two convolutions.
-    stride: Of the 3x3 convolution and the shortcut, a 1x1 convolution with
-      norm where the shape changes.
+    stride: Stride of the 3x3 convolution and the shortcut. Where the shape
+      changes, the shortcut is a 1x1 convolution with norm.
     norm: Norm policy.
     scheme: How kernels are drawn, a key of `layers.INITS`.
   """
 
-  # Four times the features: 4 ceil(rho w) channels, not ceil(rho 4 w).
+  # A narrow copy has 4 ceil(rho w) output channels, not ceil(rho 4 w).
   slices = Slices(
       ('features',),
       dict(
@@ -232,15 +233,16 @@ def resnet(
   """ResNet10, 14, 18, 22 or 26 of FedIN, or ResNet50, 101 or 152.
 
   At 32x32 with the ImageNet stem the maps are 8x8 (stem, stage 1), 4x4, 2x2
-  and 1x1; s_in is 8x8x64 and s_out 512 numbers, as in the paper.
+  and 1x1; with basic blocks s_in is 8x8x64 and s_out 512 numbers, as in the
+  paper.
 
   Args:
     input_shape: (height, width, channels) of one example.
     num_classes: C.
     depth: 10, 14, 18, 22, 26 (basic blocks), 50, 101 or 152 (bottlenecks).
-    stem: 'imagenet' is 7x7 with stride 2 and a max-pool, applied to small
-      images as they are (the paper's choice); 'cifar' is 3x3 with stride 1,
-      with sixteen times the activations.
+    stem: 'imagenet' is 7x7 with stride 2 and a max-pool, also for small images
+      (the paper's choice); 'cifar' is 3x3 with stride 1, which gives sixteen
+      times the activations.
     width: Multiplies the 64 / 128 / 256 / 512 channels (and the stem's 64),
       rounded down, at least 1.
     norm: Norm policy, see `norm`.
@@ -289,8 +291,8 @@ def resnet14_mnist(
     shortcut: 'A' (zero padding) or 'B' (1x1 convolution with norm).
     width: Multiplies the channels, rounded down, at least 1.
     norm: Norm policy.
-    init: How kernels are drawn, a key of `layers.INITS`; the paper and its
-      code say nothing of this net, the default is ours.
+    init: How kernels are drawn, a key of `layers.INITS`; neither the paper nor
+      its code describes this net, so the default is ours.
 
   Returns:
     A `BlockModel`.
@@ -330,8 +332,8 @@ def mini_resnet(
 ) -> BlockModel:
   """A two-stage residual net for tiny images: 3x3 stem, 32 / 64 channels.
 
-  Not from a paper of the project: nested by depth like its ResNets, but quick
-  to compile and to train on a CPU.
+  Not from a paper: nested by depth like the ResNets, but quick to compile and
+  to train on a CPU.
 
   Args:
     input_shape: (height, width, channels) of one example.

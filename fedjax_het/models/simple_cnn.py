@@ -1,7 +1,7 @@
 """Small CNNs: simple-CNN of NIID-Bench and MOON, and the CNN with dropout.
 
-The latter is what adaptive federated optimisation trains on EMNIST, and on
-CIFAR-10 the net of pfl-research's comparison of simulators.
+The CNN with dropout is trained on EMNIST by adaptive federated optimisation and
+on CIFAR-10 by pfl-research's comparison of simulators.
 
 References:
   Li et al., `Federated Learning on Non-IID Data Silos
@@ -34,7 +34,7 @@ class ConvUnit(nn.Module):
     norm: Norm policy.
     kernel: Height and width of the kernel.
     pool: Whether to pool.
-    dropout: Probability of dropping a number in training.
+    dropout: Dropout rate in training.
     scheme: How kernel and bias are drawn, a key of `layers.INITS`.
   """
 
@@ -65,7 +65,7 @@ class ConvUnit(nn.Module):
 
 
 class Hidden(nn.Module):
-  """Flatten, linear, ReLU, dropout; attributes as those of `ConvUnit`."""
+  """Flatten, linear, ReLU, dropout; for the attributes see `ConvUnit`."""
 
   slices = Slices(('features',), dict(linear=('x', 'y')), flattens=True)
 
@@ -114,12 +114,13 @@ def simple_cnn(
   Args:
     input_shape: (height, width, channels) of one example, at least 16x16.
     num_classes: C.
-    projection: Whether MOON's head 84 -> 84 -> 256 precedes the classifier;
-      the representation z is then the input of the last block, as without.
+    projection: Whether MOON's projection head 84 -> 84 -> 256 precedes the
+      classifier. The representation z is the input of the last block in
+      either case.
     width: Multiplies channels and hidden units (not the 256 of the
       projection), rounded down, at least 1.
-    norm: Norm policy; one of NIID-Bench's variants puts batch norm behind
-      the convolutions.
+    norm: Norm policy; one of NIID-Bench's variants has batch norm after the
+      convolutions.
     init: How kernels and biases are drawn, a key of `layers.INITS`; the
       default is that of both papers' code.
 
@@ -169,10 +170,10 @@ def dropout_cnn(
   Args:
     input_shape: (height, width, channels) of one example, at least 6x6.
     num_classes: C.
-    dropout: None means 0.25 behind the convolutions and 0.5 behind the hidden
+    dropout: None means 0.25 after the convolutions and 0.5 after the hidden
       layer. Training needs a key unless it is 0.
     width: Multiplies channels and hidden units, rounded down, at least 1.
-    norm: Norm policy behind the convolutions.
+    norm: Norm policy after the convolutions.
     init: How kernels and biases are drawn, a key of `layers.INITS`; the
       default is that of Keras, in which the net was published.
 

@@ -6,8 +6,7 @@ A module that can be narrowed has a class attribute `slices`:
       slices = Slices(('features',), dict(conv=('x', 'y'), norm=('y', 'y')))
       features: int
 
-Methods over widths read nothing else of a module, see
-`aggregation.slicing`.
+Width-slicing methods read nothing else of a module, see `aggregation.slicing`.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,21 +43,22 @@ class Slices(NamedTuple):
   """How the modules of one class are narrowed.
 
   A set is an array of channel numbers. 'x' is the set of the input, 'y' that of
-  the output, '*' means all channels; further names are free.
+  the output, '*' means all channels; other names can be chosen freely.
 
   Attributes:
-    fields: Those of the module's fields that count channels.
+    fields: Names of the module's fields that count channels.
     layers: {parameter or submodule: (set of its inputs, set of its outputs)}. A
-      leaf 'kernel' has the axes [..., inputs, outputs], all others, and running
-      statistics, [..., outputs]. What a module lacks is passed over. Without a
-      set 'y' the output has the set of the input.
+      leaf 'kernel' has the axes [..., inputs, outputs]; all other leaves and
+      running statistics have [..., outputs]. Entries that a module lacks are
+      ignored. Without a set 'y' the output has the set of the input.
     flattens: Whether the module flattens its input first.
     sets: `(Cut) -> {name: [k] int}` for sets that do not follow from the sizes
-      of the layers alone; None for none.
-    inner: Name of the field with the module that is narrowed instead, of a
-      module that only calls that one; its `slices` count. '' for none.
-    unflattened: Of a module with `inner` that flattens its output: `(input
-      shape) -> output shape before that`, both of one example. None for others.
+      of the layers alone, or None.
+    inner: For a module that only calls another one: the name of the field with
+      that module, whose `slices` are used. '' for other modules.
+    unflattened: For a module with `inner` that flattens its output: `(input
+      shape) -> output shape before flattening`, both of one example. None for
+      other modules.
   """
 
   fields: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Slices(NamedTuple):
 
 
 def innermost(module: nn.Module) -> nn.Module:
-  """The module inside those that say by `Slices.inner` that they call it."""
+  """The module that is reached by following `Slices.inner`."""
   field = _inner_field(module)
   return innermost(getattr(module, field)) if field else module
 
@@ -92,11 +92,12 @@ def _inner_field(module):
 
 
 def shortcut(last_conv: str) -> Callable[[Cut], Mapping[str, Any]]:
-  """`Slices.sets` of a residual block: where its shortcut has no parameters.
+  """`Slices.sets` of a residual block whose shortcut may lack parameters.
 
-  The output has the set of the input. Where the shortcut pads channels with
-  zeros, half of them on each side ('A'), it has what the narrow pad corresponds
-  to.
+  Without parameters in the shortcut, the output has the set of the input. If
+  the shortcut pads channels with zeros, half of them on each side ('A'), the
+  set also holds the channels of the full block's padding that the narrow copy
+  keeps.
 
   Args:
     last_conv: Name of the block's last convolution. The shortcut's, if it has

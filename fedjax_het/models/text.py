@@ -1,10 +1,10 @@
-"""A classifier of token ids: an embedding, convolutions over words, a mean.
+"""A classifier of token ids: an embedding, convolutions over tokens, a mean.
 
-Not from a paper of the project; for short texts and other sequences of symbols.
-Without convolutions it is the linear model of fastText. Texts of fewer tokens
-are filled up with an id that stands for no token: its vector is zero, and a
-position whose numbers are all zero takes part in nothing, as behind Keras'
-`Masking`. So a prediction does not depend on how far a text is filled up.
+Not from a paper; for short texts and other sequences of symbols. Without
+convolutions it is the linear model of fastText. Shorter texts are padded with
+an id whose vector is zero. Positions with all-zero vectors are ignored, as
+after Keras' `Masking`, so a prediction does not depend on the length of the
+padding.
 
 References:
   Joulin et al., `Bag of Tricks for Efficient Text Classification
@@ -22,9 +22,9 @@ from fedjax_het.models.norm import check_policy, norm_layer
 from fedjax_het.models.slices import Slices
 from fedjax_het.options import at_least, integer_between
 
-# Layers are compiled one by one.
+# Bounds the compilation time: each layer is compiled separately.
 _DEEPEST = 1000
-# Standard deviation of the vectors of tokens.
+# Initialiser of the tokens' vectors.
 _EMBEDDING = layers.truncated_normal(0.1)
 _FEATURES = 32
 
@@ -39,7 +39,7 @@ class Embed(nn.Module):
 
   Attributes:
     vocabulary: V, how many token ids there are.
-    features: D, numbers in a vector.
+    features: D, size of a vector.
     padding: The id whose vector is zero; -1 for none.
   """
 
@@ -76,10 +76,10 @@ class Conv(nn.Module):
 
   @nn.compact
   def __call__(self, x, train=False, mask=None):
-    """[B, T, I] -> [B, T, features]; zeros stand before and after a text."""
+    """[B, T, I] -> [B, T, features]; texts are padded with zeros."""
     init = layers.INITS[self.scheme]
     tokens = _tokens(x)
-    # As an image of one row: the library's convolutions are faster in loops.
+    # As an image of one row, because `kernels.conv` is faster in loops.
     x = nn.Conv(
         self.features,
         (1, self.span),
@@ -88,7 +88,7 @@ class Conv(nn.Module):
         conv_general_dilated=conv,
         name='conv',
     )(x[:, None])[:, 0]
-    # Batch norm counts tokens as it counts the examples of other models.
+    # Batch norm treats each token as an example.
     if mask is None:
       counts = tokens.reshape(-1)
     else:
@@ -135,12 +135,12 @@ def text(
     span: Tokens that a convolution sees.
     norm: Norm policy of the convolutions.
     init: How kernels are drawn, a key of `layers.INITS`; the default is ours.
-    padding: The id with which texts of fewer than T tokens are filled up, at
-      either end; -1 if every id is a token.
+    padding: The id that pads texts of fewer than T tokens, at either end; -1 if
+      every id is a token.
 
   Returns:
-    A `BlockModel`; a net of less depth holds a subset of its leaves. FedIN's
-    extractor is the embedding, so that s_in is the vectors of a text, [T, D].
+    A `BlockModel`; a shallower net holds a subset of its leaves. FedIN's
+    extractor is the embedding, so s_in holds the vectors of a text, [T, D].
 
   Raises:
     ValueError: If an option is out of range, or norm or init is unknown.

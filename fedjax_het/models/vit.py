@@ -25,9 +25,9 @@ from fedjax_het.models.pretrained import load_vit
 from fedjax_het.models.slices import Cut, Slices
 from fedjax_het.options import at_least, one_of
 
-# Of position embeddings, whichever `init` the kernels have.
+# Initialiser of position embeddings; `init` does not affect it.
 _POSITION = layers.truncated_normal(0.02)
-# Attention heads of ViT-S and ViT-T, and of one for small images and CPUs.
+# Attention heads of ViT-S, of ViT-T, and of a ViT for small images and CPUs.
 HEADS = {'s': 6, 't': 3, 'mini': 1}
 HEAD_DIM = 64  # Features of a head, in every published size.
 
@@ -46,7 +46,7 @@ def _dense(x, features, name, init):
 
 def _attention(q, k, v):
   """softmax(q k^T / sqrt(d)) v of [B, T, heads, d]."""
-  # Heads first: XLA's products are faster on [T, d] and [T, T] side by side.
+  # Heads before tokens: XLA's products are faster on contiguous matrices.
   q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
   scores = jnp.einsum('bhqd,bhkd->bhqk', q, k) / q.shape[-1] ** 0.5
   y = jnp.einsum('bhqk,bhkd->bhqd', jax.nn.softmax(scores), v)
@@ -54,10 +54,10 @@ def _attention(q, k, v):
 
 
 class Embed(nn.Module):
-  """Patches as tokens behind a class token, plus learned positions.
+  """A class token, then patches as tokens, plus learned positions.
 
-  The patch projection is the matrix of a convolution whose stride is its
-  kernel: `patch/kernel` is its HWIO kernel reshaped to [P * P * C, D].
+  The patch projection equals a convolution whose stride is its kernel size:
+  `patch/kernel` is the HWIO kernel reshaped to [P * P * C, D].
 
   Attributes:
     dim: D.
@@ -95,7 +95,8 @@ def _attention_sets(cut: Cut) -> dict[str, np.ndarray]:
     cut: An `EncoderBlock` and its narrow copy.
 
   Returns:
-    'heads', those of the heads' outputs, and 'qkv', those of the projection.
+    {'heads': set of the heads' outputs, 'qkv': set of the projection's
+    outputs}.
   """
   heads, size = cut.full.heads, cut.full.head_dim
   inside = cut.index_of(size, cut.small.head_dim)
@@ -109,8 +110,8 @@ class EncoderBlock(nn.Module):
 
   Attributes:
     heads: Attention heads. The MLP has 4 * D units.
-    head_dim: Features of a head; None means D / heads, D then being a
-      multiple.
+    head_dim: Features of a head; None means D / heads, which must be an
+      integer.
     scheme: How kernels and biases are drawn, a key of `layers.INITS`.
   """
 
@@ -173,7 +174,7 @@ def vit(
     init: str = 'truncated',
     pretrained: str | None = None,
 ) -> BlockModel:
-  """ViT-S (6 heads, 384 features), ViT-T (3 heads, 192) or less (1 head, 64).
+  """ViT-S (6 heads, 384 features), ViT-T (3 heads, 192) or mini (1 head, 64).
 
   Args:
     input_shape: (height, width, channels) of one example.

@@ -1,15 +1,15 @@
 """Privacy loss of a whole run, by the library dp-accounting.
 
-A client releases `released` vectors for an example, each clipped to an L2 norm
-of C, with Gaussian noise of standard deviation sigma, in every round in which
-the example is drawn. Where one example is replaced, what is released moves by
-at most 2 C sqrt(released).
+In every round in which an example is drawn, the client releases `released`
+vectors for it, each clipped to an L2 norm of C, with Gaussian noise of standard
+deviation sigma. Replacing one example changes the release by at most
+2 C sqrt(released) in L2 norm.
 
-What this covers is these releases alone. FedIN also uploads weights, running
-statistics and numbers of examples, without noise: they have no guarantee, and
-neither has the run. Batch norm lets one example move the features of its whole
-batch of B: multiply `released` by B there. The noise of `add_feature_noise`
-scales with private data and has no guarantee at all.
+The guarantee covers only these releases. FedIN also uploads parameters, running
+statistics and numbers of examples without noise, so a whole run has no
+guarantee. With batch norm, one example changes the features of its whole batch
+of B: multiply `released` by B. The noise of `add_feature_noise` scales with
+private data and gives no guarantee.
 """
 
 from fractions import Fraction
@@ -40,14 +40,14 @@ def run_epsilon(
     clip: C > 0, bound on the L2 norm of each vector.
     delta: Probability in (0, 1).
     rounds: Rounds in which the client takes part.
-    sampling_rate: Share of its examples that a client draws in a round, in
-      (0, 1]. The recipient must not know which; if it knows who takes part in
-      a round, the cohort's share is no part of this rate.
-    released: Vectors of an example in one release: 2 for s_in and s_out.
-    neighbours: 'replace': data sets that differ in one example, drawn without
-      replacement by 'rdp', each by chance with noise alone in the place of the
-      others by 'pld'. 'add_or_remove': one example more or less, drawn by
-      chance (Poisson sampling).
+    sampling_rate: Fraction of its examples that a client draws in a round, in
+      (0, 1]. The recipient must not know which. If it knows the clients of a
+      round, do not multiply by the fraction of clients per round.
+    released: Vectors per example in one release: 2 for s_in and s_out.
+    neighbours: 'replace': one example is replaced. 'rdp' then assumes sampling
+      without replacement; 'pld' assumes Poisson sampling, with only noise
+      released for examples that are not drawn. 'add_or_remove': one example is
+      added or removed, with Poisson sampling.
     accountant: 'rdp', Renyi differential privacy, or 'pld', privacy loss
       distributions, which is tighter and slower.
 
@@ -77,7 +77,7 @@ def run_epsilon(
   relation = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
   ratio = sigma / (clip * math.sqrt(released))
   if accountant == 'pld':
-    # Its relation says that a vector moves from one side to the other.
+    # With REPLACE_ONE, this accountant itself doubles the sensitivity.
     found = dp.pld.PLDAccountant(relation)
     event = dp.PoissonSampledDpEvent(sampling_rate, dp.GaussianDpEvent(ratio))
   elif replace:

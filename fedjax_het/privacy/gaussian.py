@@ -30,8 +30,8 @@ def gaussian_sigma(clip, epsilon, delta, sensitivity_factor=2.0):
     clip: C > 0, bound on the L2 norm of what is released.
     epsilon: Privacy loss > 0.
     delta: Probability in (0, 1).
-    sensitivity_factor: Sensitivity in units of C: 2 where neighbouring data
-      sets replace an example, 1 where they add or remove one.
+    sensitivity_factor: Sensitivity in units of C: 2 if neighbouring data sets
+      differ by replacing an example, 1 if by adding or removing one.
 
   Returns:
     sigma, a float in the unit of `clip`.
@@ -116,7 +116,7 @@ def gaussian_delta(sigma, clip, epsilon, sensitivity_factor=2.0):
 
 def _delta_of_ratio(ratio, epsilon):
   """Delta for `ratio` = sigma / sensitivity; in log space for the tails."""
-  from scipy import special  # Takes as long to import as a tenth of JAX.
+  from scipy import special  # The import takes a tenth of the time of JAX's.
 
   log_first = special.log_ndtr(0.5 / ratio - epsilon * ratio)
   log_second = epsilon + special.log_ndtr(-0.5 / ratio - epsilon * ratio)

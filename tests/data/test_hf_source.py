@@ -80,7 +80,7 @@ class TestReading:
     assert data.train_images.tolist() == ids
     ids[1] = [3]
     self.save(hf, tmp_path / 'b', input_ids=ids, label=[0, 1, 1])
-    with pytest.raises(ValueError, match='rows of input_ids have several leng'):
+    with pytest.raises(ValueError, match='rows of input_ids differ in length'):
       sources.load('hf', tmp_path / 'b')
 
   def test_missing_splits_and_damage(self, hf, tmp_path):
