@@ -3,7 +3,7 @@
 Accuracies are in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 is the later
 journal version of the same title; FedHe is arXiv 2110.09910; FeDepth is arXiv
 2303.04887. Left out are values that the papers only plot, values that are
-illegible in the available texts (FedIN v2's Tables 5 and 7), and methods that
+missing from the available texts (FedIN v2's Tables 5 and 7), and methods that
 the library lacks. `find` takes a run's config; the other functions look up one
 number and return None if the paper prints none.
 """
@@ -240,7 +240,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
 
   Returns:
     The name, such as 'FedIN (+Noise)'; None also for ablations whose numbers
-    are illegible.
+    are missing.
   """
   name = algorithm['name']
   plain = dict(
