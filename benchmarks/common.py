@@ -113,7 +113,7 @@ def interleave(
   Args:
     programs: {name: (call that blocks until its work is done, repetitions)}.
     pause: Seconds before each call.
-    clock: What gives the seconds; `time.process_time` for those of all threads.
+    clock: Returns seconds; `time.process_time` for CPU seconds of all threads.
 
   Returns:
     {name: seconds}.
@@ -130,7 +130,7 @@ def interleave(
 
 
 def in_child(module: str, *args: str) -> dict[str, object]:
-  """Runs `python -m module --child *args`; its last line, parsed as JSON."""
+  """Runs `python -m module --child *args` and parses its last line as JSON."""
   child = subprocess.run(
       [sys.executable, '-m', module, '--child', *args],
       stdout=subprocess.PIPE,
@@ -165,14 +165,14 @@ def same_machine(found: Mapping[str, object]) -> bool:
     found: Results that `write` wrote.
 
   Returns:
-    True if `machine()` differs from theirs in nothing but the load.
+    True if `machine()` differs from theirs only in the load.
   """
   now, then = machine(), found['machine']
   return all(then[k] == now[k] for k in now if k != 'load_average')
 
 
 def markdown(header: list[str], rows: list[list[object]]) -> str:
-  """A Markdown table; floats have three digits, or none after the point."""
+  """A Markdown table; floats of 100 or more are rounded, others to 3 digits."""
 
   def cell(value):
     if not isinstance(value, float):

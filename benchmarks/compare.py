@@ -3,18 +3,19 @@
   python -m benchmarks.compare --before=DIR [--workloads=a,b,...] [--quick]
     [--references=PyTorch] [--repetitions=30] [--processes=3] [--output=FILE]
 
-DIR is another checkout, such as of `git worktree add DIR COMMIT`. Each version
-builds the forms of `benchmarks.engine` by its own code. Two processes, one of
-each version, compile a form and take turns at single rounds, in the order
-before, after, after, before, ...: both have the same load. New processes repeat
-this, because all rounds of a process may be slower than those of another one.
+DIR is another checkout, such as from `git worktree add DIR COMMIT`. Each
+version builds the forms of `benchmarks.engine` with its own code. Two
+processes, one per version, compile a form and take turns at single rounds, in
+the order before, after, after, before, ..., so that both have the same load.
+This is repeated with new processes, because all rounds of one process may be
+slower than those of another.
 
-Quotients are later by earlier version: the median of pairs of neighbouring
-rounds, with its interval of 95 %, and in JSON those of each pair of processes;
-of the medians; and of the minima. CPU seconds are those of all threads of a
-process. Compilation is the minimum of CPU seconds, memory what XLA plans. A
-reference such as PyTorch has the same code in both: its quotients show the
-error of the method.
+Quotients are times of the later version divided by those of the earlier one:
+the median over pairs of neighbouring rounds, with its 95 % interval (in JSON
+also for each pair of processes), the quotient of the medians, and that of the
+minima. CPU seconds are those of all threads of a process. Compilation is the
+minimum of CPU seconds; memory is what XLA plans. A reference such as PyTorch
+has the same code in both versions, so its quotients show the measurement error.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def form_names(case, references: list[str]) -> list[str]:
 def make_program(name: str, scale: str, form: str):
   """The program of a form; its `compile_seconds` are CPU seconds.
 
-  It runs with the earlier version, too, and uses only what both have.
+  It also runs with the earlier version, so it uses only what both have.
 
   Args:
     name: 'workload/case'.
@@ -67,8 +68,8 @@ def make_program(name: str, scale: str, form: str):
 
 
 def work(name: str, scale: str, form: str) -> None:
-  """A worker: a line of JSON after compilation, and for each line of input."""
-  # What else is printed goes to the standard error.
+  """Prints a line of JSON after compilation and for each line of input."""
+  # All other output goes to standard error.
   answers = os.fdopen(os.dup(1), 'w', buffering=1)
   os.dup2(2, 1)
   jax.config.update('jax_compilation_cache_dir', None)
@@ -109,7 +110,7 @@ class Worker:
     return json.loads(line)
 
   def round(self) -> dict[str, float]:
-    """Runs a round; its seconds by clock."""
+    """Runs a round and returns its seconds by clock."""
     print(file=self._process.stdin, flush=True)
     return self._answer()
 
@@ -121,7 +122,7 @@ class Worker:
 
 
 def take_turns(before, after, repetitions: int, pause=0.02) -> np.ndarray:
-  """Seconds of rounds in turn, [2 clocks, repetitions, 2 versions]."""
+  """Seconds of alternating rounds, [2 clocks, repetitions, 2 versions]."""
   rounds = np.zeros((len(CLOCKS), repetitions, 2))
   for i, second in itertools.product(range(repetitions), range(2)):
     version = second ^ (i % 2)
@@ -132,14 +133,14 @@ def take_turns(before, after, repetitions: int, pause=0.02) -> np.ndarray:
 
 
 def quotients(rounds: np.ndarray) -> dict[str, object]:
-  """What is reported of one clock.
+  """The reported numbers of one clock.
 
   Args:
     rounds: Seconds, [processes, repetitions, 2 versions].
 
   Returns:
     Seconds, and quotients of the later by the earlier version; 'interval' is
-    that of 95 % of 'pairs', from order statistics.
+    the 95 % interval of 'pairs', from order statistics.
   """
   both = rounds.reshape((-1, 2))
   pairs = np.sort(both[:, 1] / both[:, 0])
@@ -173,7 +174,7 @@ def compare(
 
   Returns:
     `quotients` by clock, and [before, after] of 'compile' (CPU seconds) and
-    'megabytes', None where there are none.
+    'megabytes', None if unknown.
   """
   compiled, rounds = [], []
   for i in range(processes):

@@ -1,16 +1,16 @@
-"""Times what a run compiles before its first round, program by program.
+"""Times the programs that a run compiles before its first round.
 
   python -m benchmarks.compilation [--works=default,resnets,...] [--quick]
     [--output=FILE]
 
-Each work is prepared in two processes: the first with an empty folder of
-compiled programs, the second with what the first has left there. A process
-builds the experiment, compiles the round and evaluates once; it trains nothing.
-The table has the CPU seconds of the whole process, of the imports and of the
-rest, and for the largest programs the seconds of tracing, of lowering to XLA,
-of compiling and of loading from the folder, then when and in which thread each
-longer compilation or loading began and ended. These are wall times: let the
-machine be idle, or divide by the share of a core that the process gets.
+Each work is prepared in two processes: the first has an empty folder of
+compiled programs, the second has the folder that the first has filled. A
+process builds the experiment, compiles the round and evaluates once; it trains
+nothing. The table has the CPU seconds of the imports and of the rest of the
+process. For the largest programs it has the seconds of tracing, of lowering to
+XLA, of compiling and of loading from the folder, and then the begin, end and
+thread of each longer compilation or loading. These are wall times: let the
+machine be idle, or multiply by the share of a core that the process gets.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from benchmarks import common
 from fedjax_het.experiment import programs
 from fedjax_het.experiment.build import build
 
-# {work: a config of `configs` and its variants}. All but those of the digits
-# take random images: what is compiled depends on their shape alone.
+# {work: a config of `configs` and its variants}. All works except those on the
+# digits take random images: compilation depends only on their shape.
 WORKS = {
     'default': 'fedin',
     'resnets': 'fedin:v2',
@@ -46,7 +46,7 @@ _PARTS = {
     'backend_compile_duration': 'compile',
     'cache_retrieval_time_sec': 'load',
 }
-# Compilations of more seconds have a line with their begin and end.
+# Compilations that take more seconds have a line with their begin and end.
 _LONG = 0.5
 
 
@@ -54,10 +54,10 @@ class Programs:
   """Adds up the seconds of each part of a compilation, by program.
 
   Attributes:
-    seconds: {program: {part: seconds}}; loading has no program's name in JAX
-      and is in 'compile' of its program as well.
-    count: Programs that were compiled or loaded.
-    spans: (begin, end, thread, program) of the longer ones of these, in seconds
+    seconds: {program: {part: seconds}}. JAX reports loading without a program's
+      name; the seconds are also part of 'compile' of the program.
+    count: Number of programs that were compiled or loaded.
+    spans: (begin, end, thread, program) of the longer compilations, in seconds
       since the start.
   """
 
@@ -127,7 +127,7 @@ def _write_images(path: str, number: int) -> None:
 
 
 def measure(text: str, cache: str) -> dict[str, object]:
-  """Figures of this process, which stores programs in the folder `cache`."""
+  """Measures in this process, which stores programs in the folder `cache`."""
   jax.config.update('jax_compilation_cache_dir', cache)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   found = Programs()

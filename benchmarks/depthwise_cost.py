@@ -6,16 +6,16 @@
 The model is PreResNet-20, or twelve encoder blocks of 64 features with patches
 of 4, on random 32x32x3 images. Two clients train on four batches of 128, with
 SGD and momentum, for one epoch or N (the paper uses ten). FeDepth trains each
-stage for that many epochs. Both methods have equal backward passes per block.
-FeDepth adds the forward passes of the frozen blocks before a stage, once per
-step, or once per example with `cache_prefix`. So the cache gains least with one
-epoch: every example passes each block once more than in FedAvg. With
-`scan_stages` equal stages are compiled once.
+stage for that many epochs. Both methods have the same backward passes per
+block. FeDepth adds the forward passes of the frozen blocks before a stage, once
+per step, or once per example with `cache_prefix`. The cache therefore gains
+least with one epoch, when every example still passes each block once more than
+in FedAvg. With `scan_stages`, equal stages are compiled once.
 
 The rounds of all forms take turns in one process; the minimum time of each
-counts. They are compiled in turn, too, without the compilation cache. The table
-also has the number of instructions of the compiled round and XLA's temporary
-memory, most of which is activations.
+counts. They also take turns at compilation, without the compilation cache. The
+table also has the number of instructions of the compiled round and XLA's
+temporary memory, most of which is activations.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Form:
     self.trace_seconds = self.compile_seconds = float('inf')
 
   def compile(self):
-    # New functions, which JAX has not cached.
+    # New functions, so that JAX does not use its cache.
     algorithm = self._make(self._federation)
     run_round = make_round(
         algorithm, self._federation, cohort_size=NUM_CLIENTS

@@ -16,7 +16,7 @@ call that is not timed. Slow forms have fewer steps and repetitions.
   map, vmap: whole rounds of the library with that backend; 'auto' is one of
     them. shard_map: the same over two virtual devices, in a separate process.
     Only the first of several cases has `vmap`; quick runs have only 'auto'.
-    ', oneDNN' means `config.conv_backend='onednn'`. It is omitted if oneDNN is
+    ', oneDNN' means `config.conv_backend='onednn'`; it is omitted if oneDNN is
     unavailable, for models without convolutions, and in quick runs except for
     the simulators' model.
   PyTorch: one client after another, eagerly. PyTorch vmap: all clients of an

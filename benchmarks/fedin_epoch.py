@@ -132,11 +132,11 @@ def compare(depth: int, num_clients: int, num_steps: int, repetitions: int):
   """Seconds per image of every form, for one architecture.
 
   Args:
-    depth: Of the ResNet.
+    depth: Depth of the ResNet.
     num_clients: Clients that hold it.
     num_steps: Local steps of each client; the naive form takes two.
-    repetitions: Of every form, after a first one that is not timed; of the
-      naive one there are three at most.
+    repetitions: Timed repetitions of every form, after an untimed one; the
+      naive form has at most three.
 
   Returns:
     {form: seconds per image}.

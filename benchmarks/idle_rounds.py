@@ -1,4 +1,4 @@
-"""Rounds whose visits do not train: what a round costs outside of training."""
+"""Rounds without training, which measure the other costs of a round."""
 
 from collections.abc import Callable
 import pathlib
@@ -16,13 +16,13 @@ from fedjax_het.models import create
 
 MEGABYTE = 2**20
 SHAPE = (8, 8, 1)
-# Numbers of a client's state: 1 kB.
+# Numbers in a client's state, which is 1 kB.
 STATE_NUMBERS = 256
 STORES = ('one device', 'two devices', 'host')
 
 
 def without_training(numbers: int) -> FederatedAlgorithm:
-  """Clients that count their visits in a state of that many numbers."""
+  """An algorithm whose clients only count visits, in states of [numbers]."""
 
   def client_update(group, client, sent, data, visit):
     del group, data, visit
@@ -54,7 +54,7 @@ def idle_rounds(
     store: Where their states are stored, one of `STORES`.
 
   Returns:
-    A call `(state) -> state` that runs one round, and the first state.
+    A function `(state) -> state` that runs one round, and the first state.
   """
   model = create('mlp', SHAPE, 10, depth=2, hidden=2)
   federation, data = common.make_federation(model, num_clients, 1)
@@ -81,7 +81,7 @@ def idle_rounds(
 
 
 def _idle_case(num_clients: int, cohort_size: int, store: str):
-  """Milliseconds of a round, megabytes of states a device, and resident."""
+  """Milliseconds of a round, MB of states per device, and resident MB."""
   before = _resident_bytes()
   run, state = idle_rounds(num_clients, cohort_size, store)
   state = run(state)  # Compiles.
@@ -99,7 +99,7 @@ def _idle_case(num_clients: int, cohort_size: int, store: str):
 
 
 def _resident_bytes() -> int:
-  """Resident memory of this process; 0 if the system does not say."""
+  """Resident memory of this process; 0 if it is unknown."""
   status = pathlib.Path('/proc/self/statm')
   if not status.is_file():
     return 0
@@ -107,7 +107,7 @@ def _resident_bytes() -> int:
 
 
 def _least(call, times: int = 10) -> float:
-  """Minimum seconds of some calls, after those that were made."""
+  """Minimum seconds of `times` calls."""
   best = float('inf')
   for _ in range(times):
     begin = time.perf_counter()
@@ -117,7 +117,7 @@ def _least(call, times: int = 10) -> float:
 
 
 def _drawing(num_clients: int, cohort_size: int) -> float:
-  """Milliseconds of drawing a cohort."""
+  """Milliseconds for drawing a cohort."""
   draw = jax.jit(cohort.sample_cohort, static_argnums=(2, 3))
   key = jax.random.key(1)
 

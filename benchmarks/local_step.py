@@ -1,14 +1,14 @@
-"""Times a local step of every net, with each backend of convolutions.
+"""Times a local step of every net with each convolution backend.
 
   python -m benchmarks.local_step [--models=resnet18,...] [--quick]
     [--one-core] [--output=FILE]
 
 A local step is that of a FedAvg client: batch, forward pass, gradients and
-optimiser, in the compiled loop of a round. The backends take turns; the least
+optimiser, in the compiled loop of a round. The backends take turns; the minimum
 time of each counts. Let the machine be idle.
 
-`--one-core` counts CPU seconds of one thread on one CPU, which other processes
-change less, and adds eager PyTorch for nets that `torch_models` mirrors.
+`--one-core` counts CPU seconds of one thread on one CPU, which depend less on
+other processes, and adds eager PyTorch for nets that `torch_models` mirrors.
 """
 
 from collections.abc import Callable

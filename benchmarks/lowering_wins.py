@@ -1,16 +1,16 @@
-"""Times all ways per pass of all layers, and lists where each way is fastest.
+"""Times all ways to compute all layers, and lists where each is fastest.
 
   python -m benchmarks.lowering_wins [--data=cifar10,...] [--batches=16,...]
     [--every=4] [--quick] [--output=FILE]
 
-The result says which ways of `fedjax_het.kernels.conv` can be deleted. It
+The result shows which ways of `fedjax_het.kernels.conv` can be deleted. It
 covers each distinct convolution of the nets of `configs` and of
-`benchmarks.nets`, with batches of 10, 16 and 64, on one and on two threads. It
-takes hours for all data sets; `--every=4` takes each fourth layer. A worker
+`benchmarks.nets`, with batches of 10, 16 and 64, on one and on two threads. All
+data sets take hours; `--every=4` measures every fourth layer. One worker
 process per number of threads measures as `benchmarks.lowerings` does: the ways
-of a pass in turn, in a loop, least time of each. The two workers take turns
-layer by layer. A way that is three times slower than another in its first call
-is not repeated.
+of a pass are timed in a loop and take turns, and the minimum time of each
+counts. The two workers take turns layer by layer. A way that is three times
+slower than another in its first call is not repeated.
 
 A way wins if it is more than 3 % faster than every other way. Wins are counted
 twice: among all ways, and among the ways without oneDNN. The file is written
@@ -52,7 +52,7 @@ _QUICK_LAYER = Layer((4, 4, 3), (3, 3, 3, 4), (1, 1), ((1, 1), (1, 1)))
 def models(
     data: Sequence[str] = _DATA,
 ) -> Iterator[tuple[str, tuple[int, int, int], dict]]:
-  """(model, input shape, options) of the nets of the configs, once each."""
+  """Yields (model, input shape, options) of the distinct nets of configs."""
   seen = []
   # Settings other than the default one replace 'digits' by CIFAR-10.
   variants = itertools.product([d for d in data if d != 'digits'], _SETTINGS)
@@ -95,7 +95,7 @@ def serve(threads: int, jobs: Iterable[str]) -> None:
     threads: CPUs that this process may use.
     jobs: JSON lines [layer, batch size, repetitions].
   """
-  # XLA makes as many threads as the process may use CPUs.
+  # XLA creates one thread per CPU that the process may use.
   os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
   jax.config.update('jax_compilation_cache_dir', None)
   for job in jobs:
@@ -136,7 +136,7 @@ class Worker:
 
 
 def stored_rows(path: pathlib.Path) -> list[dict]:
-  """Rows of an earlier run on this machine; none if the file is of another."""
+  """Rows of an earlier run; [] if the file is of another machine."""
   if not path.is_file():
     return []
   found, now = json.loads(path.read_text()), common.machine()
@@ -192,7 +192,7 @@ def survey(
 
 
 def _write(path: pathlib.Path, rows) -> None:
-  """Replaces the file at once, so that a killed run can be continued."""
+  """Replaces the file atomically, so that a killed run can be continued."""
   temporary = path.with_suffix('.part')
   results = {'machine': common.machine(), 'rows': rows}
   temporary.write_text(json.dumps(results, indent=1) + '\n')

@@ -5,9 +5,9 @@
 
 The ways are those of `fedjax_het.kernels.conv`. The passes are the forward pass
 and the gradients of the input and of the kernel. A pass is timed in a loop, as
-in local training, on all threads. The ways take turns; the least time of each
-counts. Layers of equal shape are timed once, and so are ways that are the same
-program for a layer.
+in local training, on all threads. The ways take turns; the minimum time of each
+counts. Layers of equal shape are timed once, and so are ways that compile to
+the same program for a layer.
 
 The first table has a row per layer and pass. The way that `choose_lowering`
 picks is bold; its speed does not count operations on padding. The second table
@@ -64,7 +64,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: BlockModel) -> dict[Layer, int]:
-  """The convolutions of a forward pass and how often each shape occurs."""
+  """{convolution: how often it occurs} of a forward pass."""
   found: dict[Layer, int] = {}
 
   def record(call, args, kwargs, context):
@@ -211,7 +211,7 @@ def local_steps(name: str, repetitions: int) -> tuple[dict[str, float], float]:
 
 
 def summary(rows, steps: dict[str, float], peak: float) -> dict[str, float]:
-  """Milliseconds of all layers of a net.
+  """Milliseconds for all layers of a net.
 
   Args:
     rows: Rows of `measure_net`.

@@ -3,10 +3,10 @@
   python -m benchmarks.matmul_dtype [--models=resnet18,...] [--quick]
     [--output=FILE]
 
-Measures an epoch of one FedAvg client for each model of `benchmarks.nets`. The
-two forms take turns; the minimum time of each counts. The table also has XLA's
-planned memory. Hardware without bfloat16 products (on x86, `avx512_bf16` or
-`amx_bf16` in /proc/cpuinfo) gains nothing. Let the machine be idle.
+It measures an epoch of one FedAvg client for each model of `benchmarks.nets`.
+The two forms take turns; the minimum time of each counts. The table also has
+XLA's planned memory. Hardware without bfloat16 products (on x86, `avx512_bf16`
+or `amx_bf16` in /proc/cpuinfo) gains nothing. Let the machine be idle.
 """
 
 from benchmarks import common, nets

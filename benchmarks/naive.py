@@ -1,8 +1,8 @@
 """Naive local training in JAX: `vmap` over clients, `scan` over steps.
 
 It uses the library's models with XLA's native convolutions. (`naive_fedin` has
-FedIN's, with Flax modules.) The gradient of max pooling is the library's, which
-is faster than XLA's.
+FedIN's local epoch, with Flax modules.) The gradient of max pooling is the
+library's, which is faster than XLA's.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,8 +10,8 @@ from fedjax_het.algorithms import fedavg
 from fedjax_het.models import create
 
 INPUT_SHAPE = (32, 32, 3)
-# {model: (batch size, optimizer)}: those of FedIN, FeDepth, FedHe, of the
-# simulators' CIFAR-10 benchmark and of NIID-Bench, and a vision transformer.
+# {model: (batch size, optimizer)} of FedIN, FeDepth, FedHe, the simulators'
+# CIFAR-10 benchmark and NIID-Bench, and of a vision transformer.
 NETS = {
     'resnet18': (16, optax.adam),
     'preresnet20': (128, functools.partial(optax.sgd, momentum=0.9)),
@@ -35,7 +35,7 @@ def local_epoch(
     name: A key of `NETS`.
     steps: Local steps per call.
     matmul_dtype: Dtype of the operands of matrix products.
-    conv_backend: Convolutions that the model calls.
+    conv_backend: Backend of the model's convolutions.
 
   Returns:
     The program.

@@ -1,6 +1,6 @@
 """Peak memory of a process, and of the processes that it has started.
 
-Standard library alone: programs of other environments import it.
+It imports only the standard library, since other environments use it.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ _PROC = pathlib.Path('/proc')
 
 
 def _high_water(pid: int | str) -> int | None:
-  """VmHWM of a process in bytes; None if the system does not tell."""
+  """VmHWM of a process in bytes; None if it is unknown."""
   try:
     status = (_PROC / str(pid) / 'status').read_text()
   except OSError:
@@ -37,11 +37,11 @@ def peak_bytes() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-  """Processes that a process has started, and theirs; [] without /proc."""
+  """All descendant processes of a process; [] without /proc."""
   children: dict[int, list[int]] = {}
   for path in _PROC.glob('[0-9]*/stat'):
     try:
-      # The name in parentheses may hold blanks.
+      # The name in parentheses may contain spaces.
       parent = int(path.read_text().rpartition(')')[2].split()[1])
     except (OSError, IndexError):
       continue

@@ -20,7 +20,7 @@ class Program(NamedTuple):
   """A program that can be called repeatedly.
 
   Attributes:
-    call: Runs it once.
+    call: Runs the program once.
     num_images: Images per call.
     compile_seconds: Seconds of tracing and compilation, or None.
     megabytes: XLA's planned memory (arguments, results and temporaries), or
@@ -104,7 +104,7 @@ def library(
   )
   keys = jax.random.split(jax.random.key(0))
   state = init_state(algorithm, federation, keys[0])
-  # JAX caches the program, so calls do not compile again.
+  # JAX caches the program, so later calls do not compile it again.
   with using_conv_backend(conv_backend):
     _, seconds, megabytes = _compile(run_round, state, data, *keys)
   compilations = []
@@ -164,7 +164,7 @@ def matrix_product(
     size: Rows and columns; None for 2,048 on a CPU, 8,192 elsewhere.
 
   Returns:
-    A call, and its floating-point operations.
+    A function that runs the products, and its floating-point operations.
   """
   size = size or (2048 if jax.default_backend() == 'cpu' else 8192)
   times = 4

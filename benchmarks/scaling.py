@@ -8,10 +8,10 @@ and not run. Time: minimum seconds of a round of FedAvg on one device, with up
 to a million clients of one image each. Balance: local steps of the busiest
 device relative to the mean, for clients of unequal sizes that are assigned in
 turn or longest first, as the mean over random cohorts. Outside: minimum
-milliseconds of rounds whose visits do not train, so that all time lies outside
-of training: the cohort, the states, the messages and the server step. Every
-client stores 1 kB; 'resident' is the increase of the process' memory by all
-states and the rounds, 'computed' that of docs/scaling.md.
+milliseconds of rounds whose visits do not train, so that all time is spent on
+the cohort, the states, the messages and the server step. Every client stores
+1 kB; 'resident' is the increase of the process' memory by all states and the
+rounds; 'computed' is the number from docs/scaling.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Eager local training in PyTorch, one client after another.
 
-It imports PyTorch alone, so that programs of other environments can use it.
+It imports only PyTorch, so that programs in other environments can use it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,1 +1,1 @@
-"""Experiments as small Python files: one per method, variants by name."""
+"""Experiments as Python files: one file per method, with named variants."""

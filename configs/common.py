@@ -1,14 +1,15 @@
 """Variants shared by all configs: paper settings, data sets, partitions.
 
 `get_config(method, arg, variants)` composes variants, `--config=FILE:a,b`. The
-variant `file=PATH` takes the partition from a file.
-Whatever their order on the command line they are applied in the order data
-set, setting, split, method, size, clock; of all but the method's, one at most.
+variant `file=PATH` takes the partition from a file. Variants are applied in the
+order data set, setting, split, model, method, size, clock, whatever their order
+on the command line. At most one of each kind is allowed, except for the
+method's own.
 
 Settings of the papers: 'v1' is FedIN's first version (arXiv 2304.00759), 'v2'
-the later journal version of the same title; 'fedhe' is `fedhe_setting.py`,
-'fedepth' the case study of FeDepth (arXiv 2303.04887). Where a paper is silent,
-the value is marked. 'text' is no paper's: networks for token ids.
+the later journal version of the same title; 'fedhe' is `fedhe_setting.py`;
+'fedepth' is the case study of FeDepth (arXiv 2303.04887). Comments mark values
+that a paper does not state. 'text' belongs to no paper: networks for token ids.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from fedjax_het.models import model_options
 from fedjax_het.names import check_name
 
 Variant = Callable[[ml_collections.ConfigDict], None]
-# Mean accuracies whose first round FedIN v2 reports (ResNets, Table 1).
+# FedIN v2 reports the first round at these mean accuracies (ResNets, Table 1).
 TARGETS = dict(
     fashion_mnist=0.85, svhn_cropped=0.80, cifar10=0.60, cinic10=0.50
 )
@@ -46,8 +47,8 @@ def _dataset(name: str) -> Variant:
 def _v1(config):
   """FedIN v1: 10 clients of five models, all of them every round.
 
-  The paper says nothing of augmentation and of Fashion-MNIST's size: here
-  nothing is augmented and images stay 28x28. The authors' code for the same
+  The paper does not state augmentation and Fashion-MNIST's size: here nothing
+  is augmented and images stay 28x28. The authors' code for the same
   networks (Felo and Velo) does not augment either, but resizes Fashion-MNIST
   to 32x32 (`--config.image_size=32`); FedML, on which the paper builds, crops,
   flips and cuts out on CIFAR-10 (`--config.local.augment=crop_flip_cutout`).
@@ -67,7 +68,7 @@ def _v1(config):
   config.local.lr_rounds = (
       (60,) if config.dataset == 'fashion_mnist' else (25,)
   )
-  # As in FedML's loaders, on which the paper builds; it does not say.
+  # As in FedML's loaders, on which the paper builds; the paper does not say.
   config.local.drop_last = True
   config.partition.min_size = 64  # A batch.
   algorithm = config.algorithm
@@ -77,17 +78,17 @@ def _v1(config):
     algorithm.mu = 0.0
     algorithm.lam = 2.0
     algorithm.capture = 'training'
-    # The paper's server keeps all pairs in one store and sends all clients
-    # the same ones. Here it keeps the latest 1,024 of each client, which caps
-    # the memory, and draws for every client anew, from other clients first.
+    # The paper's server keeps all pairs in one store and sends all clients the
+    # same ones. Here it keeps the latest 1,024 of each client, which bounds
+    # memory, and draws new pairs for each client, first from other clients.
     algorithm.num_pairs = 1024
 
 
 def _v2(config):
   """FedIN v2: 100 clients of ResNet10 to 26, ten of them every round.
 
-  The paper says nothing of augmentation and of Fashion-MNIST's size: here
-  nothing is augmented and images stay 28x28. The authors' code for the same
+  The paper does not state augmentation and Fashion-MNIST's size: here nothing
+  is augmented and images stay 28x28. The authors' code for the same
   networks (InCo) crops, flips and cuts out on CIFAR-10
   (`--config.local.augment=crop_flip_cutout`), and resizes Fashion-MNIST to
   32x32 (`--config.image_size=32`) without augmentation.
@@ -111,10 +112,10 @@ def _v2(config):
 
 
 def fedepth_net(**options):
-  """Options of FeDepth's PreResNet-20, as its authors' code has them.
+  """Options of FeDepth's PreResNet-20, as in its authors' code.
 
-  The paper names the net of He et al., whose shortcut is x where the shape
-  stays: `preact_shortcut=False`.
+  The paper names the net of He et al., whose shortcut is x if the shape does
+  not change: `preact_shortcut=False`.
   """
   return dict(
       dict(
@@ -129,9 +130,10 @@ def fedepth_net(**options):
 
 
 def _fedepth(config):
-  """FeDepth: 100 clients in quarters by memory, PreResNet-20 for everybody.
+  """FeDepth: 100 clients with PreResNet-20, in quarters by memory.
 
-  A width method gives each quarter a width of its own, `groups.x1_6.width`.
+  Width methods replace the quarters by groups with widths, such as
+  `groups.sixth.rate`.
   """
   if config.dataset == 'digits':
     _dataset('cifar10')(config)
@@ -162,7 +164,7 @@ def _fedepth(config):
 
 
 def set_options(**options) -> Variant:
-  """A method's variant that sets options of the method."""
+  """A variant that sets options of the method."""
 
   def apply(config):
     for name, value in options.items():
@@ -186,7 +188,7 @@ architecture = set_options(aggregation='architecture')
 
 
 def local_norm(config):
-  """A method's variant: running statistics stay on the client."""
+  """A variant in which running statistics stay on the client."""
   config.local_stats = True
 
 
@@ -197,7 +199,7 @@ def _iid(config):
 
 
 def _dirichlet(config):
-  """Splits each class over clients by Dirichlet; sizes vary."""
+  """Splits each class over the clients by a Dirichlet draw; sizes vary."""
   config.partition = ml_collections.ConfigDict(
       dict(
           name='dirichlet',
@@ -209,7 +211,7 @@ def _dirichlet(config):
 
 
 def _balanced(config):
-  """Draws the classes of each client by Dirichlet; sizes are equal."""
+  """Draws each client's class shares from a Dirichlet; sizes are equal."""
   config.partition = ml_collections.ConfigDict(
       dict(
           name='dirichlet_balanced', seed=config.partition.seed, alpha=0.5
@@ -247,7 +249,7 @@ def _homogeneous(config):
   model = 'fedhe_cnn9' if 'fedhe_cnn9' in config.groups else 'resnet18'
   number = sum(group_spec(config, name).clients for name in config.groups)
   config.groups = ml_collections.ConfigDict({model: number})
-  # Options of the nets that were there, such as FeDepth's, may be theirs alone.
+  # Drops options that the new net lacks, such as those of FeDepth's net.
   known = model_options(model)
   config.model = ml_collections.ConfigDict(
       {k: v for k, v in config.model.items() if k in known}
@@ -257,8 +259,8 @@ def _homogeneous(config):
 def _cpu(config):
   """A quarter of the width and few rounds: minutes on two CPU cores.
 
-  An eighth where visits are of a few minibatches: most of the time then goes
-  into the evaluation of every client's model.
+  If a visit is only a few minibatches, the width is an eighth: most of the time
+  then goes into evaluating every client's model.
   """
   models = {group_spec(config, name).model for name in config.groups}
   if models == {'preresnet20'}:
@@ -269,12 +271,12 @@ def _cpu(config):
   config.local.epochs = 2
   config.eval_every = 30 if few else 5
   config.target_accuracy = 0.70  # In reach of so few rounds.
-  # Personal models: a few of each group stand for all.
+  # A few personal models of each group represent all of them.
   config.eval_clients_per_group = 4
 
 
 def _cpu_thin(config):
-  """For FeDepth's net, 16 channels wide as it is: fewer, smaller steps."""
+  """Fewer and smaller steps for FeDepth's net, which has only 16 channels."""
   config.num_rounds = 20
   config.local.epochs = 1
   config.local.batch_size = 32
@@ -294,11 +296,11 @@ def _quick(config):
   config.local.epochs = 1
 
 
-# Three classes of devices, and the percentage of clients that have one. They
-# are assumed, not measured: speeds of 10 : 4 : 1, as between a recent phone,
-# one some years old and a small board; for nets as small as those of the
-# digits, hundreds of images a second are what one such core trains. The links
-# stand for home WiFi, 4G and poor 3G reception, slower up than down.
+# {class of devices: (percentage of clients, device)}. The values are assumed,
+# not measured. Speeds are 10 : 4 : 1, as of a recent phone, an older phone and
+# a small board; one such core trains nets as small as those of the digits with
+# hundreds of images per second. Links are like home WiFi, 4G and poor 3G
+# reception, slower up than down.
 FLEET = dict(
     fast=(50, dict(
         examples_per_second=1000.0, up=2.5e6, down=1e7, latency=0.02,
@@ -308,7 +310,7 @@ FLEET = dict(
         examples_per_second=400.0, up=1.25e6, down=5e6, latency=0.05,
         jitter=0.1,
     )),
-    # Stragglers: slow, often away, and one visit in twenty breaks off.
+    # Stragglers: they are slow, pause between visits, and lose 5 % of visits.
     slow=(20, dict(
         examples_per_second=100.0, up=1.25e5, down=5e5, latency=0.2,
         jitter=0.3, pause=1.0, drop_out=0.05,
@@ -362,7 +364,7 @@ SPLITS = {
 }
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
-# One fleet of devices, so that runs can be compared over virtual time.
+# All clocks have the same devices, so that virtual times are comparable.
 CLOCKS = {
     mode: _clock(mode) for mode in ('synchronous', 'async', 'sequential')
 }
@@ -379,8 +381,8 @@ def get_config(
   Args:
     method: A key of `ALGORITHMS`.
     arg: Names of variants, separated by commas; '' for none.
-    variants: The method's own, applied in their order.
-    default: What the method's default experiment changes, before all others.
+    variants: The method's own variants, applied in their order.
+    default: Changes for the method's default experiment, applied first.
 
   Returns:
     The config.

@@ -3,11 +3,11 @@
 from fedjax_het.configs import common
 
 VARIANTS = dict(
-    # Means of logits, as re-implementations send them, instead of the papers'
-    # softmax outputs.
+    # Means of logits, as in re-implementations, instead of the papers' softmax
+    # outputs.
     logit=common.set_options(space='logit'),
     kl=common.set_options(regulariser='kl'),
-    # The mean of all clients, the receiver's own vector included.
+    # The mean over all clients, including the receiver.
     all=common.set_options(mean='all'),
 )
 

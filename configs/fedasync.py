@@ -3,7 +3,7 @@
 from fedjax_het.configs import common
 
 VARIANTS = dict(
-    # How the weight of an upload falls with its staleness; the default is
+    # How an upload's coefficient decreases with staleness; the default is
     # polynomial.
     constant=common.set_options(staleness='constant'),
     hinge=common.set_options(staleness='hinge'),
@@ -15,7 +15,7 @@ def get_config(arg=''):
 
   Ten clients on fast, medium and slow devices upload whenever they are ready; a
   round is ten uploads. The variants `synchronous` and `sequential` run the same
-  devices by another clock.
+  devices with another clock.
 
   Run: `python -m launch.train --config=configs/fedasync.py[:variant,...]`.
 

@@ -4,8 +4,7 @@ from fedjax_het.configs import common, fedepth
 
 VARIANTS = dict(
     architecture=common.architecture,
-    # FeDepth's section 5.4: ViT-T/16 for everybody, whole or of 1/6 of its
-    # width.
+    # FeDepth's section 5.4: ViT-T/16 for all clients, at full or 1/6 width.
     vit=fedepth.VARIANTS['vit'],
     vit_sixth=fedepth.narrow_fine_tuning,
 )
@@ -14,10 +13,10 @@ VARIANTS = dict(
 def get_config(arg=''):
   """FedAvg on the embedded digits, else as `fedin.py`.
 
-  Run: `python -m launch.train --config=configs/fedavg.py[:variant,...]`. Beside
-  FeDepth's fine-tuning, from an AugReg checkpoint at FILE:
+  Run: `python -m launch.train --config=configs/fedavg.py[:variant,...]`. The
+  baselines of FeDepth's fine-tuning are, from an AugReg checkpoint at FILE,
   `--config=configs/fedavg.py:fedepth,vit --config.model.pretrained=FILE
-  --config.data_dir=DIR`, and of 1/6 of the width
+  --config.data_dir=DIR`, and with 1/6 of the width
   `--config=configs/fedavg.py:fedepth,vit_sixth --config.data_dir=DIR`.
 
   Measured without variants, seed 0, one thread: mean client accuracy

@@ -1,12 +1,12 @@
-"""FedDPA: entries that matter for a client's own data stay with it."""
+"""FedDPA: parameters that matter for a client's own data stay on the client."""
 
 from fedjax_het.configs import common
 
 
 def _code(config):
-  """As the authors' code: weights by examples, clipping and noise.
+  """As in the authors' code: weights by examples, clipping and noise.
 
-  A sigma of 1 is an example; the code computes one by an accountant.
+  sigma = 1 is an example; the code computes it with a privacy accountant.
   """
   common.local_norm(config)
   config.algorithm.weights = 'data'

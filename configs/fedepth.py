@@ -1,4 +1,4 @@
-"""FeDepth: the full model for everybody, trained part by part."""
+"""FeDepth: all clients train the full model, part by part."""
 
 import ml_collections
 from ml_collections import config_dict
@@ -6,8 +6,8 @@ from ml_collections import config_dict
 from fedjax_het.configs import common
 from fedjax_het.experiment.config import group_spec
 
-# What clients of a group can hold, as a share of the whole model; those of
-# `quick` have a budget, too.
+# Memory budgets of groups, as shares of what training the whole model takes;
+# mlp4 is a group of `quick`.
 BUDGETS = dict(
     x1_8='1/8',
     x1_6='1/6',
@@ -21,7 +21,7 @@ BUDGETS = dict(
 
 
 def _with_budget(name, group):
-  """A group's section, or its number of clients, with what they can hold."""
+  """A group's section, with its memory budget if it has one."""
   if name not in BUDGETS:
     return group
   section = dict(clients=group) if isinstance(group, int) else dict(group)
@@ -38,7 +38,7 @@ def _small(config):
 
 
 def _scenario(**renamed):
-  """Other budgets than Fair, for the same clients."""
+  """Renames groups, which gives the same clients budgets other than Fair."""
 
   def apply(config):
     config.groups = ml_collections.ConfigDict(
@@ -49,7 +49,7 @@ def _scenario(**renamed):
 
 
 def _transformer(model, **options):
-  """The same clients with a vision transformer each."""
+  """Gives the same clients a vision transformer."""
 
   def apply(config):
     clients = {name: group_spec(config, name).clients for name in config.groups}
@@ -64,7 +64,7 @@ def _transformer(model, **options):
 
 
 def _fine_tuning(model):
-  """A pretrained transformer, as in the paper's section 5.4."""
+  """Fine-tunes a pretrained transformer, as in the paper's section 5.4."""
 
   def apply(config):
     _transformer(model, patch=16)(config)
@@ -77,11 +77,11 @@ def _fine_tuning(model):
 
 
 def narrow_fine_tuning(config):
-  """ViT-T/16 of 1/6 of its width, which fits the smallest memory budget.
+  """ViT-T/16 with 1/6 of its width, which fits the smallest memory budget.
 
-  Its three heads cannot share 192 / 6 features; that they have 11 each is this
-  library's choice. It begins without weights: published ones are of the full
-  width.
+  192 / 6 features cannot be divided among its three heads; this library gives
+  each head 11. Training starts from scratch, since published parameters have
+  the full width.
   """
   _fine_tuning('vit_t16')(config)
   del config.model.pretrained
@@ -89,11 +89,11 @@ def narrow_fine_tuning(config):
 
 
 def _vit_mini(config):
-  """Four blocks of 64 features, which train without pretrained weights."""
+  """Four blocks of 64 features, trained from scratch."""
   patch = 2 if config.dataset == 'digits' else 4
   _transformer('mini_vit4', patch=patch)(config)
-  # A third does not hold the last encoder block, by what is measured; the
-  # paper's setting plans by the paper's estimate.
+  # By the measured costs, 1/3 cannot hold the last encoder block. The paper's
+  # setting is planned by the paper's estimate.
   if 'x1_6' not in config.groups:
     _scenario(x1_3='x1_2', x1_2='x2_3')(config)
 
@@ -111,23 +111,24 @@ def _paper_shortcut(config):
 
 
 VARIANTS = dict(
-    # Budgets of the quarters; without one of these 1/6, 1/3, 1/2, 1 (Fair).
+    # Budgets of the quarters; the default is 1/6, 1/3, 1/2, 1 (Fair).
     lack=_scenario(x1_6='x1_8', x1_3='x1_6'),
     surplus=_scenario(x1='x2'),
-    # ViT-T/16 and ViT-S/16, with `model.pretrained=FILE`; and without weights.
+    # ViT-T/16 and ViT-S/16, with `model.pretrained=FILE`; a small transformer
+    # without pretrained parameters.
     vit=_fine_tuning('vit_t16'),
     vit_s=_fine_tuning('vit_s12'),
     vit_mini=_vit_mini,
-    # m-FeDepth, no head of which has a ReLU in the authors' code.
+    # m-FeDepth, whose heads have no ReLU in the authors' code.
     own_heads=_own_heads,
     # The shortcut of the net that the paper names.
     paper_shortcut=_paper_shortcut,
-    # Blocks that fit nowhere are left out of the forward pass, and who did not
-    # train a block counts in its mean, as in the authors' code.
+    # As in the authors' code: blocks that fit in no stage are left out of the
+    # forward pass, and clients that did not train a block count in its mean.
     bypass=common.set_options(partial='bypass', dilute=True),
-    # All epochs together instead of each stage's.
+    # The stages divide the local epochs, instead of each taking all of them.
     split=common.set_options(epochs_mode='split'),
-    # What frozen blocks make of an example is computed once a stage.
+    # The outputs of frozen blocks are computed once per stage.
     cached=common.set_options(cache_prefix=True),
 )
 
@@ -137,24 +138,25 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fedepth.py[:variant,...]`, the
   paper's case study with `fedepth`:
-  `--config=configs/fedepth.py:fedepth,lack --config.data_dir=DIR`. What fits
-  into which memory: `python -m launch.plan_memory --config=configs/fedepth.py`.
-  Schedules keep the budget by what the compiler plans; those of `fedepth`
-  follow the paper's estimate. `--plan=paper`, or `measured`, says which.
+  `--config=configs/fedepth.py:fedepth,lack --config.data_dir=DIR`. For the
+  schedules that fit a budget: `python -m launch.plan_memory
+  --config=configs/fedepth.py`. Schedules keep the budget by the compiler's
+  figures, or with `fedepth` by the paper's estimate; `--plan=measured` or
+  `--plan=paper` chooses.
 
   Clients whose budget holds two models train two by mutual distillation. The
-  authors hold a fifth of each client's examples out: `--config.validation=0.2`.
+  authors hold out a fifth of each client's examples: `--config.validation=0.2`.
 
-  Fine-tuning part by part from an AugReg checkpoint at FILE (section 5.4),
-  `vit_s` for ViT-S/16 instead of ViT-T/16:
+  For fine-tuning part by part from an AugReg checkpoint at FILE (section 5.4),
+  with `vit_s` for ViT-S/16 instead of ViT-T/16:
   `--config=configs/fedepth.py:fedepth,vit --config.model.pretrained=FILE
   --config.data_dir=DIR`. Images are resized to 224 pixels when they are read:
-  CIFAR-10 then takes 9 GB. With `--config.image_size=32` they are left as they
-  are, four patches; of other sizes than the checkpoint's, learned positions
-  are resized to the images' own grid. The section names neither the optimiser
-  nor local epochs, batch and augmentation: they are the case study's.
-  `vit_mini` is a small transformer that begins without weights: on the digits
-  77.7 % after 20 rounds, seed 0.
+  CIFAR-10 then takes 9 GB. With `--config.image_size=32` they keep their size,
+  which is four patches. If the image size is not the checkpoint's, learned
+  position embeddings are resized to the grid of patches. The section does not
+  name the optimiser, local epochs, batch and augmentation; they are the case
+  study's. `vit_mini` is a small transformer without pretrained parameters: on
+  the digits 77.7 % after 20 rounds, seed 0.
 
   Measured without variants, seed 0, one thread: accuracy 93.2 % after 20
   rounds.

@@ -14,8 +14,8 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fedet.py[:variant,...]`.
 
-  The server's model is that of the last group, the deepest, as a tree of its
-  own. Its classifier must have the shape of all groups'.
+  The server's model has the architecture of the last group, the deepest, with
+  its own parameters. All groups' classifiers must have the same shape.
 
   Measured without variants, seed 0, one thread: mean client accuracy
   92.9 % after 20 rounds, 81.7 % for the server's model, which has taken two
@@ -29,7 +29,7 @@ def get_config(arg=''):
   """
   config = common.get_config('fedet', arg, VARIANTS)
   config.public_size = fedmd.PUBLIC[config.dataset]
-  if config.algorithm.aggregation == 'ends':  # FedIN v1's.
+  if config.algorithm.aggregation == 'ends':  # From FedIN v1's setting.
     config.algorithm.aggregation = 'layerwise'
   last = list(config.groups)[-1]
   entry = config.groups[last]

@@ -4,7 +4,7 @@ from fedjax_het.configs import common
 
 
 def _global_mix(config):
-  """One coefficient of a model for all blocks, whichever clients own them."""
+  """One coefficient per model for all blocks, whichever clients own them."""
   config.algorithm.mix = 'global'
 
 

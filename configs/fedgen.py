@@ -16,8 +16,8 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fedgen.py[:variant,...]`.
 
-  The generator is trained for the 50 minibatches of the authors' code, of the
-  clients' batch size. Classifiers of all groups must take vectors of one size:
+  The generator is trained on 50 minibatches of the clients' batch size, as in
+  the authors' code. Classifiers of all groups must take vectors of one size;
   those of `fedhe`'s nets do not.
 
   Measured without variants, seed 0, one thread: mean client accuracy

@@ -4,7 +4,7 @@ from fedjax_het.configs import common
 
 
 def _released(config):
-  """The authors' released command: the server does not distil, 20 epochs."""
+  """The authors' released command: 20 server epochs without distillation."""
   config.algorithm.server_distillation = False
   config.algorithm.server_epochs = 20
 
@@ -22,7 +22,7 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fedgkt.py[:variant,...]`.
 
-  The server trains for 10 epochs on what a round brings, as in FedIN v1, and
+  The server trains for 10 epochs on the uploads of a round, as in FedIN v1, and
   for 2 on the digits. Its net is the tail of the deepest group's model; the
   extractors of all groups must give features of one shape.
 

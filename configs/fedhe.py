@@ -4,13 +4,13 @@ from fedjax_het.configs import common
 
 
 def _code(config):
-  """The authors' code: divides by V, folds the past every 100 uploads."""
+  """As in the authors' code: divides by V, folds the past every 100 uploads."""
   config.algorithm.plus_one = False
   config.algorithm.store = 'fold'
 
 
 def _strict(config):
-  """Eq. 8 and 9 to the letter: zeros for classes that were not seen."""
+  """Eq. 8 and 9 as printed: zeros for classes that were not seen."""
   config.algorithm.strict = True
 
 

@@ -1,4 +1,4 @@
-"""The setting of FedHe (arXiv 2110.09910), for every method of a comparison."""
+"""The setting of FedHe (arXiv 2110.09910), for all methods of a comparison."""
 
 import ml_collections
 
@@ -9,10 +9,10 @@ from fedjax_het.engine.needs import needs_of
 def apply(config):
   """Ten clients of ten CNNs, IID; 5,000 visits each, of three minibatches.
 
-  Batch, optimiser and the number of visits are those of the authors' code
-  (50,000 visits of one client each, here 5,000 rounds of ten; a cohort of one
-  and ten times the rounds let clients come one at a time). Images are
-  normalised by channel, where the code subtracts the mean image.
+  Batch, optimiser and the number of visits are those of the authors' code. The
+  code has 50,000 visits of one client at a time, which is a cohort of one and
+  50,000 rounds; here there are 5,000 rounds of ten. Images are normalised by
+  channel; the code subtracts the mean image.
 
   Args:
     config: The config to change: MNIST unless it names a data set.
@@ -35,7 +35,7 @@ def apply(config):
   config.local.batch_size = 50
   config.local.optimizer = 'adam'
   config.local.learning_rate = 1e-3
-  # In the authors' code each client has one optimiser for the whole run; with
-  # one begun anew, Adam's moments would be those of three steps.
+  # In the authors' code each client has one optimiser for the whole run. A new
+  # optimiser per visit would have Adam moments of only three steps.
   needs = needs_of(ALGORITHMS[config.algorithm.name])
   config.local.keep_optimizer = needs.keep_optimizer is not None

@@ -9,7 +9,7 @@ VARIANTS = dict(
     # inner products over all intermediate layers instead of each leaf.
     exact=common.set_options(rule='exact'),
     tree=common.set_options(scope='tree'),
-    # Ablations: without IN training, proximal term, combined gradient, and
+    # Ablations: no IN training, no proximal term, no combined gradient, no
     # averaging.
     wo_in=common.set_options(in_training=False),
     wo_prox=common.set_options(mu=0.0),

@@ -2,7 +2,7 @@
 
 from fedjax_het.configs import common
 
-# A tenth of each training set, the public set of the FedHe paper's comparison.
+# A tenth of each training set, as in the FedHe paper's comparison.
 PUBLIC = dict(
     digits=143,
     mnist=6000,
@@ -15,17 +15,17 @@ PUBLIC = dict(
 
 
 def _new_optimizers(config):
-  """The optimisers begin anew in every visit."""
+  """Every visit starts with new optimisers."""
   config.local.keep_optimizer = False
 
 
 def _aligned(config):
-  """The 5,000 public examples a visit of FedMD's own experiments."""
+  """5,000 public examples per visit, as in FedMD's own experiments."""
   config.algorithm.num_alignment = min(5000, PUBLIC[config.dataset])
 
 
 def _cold(config):
-  """Transfer alone before round 1: no head start by public labels."""
+  """Trains only on private data before round 1, not on public labels."""
   config.algorithm.pretrain_epochs = 0
 
 
@@ -51,17 +51,17 @@ def get_config(arg=''):
   names = arg.split(',')
   config.public_size = PUBLIC[config.dataset]
   if 'fedhe' in names and 'aligned' not in names:
-    # That paper says n = 10 of its experiments and of its Tables III and IV.
-    # With FedMD's own 5,000, twenty steps of digest would stand against the
-    # three private ones of a visit; FedMD's own experiments have 8 to 120.
+    # The FedHe paper uses n = 10 in its experiments and in Tables III and IV.
+    # With FedMD's own 5,000, a visit would have twenty digest steps and only
+    # three private steps; FedMD's own experiments have 8 to 120 private steps.
     config.algorithm.num_alignment = 10
   if 'cpu' in names:
-    # One pass each before round 1.
+    # One public and one private epoch before round 1.
     config.algorithm.pretrain_epochs = config.algorithm.transfer_epochs = 1
     config.algorithm.pretrain_patience = 0
     config.algorithm.transfer_patience = 0
     if 'fedhe' not in names or 'aligned' in names:
-      # As many public examples a round as a visit there has private ones.
+      # As many public examples per round as FedHe's visits have private ones.
       config.algorithm.num_alignment = 150
   if 'quick' in names:
     if config.algorithm.num_alignment is not None:

@@ -4,7 +4,7 @@ from fedjax_het.configs import common
 
 
 def _sgd(config):
-  """SGD with momentum, for which the method is derived, as in NIID-Bench."""
+  """SGD with momentum, for which FedNova is derived, as in NIID-Bench."""
   config.local.optimizer = 'sgd'
   config.local.learning_rate = 0.01
   config.local.momentum = 0.9

@@ -1,4 +1,4 @@
-"""FedRolex: clients of different widths of one model, which roll."""
+"""FedRolex: clients train rolling windows of one model, of various widths."""
 
 from fedjax_het.configs.widths import (
   EIGHTHS,
@@ -15,13 +15,13 @@ def _blocks(shares):
 
 
 def _plain(config):
-  """The mean over holders alone, without Scaler and masked loss."""
+  """Only the mean over holders, without Scaler and masked loss."""
   config.algorithm.scaler = False
   config.algorithm.mask = 'none'
 
 
 def _code(config):
-  """As the authors' code rolls, clips and evaluates."""
+  """Rolls, clips and evaluates as the authors' code does."""
   config.algorithm.direction = -1
   config.local.clip_norm = 1.0
   config.model.norm = 'batch_only'
@@ -52,7 +52,8 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/fedrolex.py[:variant,...]`,
   such as `--config=configs/fedrolex.py:v2,fair`. Clients, widths and models are
-  those of `heterofl.py`, but with `v2`: a fifth of the clients has each width.
+  those of `heterofl.py`, except with `v2`: each width has a fifth of the
+  clients.
 
   Measured without variants, seed 0, one thread: accuracy of the full width
   83.4 % after 20 rounds.

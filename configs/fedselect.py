@@ -1,4 +1,4 @@
-"""FedSelect: clients grow sets of personal entries."""
+"""FedSelect: clients keep growing sets of personal parameters."""
 
 from fedjax_het.configs import common
 

@@ -22,7 +22,7 @@ def fix(config, mode: str):
 
 
 def dynamic(config, mode: str):
-  """Widths from a mode string, drawn by every client in every visit."""
+  """Widths from a mode string; every client draws one in every visit."""
   mode = parse_mode(mode)
   one_model(config, lambda total: dict(all=total), **narrower(config, mode))
   config.algorithm.levels = tuple(map(str, mode.rates.values()))
@@ -38,7 +38,7 @@ def _budgets(budgets):
 
 
 def _dynamic(config):
-  """Every client draws its width anew in every visit."""
+  """Every client draws a new width in every visit."""
   dynamic(config, 'a1-b1-c1-d1-e1')
 
 
@@ -48,14 +48,15 @@ def _clip(config):
 
 
 VARIANTS = dict(
-    # Every client draws its width anew in every visit.
+    # Every client draws a new width in every visit.
     dynamic=lambda config: dynamic(config, 'a1-b1-c1-d1-e1'),
     eighths=_budgets(EIGHTHS),
     fair=_budgets(FAIR),
     lack=_budgets(LACK),
-    # The mean over holders alone, without Scaler and masked loss.
+    # Only the mean over holders, without Scaler and masked loss.
     plain=common.set_options(scaler=False, mask='none'),
-    # FeDepth's baseline: masked by the minibatch, weighted by examples.
+    # FeDepth's baseline: loss masked by the minibatch's labels, averages
+    # weighted by examples.
     batch_mask=common.set_options(mask='batch', weights='data'),
     clip=_clip,
 )
@@ -77,7 +78,7 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/heterofl.py[:variant,...]`,
   such as `--config=configs/heterofl.py:v2,fair`. FedIN v2 compares with widths
-  of a ResNet152 (`resnet152` in the library), here they are of a ResNet26.
+  of a ResNet152 (`resnet152` in the library); with `v2` they are of a ResNet26.
 
   Measured without variants, seed 0, one thread: accuracy of the full width
   85.1 % after 20 rounds.

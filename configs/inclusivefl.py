@@ -4,7 +4,7 @@ from fedjax_het.configs import common
 
 
 def _stages(config):
-  """Every stage has a private block, instead of the last stage alone."""
+  """Every stage has a private block, instead of only the last stage."""
   config.algorithm.private = 'stage'
 
 
@@ -15,7 +15,7 @@ def _plain(config):
 
 
 VARIANTS = dict(
-    # Top blocks are blended all the same.
+    # Top blocks are still blended.
     architecture=common.architecture,
     stages=_stages,
     plain=_plain,
@@ -27,7 +27,7 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/inclusivefl.py[:variant,...]`.
 
-  The larger models must extend the smaller ones: those of `v1` and `fedhe` do
+  The larger models must extend the smaller ones; those of `v1` and `fedhe` do
   not.
 
   Measured without variants, seed 0, one thread: mean client accuracy

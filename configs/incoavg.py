@@ -4,7 +4,7 @@ from fedjax_het.configs import common
 
 
 def _paper_rule(config):
-  """The rule that the paper prints, which its code does not have."""
+  """The rule printed in the paper, which its code lacks."""
   config.algorithm.rule = 'paper'
 
 
@@ -14,7 +14,7 @@ def _theorem(config):
 
 
 VARIANTS = dict(
-    # Layers are corrected inside each architecture, too.
+    # Layers are also corrected inside each architecture.
     architecture=common.architecture,
     paper_rule=_paper_rule,
     theorem=_theorem,

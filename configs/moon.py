@@ -22,7 +22,7 @@ def _paper(config):
   config.local.momentum = 0.9
   config.local.weight_decay = 1e-5
   config.local.drop_last = True
-  config.local.augment = 'crop_flip'  # The paper's pads by reflection.
+  config.local.augment = 'crop_flip'  # The paper's crop pads by reflection.
   config.algorithm.contrast_weight = 5.0
   config.algorithm.weights = 'data'
 

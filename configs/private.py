@@ -1,4 +1,4 @@
-"""Local training only, the bound that federated methods must beat."""
+"""Local training only, the baseline of federated methods."""
 
 import ml_collections
 
@@ -8,7 +8,7 @@ from fedjax_het.configs import common
 def _similarity(config):
   """Twenty clients of a 14-layer ResNet, two classes each (FeDepth's Fig. 6).
 
-  For `python -m launch.similarity`; the paper does not say how it is trained.
+  For `python -m launch.similarity`; the paper does not describe the training.
   """
   config.groups = ml_collections.ConfigDict(dict(resnet14_mnist=20))
   config.partition = ml_collections.ConfigDict(

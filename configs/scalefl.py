@@ -2,8 +2,8 @@
 
 from fedjax_het.configs.widths import one_model, quarters, widths_config
 
-# The authors' code has exits behind 30, 38 and 46 of 54 blocks and at the end.
-# The first level here, behind 22, is ours, for the five groups of FedIN v2.
+# The authors' code has exits after 30, 38 and 46 of 54 blocks and at the end.
+# The first level here, after 22 blocks, is added for FedIN v2's five groups.
 FIVE = dict(
     a=dict(rate='0.7', exit='11/27'),
     b=dict(rate='0.7', exit='5/9'),
@@ -21,17 +21,17 @@ THREE = dict(
 
 
 def _levels(levels):
-  """Equal blocks of clients, each of one level."""
+  """Assigns one level to each of several equal blocks of clients."""
   return lambda config: one_model(config, quarters(levels), levels)
 
 
 def _without_distillation(config):
-  """Exits learn from labels alone, the default of the authors' code."""
+  """Exits learn only from labels, the default of the authors' code."""
   config.algorithm.distill_weight = 0.0
 
 
 def _code(config):
-  """The gradient of distillation flows into the last exit, too."""
+  """The distillation gradient also flows into the last exit."""
   config.algorithm.detach = False
 
 

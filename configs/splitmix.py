@@ -1,4 +1,4 @@
-"""SplitMix: clients train some of the thin nets that make up a wide one."""
+"""SplitMix: a wide net consists of thin ones; clients train some of them."""
 
 from fedjax_het.configs.widths import EIGHTHS, FAIR, LACK, blocks, widths_config
 

@@ -1,4 +1,4 @@
-"""Groups of clients that hold widths of one model, for methods over widths."""
+"""Groups of clients that hold widths of one model, for width methods."""
 
 from fractions import Fraction
 import re
@@ -9,8 +9,8 @@ import ml_collections
 from fedjax_het.configs import common
 from fedjax_het.experiment.config import group_spec
 
-# Widths of four equal blocks of clients: SplitMix's and FeDepth's case
-# studies', and those of FeDepth's tables.
+# Widths of four equal blocks of clients: EIGHTHS as in SplitMix's study and
+# FeDepth's case studies, FAIR and LACK as in FeDepth's tables.
 EIGHTHS = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
 FAIR = dict(sixth='1/6', third='1/3', half='1/2', full='1')
 LACK = dict(eighth='1/8', sixth='1/6', half='1/2', full='1')
@@ -19,13 +19,13 @@ RATES = {letter: Fraction(1, 2**i) for i, letter in enumerate('abcde')}
 
 
 class Mode(NamedTuple):
-  """What a mode string says.
+  """A parsed mode string.
 
   Attributes:
-    width: The global model's width r_g, the first letter's: a=1, b=1/2,
-      c=1/4, d=1/8, e=1/16.
+    width: The global model's width r_g, which is that of the first letter: a=1,
+      b=1/2, c=1/4, d=1/8, e=1/16.
     rates: {letter: width of that level as a share of the global model's}.
-    odds: {letter: p}, its weight among the levels.
+    odds: {letter: p}, relative numbers of clients, or odds of drawing a level.
   """
 
   width: Fraction
@@ -60,7 +60,7 @@ def parse_mode(text: str) -> Mode:
   """Reads a mode string such as 'a4-b2-c2-d1-e1'.
 
   Args:
-    text: Levels from the widest on, each a letter of a to e and a weight.
+    text: Levels from the widest on, each a letter from a to e and an integer p.
 
   Returns:
     The mode.
@@ -94,10 +94,10 @@ def one_model(config, sizes, method=None, **options):
   """Gives all groups the deepest model of a setting.
 
   Args:
-    config: The config; its groups say which models, and how many clients.
+    config: The config, whose groups have the models and numbers of clients.
     sizes: {group name: clients}, or a function of the number of clients.
     method: {group name: options of the method}; None for none.
-    **options: Of the model, in every group.
+    **options: Options of the model in every group.
   """
   specs = [group_spec(config, name) for name in config.groups]
 
@@ -105,7 +105,7 @@ def one_model(config, sizes, method=None, **options):
     digits = re.search(r'\d+$', spec.model)
     return int(digits[0]) if digits else spec.options.get('depth', 0)
 
-  # Of FedIN's A to E, which have no number, the first, which is the largest.
+  # FedIN's A to E have no number; the first is the largest and is chosen.
   model, _, own, *_ = max(specs, key=depth)
   own = {k: v for k, v in own.items() if k not in config.model}
   total = sum(spec.clients for spec in specs)
@@ -121,7 +121,7 @@ def one_model(config, sizes, method=None, **options):
 
 
 def quarters(names):
-  """Equal blocks of clients; the first blocks take the remainder."""
+  """A function to equal blocks of clients; the first take the remainder."""
 
   def sizes(total):
     share, rest = divmod(total, len(names))
@@ -131,32 +131,32 @@ def quarters(names):
 
 
 def narrower(config, mode):
-  """The model's option `width` of a mode whose largest rate is below 1."""
+  """The model's option `width` if the mode's largest width is below 1."""
   if mode.width == 1:
     return {}
   return dict(width=float(mode.width) * config.model.get('width', 1.0))
 
 
 def fixed(config, mode: str):
-  """Fixed widths by a mode string: a group for each, option `rate`."""
+  """Fixed widths from a mode string: one group per width, option `rate`."""
   mode = parse_mode(mode)
   rates = {name: dict(rate=str(rate)) for name, rate in mode.rates.items()}
   one_model(config, mode.fix, rates, **narrower(config, mode))
 
 
 def blocks(config, option: str, shares):
-  """Equal blocks of clients, each with its share as a group's option."""
+  """Equal blocks of clients, one group each, with a share as its option."""
   method = {name: {option: share} for name, share in shares.items()}
   one_model(config, quarters(shares), method)
 
 
 def widths_config(method, arg, variants, prepare):
-  """A method whose widths take the place of a setting's models.
+  """The config of a method whose widths replace a setting's models.
 
   Args:
     method: A key of `ALGORITHMS`.
     arg: Names of variants, separated by commas.
-    variants: The method's own, which here follow all of `common`'s.
+    variants: The method's own variants, applied after all of `common`'s.
     prepare: `(config, names of the variants)`, called before the variants.
 
   Returns:

@@ -3,19 +3,19 @@ r"""Reconstructs images from the features that clients of FedIN upload.
   python -m launch.attack --workdir=runs/quick
   python -m launch.attack --workdir=runs/fedin,runs/fedin_noise --noise=0,0.8
 
-FedIN's Fig. 10, on stored runs. The adversary is a server that knows a client's
-extractor and the features of one batch of its images; it optimises random
-pixels until they have these features. A level of --noise is Gaussian noise in
-units of the features' standard deviation, which the client adds; without the
-flag the levels are 0 and the run's own. A run's `clip` and `sigma` hold at all
-levels. Features are computed as for an upload: batch norm takes the statistics
-of the batch. Extractor and adversary have the weights of the last checkpoint.
+This is FedIN's Fig. 10, on stored runs. The adversary is a server that knows a
+client's extractor and the features of one batch of its images; it optimises
+random pixels until they have these features. A level of --noise is the Gaussian
+noise that the client adds, in units of the features' standard deviation; the
+default levels are 0 and the run's own. The run's `clip` and `sigma` apply at
+all levels. Features are computed as for an upload: batch norm uses the batch's
+statistics. Client and adversary use the extractor of the last checkpoint.
 
-Prints PSNR and SSIM, mean and standard deviation over images, and writes them
-to attack.md (of each image to attack.json), with images.png, psnr.png and
+The program prints PSNR and SSIM, mean and standard deviation over images, and
+writes attack.md, attack.json (values of each image), images.png, psnr.png and
 ssim.png. The last row is the mean training image, which needs no attack. The
-paper measures LPIPS, too, which needs the weights of a pretrained network: give
-them by --lpips (analysis/lpips.py describes the file); else it is left out.
+paper also measures LPIPS, which needs the parameters of a pretrained network:
+give their file by --lpips (see analysis/lpips.py), else LPIPS is left out.
 """
 
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ _MOST_SHOWN = 8  # Images in the picture.
 
 
 class Result(NamedTuple):
-  """What an attack at one level of noise has come to.
+  """Result of an attack at one level of noise.
 
   Attributes:
-    label: The run, where there are several, and the level.
+    label: The level, after the run's name if there are several runs.
     workdir: The run.
     noise: The level.
     step: [S], steps of the adversary.
-    error: [S], its mean squared error of the features.
+    error: [S], mean squared error of the features.
     psnr: [S, N], of each of N images.
     ssim: [S, N].
     lpips: [N], at the last step; None without weights.
@@ -60,12 +60,12 @@ class Result(NamedTuple):
 
 
 class Target(NamedTuple):
-  """A client of a run, to be attacked.
+  """The client of a run that is attacked.
 
   Attributes:
     originals: [N, H, W, C] in [0, 1], its first training images.
     guess: [H, W, C], the mean training image of all clients.
-    extract: Images in [0, 1] to features, as for an upload.
+    extract: Function from images in [0, 1] to features, as for an upload.
     protect: `(noise level) -> function (key, features) -> features`.
     own_noise: The run's noise level.
   """
@@ -97,19 +97,19 @@ def define_flags() -> None:
 
 
 def read_target(run, client: int, num_images: int) -> Target:
-  """What the attack needs of a run.
+  """Reads what the attack needs from a run.
 
   Args:
-    run: The run, as `load_run` gives it.
+    run: The run, as `load_run` returns it.
     client: Id of the client.
-    num_images: Its images, at most.
+    num_images: Largest number of its images.
 
   Returns:
     The target.
 
   Raises:
-    ValueError: If its clients upload no features of an extractor that travels,
-      or its data are no images; or as of `Run.model`.
+    ValueError: If its clients upload no features or keep their extractors, or
+      its data are not images; or as `Run.model`.
     FileNotFoundError: If data or checkpoints are missing.
   """
   import jax
@@ -179,14 +179,15 @@ def attack_run(
     tv: See `make_attack`.
     seed: Seed of noise and first pixels, the same at all levels.
     workdir: The run's folder, for the results.
-    name: How the labels begin.
-    lpips: As of `read_lpips`; None to leave it out.
+    name: Prefix of the labels.
+    lpips: Function from `read_lpips`; None to leave LPIPS out.
 
   Returns:
     A result for each level.
 
   Raises:
     ValueError: If an option is out of its range.
+    FloatingPointError: If the attack diverges.
   """
   import jax
   import numpy as np
@@ -225,7 +226,7 @@ def attack_run(
 def as_table(
     target: Target, results: Sequence[Result], lpips=None
 ) -> list[list[str]]:
-  """Mean and sample deviation over images, and the mean image as a guess."""
+  """The table of results, with a last row for the mean image as a guess."""
   import numpy as np
 
   from fedjax_het.analysis import image_quality
@@ -275,7 +276,7 @@ def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
 
 
 def _write(out, target, results, setting, lpips) -> str:
-  """Writes all files; the table as Markdown."""
+  """Writes all files and returns the table as Markdown."""
   from fedjax_het.files import write_atomically
   from fedjax_het.reporting.tables import as_markdown
 

@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-  """The commands, a line each."""
+  """The help text: one line per command."""
   width = max(map(len, COMMANDS))
   lines = [f'  {name:<{width}}  {what}' for name, what in COMMANDS.items()]
   return '\n'.join([

@@ -5,13 +5,13 @@ r"""Prints FedHe's Tables III and IV: numbers that a client and server exchange.
   python -m launch.communication --table=fedin_v2_table1 --scale=full \
       --cols=cifar10_iid --data_dir=DIR
 
-Counted from the methods' messages, in both directions and with all classes
-present, without training. The paper counts the upload alone, FedAvg on model 9
-with 20 outputs, and FedMD's public images with its logits.
+The numbers are counted from the methods' messages, in both directions and with
+all classes present, without training. The paper counts the upload only, FedAvg
+on model 9 with 20 outputs, and FedMD's public images together with its logits.
 
-With `--table` instead: for each row of a results table what a client receives,
-keeps and sends, in the first of its columns or of `--cols`. For FedIN v2's
-Table 1 that is its Table 3, beside the printed numbers.
+With `--table` it prints instead what a client receives, keeps and sends in each
+row of a results table, in the first of its columns or of `--cols`. For FedIN
+v2's Table 1 this is the paper's Table 3, beside the printed numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from absl import flags
 
 from . import table_files, terminal
 
-# (title, shape of an image, the paper's FedAvg and reduced rate of FedMD).
+# (title, image shape, the paper's number for FedAvg and reduced rate of FedMD).
 TABLES = (
     ('Table III, MNIST', (28, 28, 1), 324_672, '97.6%'),
     ('Table IV, CIFAR-10', (32, 32, 3), 326_976, '90.6%'),
@@ -34,7 +34,7 @@ _NUM_BYTES = 4  # All messages are float32.
 
 
 class Row(NamedTuple):
-  """Numbers a visit; `paper` and `paper_rate` are what it prints."""
+  """Numbers sent per visit; `paper` and `paper_rate` are printed values."""
 
   method: str
   down: int
@@ -46,16 +46,16 @@ class Row(NamedTuple):
 def exchanged(
     name: str, image_shape, num_outputs: int, num_public: int = 0
 ) -> tuple[int, int]:
-  """Numbers (down, up) of one visit of a method on model 9, by shapes alone.
+  """Numbers (down, up) of one visit of a method on model 9, from shapes only.
 
   Args:
     name: A key of `ALGORITHMS`.
     image_shape: (height, width, channels).
     num_outputs: Outputs of the model.
-    num_public: Examples of the public set, all of which a round takes.
+    num_public: Size of the public set; each round uses all of it.
 
   Returns:
-    Two integers; all optional parts count as present.
+    Two integers, which count all optional parts as present.
   """
   import jax
   import jax.numpy as jnp
@@ -116,10 +116,10 @@ def rows(image_shape, fedavg: int, rate: str, num_public: int) -> list[Row]:
     image_shape: (height, width, channels).
     fedavg: The paper's number for FedAvg.
     rate: The paper's reduced rate of FedMD, for 10 public examples.
-    num_public: n.
+    num_public: Number of public examples n.
 
   Returns:
-    The rows, the paper's FedAvg first.
+    The rows, beginning with the paper's FedAvg.
   """
   n, classes = num_public, NUM_CLASSES
   down, up = exchanged('fedmd', image_shape, classes, n)
@@ -148,7 +148,7 @@ def rows(image_shape, fedavg: int, rate: str, num_public: int) -> list[Row]:
 
 
 def render(title: str, table: Sequence[Row], num_public: int) -> str:
-  """A table as markdown; rates are of the upload, against both FedAvgs."""
+  """A table as Markdown; reduced rates compare the upload with both FedAvgs."""
   lines = [
       f'{title}: numbers of 4 bytes a client and visit, n = {num_public}',
       '',
@@ -157,7 +157,7 @@ def render(title: str, table: Sequence[Row], num_public: int) -> str:
       '|---|---|---|---|---|---|---|',
   ]
   for row in table:
-    # Model 9 with 20 outputs is more than with 10: no reduced rate.
+    # FedAvg with 20 outputs sends more than with 10: no reduced rate.
     rates = [
         f'{100 * (1 - row.up / base.up):.2f}%' if row.up <= base.up else '-'
         for base in table[:2]
@@ -180,10 +180,10 @@ devices.
 
 
 def overheads(table, data_dir: str | None = None) -> Iterator[list[str]]:
-  """What each row of a results table holds and sends; nothing is trained.
+  """Yields what each row of a results table holds and sends; trains nothing.
 
   Args:
-    table: The `Table`; of each row its first column counts.
+    table: The `Table`; each row is counted in its first column.
     data_dir: Folder of the data sets; None for the configs' own.
 
   Yields:
@@ -261,7 +261,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _print_overheads() -> None:
-  """Prints what the rows of the table hold and send that the flags name."""
+  """Prints what the chosen rows of the table hold and send."""
   from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS
@@ -279,7 +279,7 @@ def _print_overheads() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prints both tables, or what the rows of a results table hold and send."""
+  """Prints FedHe's tables, or what rows of a results table hold and send."""
   del argv
   if flags.FLAGS.table is not None:
     _print_overheads()

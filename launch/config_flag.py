@@ -35,8 +35,8 @@ class _Override(NamedTuple):
 
   Attributes:
     key: The entry.
-    value: What stands behind the equals sign; None without one.
-    after: The next argument, which may be the value; None for none.
+    value: The text after the equals sign; None without an equals sign.
+    after: The next argument, which may be the value; None if there is none.
   """
 
   key: str
@@ -44,12 +44,12 @@ class _Override(NamedTuple):
   after: str | None
 
   def text(self, kind: Any = None) -> str | None:
-    """The value; only a boolean may stand without one."""
+    """The value; only a boolean may have none."""
     return self.after if self.value is None and kind is not bool else self.value
 
 
 class _Parser(flags.ArgumentParser):
-  """Makes a config of FILE[:variants] and of `sys.argv`."""
+  """Parses FILE[:variants] and the overrides in `sys.argv` into a config."""
 
   def parse(self, argument):
     return _load(argument, _overrides(sys.argv))[0].lock()
@@ -60,7 +60,7 @@ class _Parser(flags.ArgumentParser):
 
 def define():
   """Defines the flag; returns its holder."""
-  # To define it would read the flagfiles of sys.argv.
+  # Defining the flag reads the flagfiles in sys.argv, so these are hidden.
   argv, sys.argv = sys.argv, sys.argv[:1]
   try:
     holder = config_flags.DEFINE_config_file(
@@ -81,13 +81,13 @@ def experiments() -> list[str]:
 
 
 def variants(name: str) -> list[str]:
-  """The variants that one of `experiments` has besides those of all."""
+  """The variants of one of `experiments`, without those that all have."""
   module = python_files.load(_ROOT / 'configs' / f'{name}.py', 'get_config')
   return [*getattr(module, 'VARIANTS', {})]
 
 
 def with_config(argv: Sequence[str]) -> list[str]:
-  """Puts the config in front as one argument with a path that exists.
+  """Moves the config to the front, as one argument with an existing path.
 
   Args:
     argv: The command line without flagfiles.
@@ -108,10 +108,10 @@ def with_config(argv: Sequence[str]) -> list[str]:
       rest.append(arg)
   if '' in specs:
     raise CommandError('--config needs a file, --config=FILE.')
-  # Of a flagfile's and the command line's the last one counts.
+  # The last one counts, from a flagfile or the command line.
   spec = specs[-1] if specs else str(_DEFAULT)
   name, colon, variants = spec.partition(':')
-  # From any folder, the experiments that come with the library are found.
+  # The library's own experiments are found from any folder.
   paths = [pathlib.Path(name), _ROOT / name]
   if name in experiments():
     paths.append(_ROOT / 'configs' / f'{name}.py')
@@ -140,11 +140,11 @@ def check(argv: Sequence[str]) -> list[str]:
     argv: What `with_config` returns.
 
   Returns:
-    Notes on entries that another method or partition dropped, a line each.
+    Notes on entries that another method or partition dropped, one line each.
 
   Raises:
-    CommandError: If the file is wrong, or an override is of a key that does
-      not exist or has a value of the wrong type.
+    CommandError: If the file is wrong, or an override has an unknown key or a
+      value of the wrong type.
   """
   overrides = _overrides(argv)
   config, notes = _load(argv[1].split('=', 1)[1], overrides)
@@ -167,13 +167,13 @@ def _load(spec: str, overrides: Sequence[_Override]) -> tuple[Any, list[str]]:
 
   Args:
     spec: FILE[:variants].
-    overrides: Those of the command line.
+    overrides: The overrides of the command line.
 
   Returns:
     The config, and notes on entries that were dropped.
 
   Raises:
-    CommandError: In one line.
+    CommandError: If the file or an override is wrong; the text is one line.
   """
   name, colon, variants = spec.partition(':')
   try:
@@ -209,10 +209,10 @@ def _switched(config, overrides: Sequence[_Override]) -> Iterator[str]:
 
 
 def _open(config, overrides: Sequence[_Override]) -> None:
-  """Adds the entries that only the overrides have.
+  """Adds entries that only the overrides name.
 
-  These are options of models and groups, and arguments of an optimiser and of a
-  schedule.
+  These are options of models and groups, and arguments of optimisers and
+  schedules.
   """
   from fedjax_het.experiment import open_entries
 
@@ -223,7 +223,7 @@ def _open(config, overrides: Sequence[_Override]) -> None:
 
 
 def _check_override(config, override: _Override) -> None:
-  """Raises CommandError for a key that is unknown, or a value of no sense."""
+  """Raises CommandError for an unknown key or an invalid value."""
   from fedjax_het.names import suggest
   from fedjax_het.renamed import new_name
 
@@ -257,7 +257,7 @@ def _check_override(config, override: _Override) -> None:
 
 
 def _section_hint(key: str, section, value: str | None) -> str:
-  """How to set an entry of a section, perhaps to the name that is meant."""
+  """A hint on how to set an entry of a section, with the nearest name."""
   from fedjax_het.algorithms import ALGORITHMS
   from fedjax_het.data.partition import PARTITIONS
   from fedjax_het.names import nearest
@@ -274,7 +274,7 @@ def _section_hint(key: str, section, value: str | None) -> str:
 
 
 def _is_dict(text: str | None) -> bool:
-  """Whether a text is a dictionary of Python."""
+  """Whether a text is the literal of a Python dictionary."""
   try:
     return isinstance(ast.literal_eval(text or ''), dict)
   except (SyntaxError, ValueError, MemoryError, RecursionError):

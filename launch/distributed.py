@@ -38,8 +38,8 @@ def start(
 
   Args:
     coordinator: HOST:PORT of process 0; None where JAX knows the cluster.
-    num_processes: How many there are; None as above.
-    process_id: Which this is; None as above.
+    num_processes: Number of processes; None as above.
+    process_id: Id of this process, from 0; None as above.
 
   Raises:
     ValueError: If JAX finds no cluster, or the numbers do not fit.
@@ -49,7 +49,7 @@ def start(
   if coordinator is not None and not re.fullmatch(r'.+:\d+', coordinator):
     raise ValueError(f'--coordinator must be HOST:PORT, got {coordinator!r}.')
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  # The signals of Slurm and of the keyboard are the run's own to handle.
+  # The run itself handles SIGTERM (as from Slurm) and Ctrl-C.
   jax.config.update('jax_enable_preemption_service', False)
   missing = (
       f'Error: The processes did not find each other within {START_WITHIN} s; '
@@ -78,11 +78,10 @@ def start(
 
 
 def _catch_abort() -> None:
-  """Prints one line and exits where JAX's service would abort the process.
+  """Prints one line and exits when JAX's service aborts the process.
 
-  Its C++ threads do so when they miss another process, and offer no way to be
-  told of it in Python. Not on Windows, where a lost process ends the others
-  with JAX's own words.
+  Its C++ threads abort when another process is lost, without any notice to
+  Python. Does nothing on Windows, where JAX prints its own message.
   """
   if os.name == 'nt':
     return
@@ -93,7 +92,7 @@ def _catch_abort() -> None:
     os.write(2, _aborted['line'].encode() + b'\n' * bool(_aborted['line']))
     os._exit(_aborted['code'])
 
-  _state['handler'] = ended  # Python must not collect it.
+  _state['handler'] = ended  # Keeps Python from garbage-collecting it.
   libc = ctypes.CDLL(None)
   libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
   libc.signal(signal.SIGABRT, ctypes.cast(ended, ctypes.c_void_p))
@@ -117,7 +116,7 @@ def end(error: BaseException, code: int, text: str) -> NoReturn:
   """Ends this process with one line, without blocking others.
 
   Args:
-    error: What happened.
+    error: The error that ends it.
     code: The exit code.
     text: The line.
   """

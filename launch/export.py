@@ -3,12 +3,12 @@
   python -m launch.export --workdir=runs/quick --out=models
   python -m launch.export --workdir=runs/quick --out=models --format=orbax
 
-A file, or an orbax checkpoint, for each group whose clients share a model, and
-for each client where they have models of their own. The models are those of the
-last checkpoint, or of the best evaluation with --best. The workdir stays as it
-is. To build the models the data set is read; --data_dir or --data_file says
-where it is now, if it has moved. What the run's config file registers, such as
-a partition, is found if --config names that file.
+It writes a file, or an orbax checkpoint, for each group whose clients share a
+model, and for each client that has its own model. The models are those of the
+last checkpoint, or of the best evaluation with --best. The workdir is not
+changed. Building the models reads the data set; --data_dir or --data_file says
+where it is now, if it has moved. If the run's config file registers something,
+such as a partition, name that file by --config.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Exports what the flags describe; says in one line what is wrong."""
+  """Exports what the flags describe; prints errors on one line."""
   del argv
   options = flags.FLAGS
   for name in ('workdir', 'out'):

@@ -1,4 +1,4 @@
-"""Hyper-parameter searches: a results table of the points of a grid."""
+"""Hyper-parameter searches: results tables over the points of a grid."""
 
 import ast
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from typing import Any
 from .table_files import Found
 from .terminal import CommandError, line
 
-# Rows of a table that a user may mean.
+# Largest number of points; more are likely a mistake.
 _MOST = 1000
 
 
 def find(config, text: str, samples: int | None, seed: int) -> Found:
-  """A table with a row for each point of a grid, or for points drawn of it.
+  """A table with a row for each point of a grid, or for a random sample.
 
   Args:
     config: The config of all rows.
-    text: Entries and their values, 'local.learning_rate=1e-3,1e-2; seed=0,1'.
-      A range LOW..HIGH is drawn from, evenly in its logarithm.
+    text: Entries and their values, such as 'local.learning_rate=1e-3,1e-2;
+      algorithm.mu=0,0.1'. A range LOW..HIGH is sampled log-uniformly.
     samples: Number of points drawn at random; None for the whole grid.
-    seed: Of the draw.
+    seed: Seed of the draw.
 
   Returns:
     The table.
@@ -51,17 +51,17 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
 
 
 def of_table(found: Found, text: str, samples: int | None, seed: int) -> Found:
-  """A table with a column for each point, the same ones for all its rows.
+  """A table with a column for each point of a grid, the same for all rows.
 
   Args:
-    found: The table; its columns, if it has any, are searched one by one.
+    found: The table; each of its columns becomes one column per point.
     text: As for `find`.
-    samples: As there.
-    seed: As there.
+    samples: As for `find`.
+    seed: As for `find`.
 
   Returns:
-    The table, without the paper's numbers. It has an axis where one entry is
-    searched, of numbers.
+    The table, without the paper's numbers. It has an axis if the given table
+    has no columns and the search is over one entry with numbers.
 
   Raises:
     CommandError: As `find`, for any cell of the table.
@@ -100,7 +100,7 @@ def _points(config, text, samples, seed) -> list[dict[str, Any]]:
 
 
 def _entries(config, text: str) -> dict[str, list[Any] | range]:
-  """{entry: its values, or (low, high)}."""
+  """{entry: its values, or (low, high, type) for a range}."""
   from fedjax_het.experiment.sweep_table import SEEDS
 
   found: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _number(key: str, text: str) -> float:
 
 
 def _value(key: str, text: str, kind: Any) -> Any:
-  """A value of an entry's type."""
+  """Parses a value of an entry's type."""
   if kind is str:
     return text
   try:
@@ -190,7 +190,7 @@ def _all_points(entries) -> list[dict[str, Any]]:
 
 
 def _drawn(entries, samples: int, rng: random.Random) -> list[dict[str, Any]]:
-  """Different points at random; all where there are not so many."""
+  """Distinct random points; fewer if so many are not found."""
   if not 1 <= samples <= _MOST:
     raise CommandError(f'--samples must be 1 to {_MOST}, got {samples}.')
   found: dict[str, dict[str, Any]] = {}
@@ -206,12 +206,12 @@ def _draw(values, rng: random.Random) -> Any:
     return rng.choice(values)
   low, high, kind = values
   drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
-  # Three digits are enough, and stand in the row's name as they are.
+  # Three digits suffice, and the row's name shows them all.
   return round(drawn) if kind is int else float(f'{drawn:.3g}')
 
 
 def _label(point: Mapping[str, Any]) -> str:
-  """Such as 'learning_rate=0.001 mu=0.1'; flags name it without commas."""
+  """A name such as 'learning_rate=0.001 mu=0.1', without commas for flags."""
   names = [key.removesuffix('.name').split('.')[-1] for key in point]
   if len({*names}) < len(names):
     names = [*point]

@@ -6,19 +6,21 @@ r"""Prints training memory and the schedules that fit a budget.
   python -m launch.plan_memory --paper_table
   python -m launch.plan_memory --paper_table --picture=memory.png
 
-For each model of the config: what its blocks take by the paper's estimate, and
-for each budget the schedule of FeDepth, with the budget, the paper's estimate
-and the compiler's figure of every stage. `--plan=paper` or `--plan=measured`
-says by which of the two it is packed, else the config; where that is silent, by
-the compiler's figure, with `--nomeasure` by the paper's estimate. Without
-`budget_mb` the budgets are those of the config, or shares of the whole model.
+For each model of the config it prints the memory of its blocks by the paper's
+estimate, and for each budget FeDepth's schedule, with the budget, the paper's
+estimate and the compiler's figure of every stage. `--plan=paper` or
+`--plan=measured` chooses which of the two the schedule is packed by. Without it
+the config chooses; if it has no plan, the compiler's figure is used, or the
+paper's estimate with `--nomeasure`. Without `budget_mb` the budgets are those
+of the config, or shares of the whole model.
+
 `--paper_table` prints FeDepth's Table 1 instead, for PreResNet-20 and for
-ViT-T/16; `--picture` also draws it, as FeDepth's Fig. 1 draws the memory of a
-WideResNet and of a translation model: what of the whole net and of each block
-alone is parameters, and what is activations, by the paper's estimate and by the
-compiler. One MB is 2^20 bytes; a stage's batch is `local.batch_size`, in Table
-1 it is 32. Data are not read. Exit codes: 0, or 2 if the command, the config or
-a budget is wrong.
+ViT-T/16. `--picture` also draws, like FeDepth's Fig. 1 for a WideResNet and a
+translation model, how the memory of the whole net and of each block divides
+into parameters and activations, by the paper's estimate and by the compiler.
+One MB is 2^20 bytes. A stage's batch is `local.batch_size`; in Table 1 it is
+32. Data are not read. Exit codes: 0, or 2 if the command, the config or a
+budget is wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,15 +42,15 @@ def define_flags() -> None:
 
 
 def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
-  """The lines to print.
+  """Yields the text to print.
 
   Args:
     config: A checked config.
     budgets_mb: Texts of budgets in MB; None for those of the config.
-    measure: Whether to compile the steps of training.
+    measure: Whether to compile the training steps.
 
   Yields:
-    Lines, some of them tables of several.
+    Lines, or tables of several lines.
 
   Raises:
     ValueError: If a budget is wrong or does not hold the last block.
@@ -152,7 +154,7 @@ _WIDTH = {'1/8': 14.51, '1/6': 19.34, '1/3': 38.68, '1/2': 58.02, '1': 116.04}
 
 
 def _preresnet(share):
-  """The net whose estimate fits the paper's table, of a share of its width."""
+  """PreResNet-20 as it fits the paper's table, at a share of its width."""
   from fedjax_het.models import create
 
   return create(
@@ -162,7 +164,7 @@ def _preresnet(share):
 
 
 def _vit(share):
-  """ViT-T/16 with a share of its 192 features, of three attention heads."""
+  """ViT-T/16 with a share of its 192 features and three attention heads."""
   from fedjax_het.models import create
 
   return create(
@@ -170,7 +172,7 @@ def _vit(share):
   )
 
 
-# Nets of the table and of the picture, by a share of their width.
+# {name: function from a share of the width to a net} of table and picture.
 _NETS = {'PreResNet-20, 32x32x3': _preresnet, 'ViT-T/16, 224x224x3': _vit}
 
 
@@ -193,7 +195,7 @@ def _papers_training():
 def shares_of_memory(
     net, local, measure: bool = True
 ) -> dict[str, dict[str, tuple[float, float]]]:
-  """What of a training step's memory is parameters, and what the rest.
+  """Divides the memory of a training step into parameters and the rest.
 
   Args:
     net: A model.
@@ -201,9 +203,9 @@ def shares_of_memory(
     measure: Whether to compile the steps and ask XLA.
 
   Returns:
-    {'whole' or number of a block: {'paper' or 'XLA': (MB of parameters, by XLA
-    of variables, optimiser state and batch; MB of activations, by XLA of
-    temporary buffers and what the step returns)}}.
+    {'whole' or block number: {'paper' or 'XLA': (a, b)}} in MB. By the paper, a
+    is parameters and b activations; by XLA, a is variables, optimiser state and
+    batch, and b is temporary buffers and outputs.
   """
   from fedjax_het import depthwise
 
@@ -214,7 +216,7 @@ def shares_of_memory(
   total = depthwise.paper_costs(net, local.batch_size)
   found = {}
   for name, (start, end) in spans.items():
-    # Of the whole net the paper counts all blocks, else the unit alone.
+    # For the whole net the paper counts all blocks, else only the unit.
     blocks = table if name == 'whole' else table[start + 1 : end + 1]
     params = sum(4 * cost.params for cost in blocks) / 2**20
     mb = total.full if name == 'whole' else total.span(start, end)
@@ -228,7 +230,7 @@ def shares_of_memory(
 
 
 def draw_shares(path: str, measure: bool = True) -> None:
-  """Draws `shares_of_memory` of the nets of Table 1, a panel each.
+  """Draws `shares_of_memory` of the nets of Table 1, one panel each.
 
   Args:
     path: File to write; .png, .pdf or .svg.
@@ -261,10 +263,10 @@ def paper_table(measure: bool = True) -> Iterator[str]:
   """FeDepth's Table 1 beside this library's figures.
 
   Args:
-    measure: Whether to compile the steps of training.
+    measure: Whether to compile the training steps.
 
   Yields:
-    The lines to print, some of them tables of several.
+    Lines to print, or tables of several lines.
   """
   from fedjax_het import depthwise
   from fedjax_het.reporting.tables import as_text
@@ -295,7 +297,7 @@ def paper_table(measure: bool = True) -> Iterator[str]:
       rows.append((label, *figures(net, span, printed, costs.span(*span))))
     yield f'Table 1, {name}, 10 classes, batches of {local.batch_size}'
     yield as_text(rows)
-    # The printed figures are shares of the whole net's, not a narrow net's.
+    # The paper prints shares of the whole net's figure, not narrow nets' own.
     rows = [('width', head[0], 'share of the whole', *head[1:])]
     for share, printed in width.items():
       small = make(fractions.Fraction(share))
@@ -308,7 +310,7 @@ def paper_table(measure: bool = True) -> Iterator[str]:
 
 
 def _listed(names, positions) -> str:
-  """'a to c, e' for positions of which the first three are neighbours."""
+  """Names at positions, with consecutive ones merged, as 'a to c, e'."""
   runs = []
   for i in positions:
     if runs and runs[-1][-1] == i - 1:
@@ -322,7 +324,7 @@ def _listed(names, positions) -> str:
 
 
 def _budgets(config, groups, budgets_mb):
-  """Texts for `budget_mb`, each once; none where nobody gives a budget."""
+  """Distinct texts for `budget_mb`; [] if flag and config give no budget."""
   if budgets_mb is not None:
     return [f'{text.strip()}MB' for text in budgets_mb]
   from fedjax_het.experiment.config import group_spec

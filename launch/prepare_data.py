@@ -4,14 +4,15 @@
   python -m launch.prepare_data --dataset=fashion_mnist --data_dir=DIR \
       [--raw_dir=RAW]
 
-reads the official raw files under RAW (default: DIR), checks them, writes
-DIR/<dataset>/<version>/ as array_record files, reads that back, compares, and
-prints a summary. Training then reads it with `--config.data_dir=DIR`. The step
-is optional: `fedjax_het.data.sources.load` reads raw files too. It saves time
-for CINIC-10, whose 180,000 small files take long to open.
+The program reads the official raw files under RAW (default: DIR), checks them,
+writes DIR/<dataset>/<version>/ as array_record files, reads these back,
+compares, and prints a summary. Training then reads them with
+`--config.data_dir=DIR`. The step is optional: `fedjax_het.data.sources.load`
+reads raw files too. It saves time for CINIC-10, whose 180,000 small files take
+long to open.
 
-Neither TensorFlow nor the network is used, unless --download asks for both.
-A data set that is prepared already is read, checked and summarised.
+Only --download uses TensorFlow and the network. A data set that is already
+prepared is read, checked and summarised.
 """
 
 import errno
@@ -96,21 +97,22 @@ def download(
 ) -> pathlib.Path:
   """Downloads and prepares with tensorflow-datasets' own builder.
 
-  The only function that uses the network. Its examples are in the order of
+  This is the only function that uses the network. Examples are in the order of
   that builder, not of the raw files.
 
   Args:
-    name: Of a data set that tensorflow-datasets has a builder for.
+    name: Name of a data set for which tensorflow-datasets has a builder.
     data_dir: Folder that holds all data sets; made if missing.
-    raw_dir: Official archives that lie directly in it are not fetched again.
+    raw_dir: Folder of the raw files; official archives directly in it are not
+      downloaded again.
 
   Returns:
     `data_dir/<name>/<version of the stock builder>`.
 
   Raises:
     ModuleNotFoundError: If TensorFlow, which stock builders need, is missing.
-    ValueError: If tensorflow-datasets has no such builder, or what was
-      fetched is not what it expects.
+    ValueError: If tensorflow-datasets has no such builder, or the download
+      fails or has a wrong checksum.
     FileExistsError: If that version is prepared already.
     OSError: If the disk is full; nothing is left behind.
   """
@@ -169,7 +171,8 @@ def prepare(
     FileNotFoundError: If raw files are missing.
     ImportError: If tensorflow-datasets is not installed.
     OSError: If the disk is full.
-    ValueError: If the name is unknown or a file is not what it should be.
+    ValueError: If the name is unknown, `data_dir` is missing, or a file's
+      contents are wrong.
   """
   check_name('data set', name, sources.DATASETS)
   if not sources.DATASETS[name].files:
@@ -213,7 +216,7 @@ def parse_flags(argv) -> list[str]:
 
 
 def main(argv) -> None:
-  """Prepares a data set; says in one line what is wrong, exit status 2."""
+  """Prepares a data set; prints errors on one line and exits with status 2."""
   logging.set_verbosity(logging.WARNING)  # tfds logs every file it opens.
   if len(argv) > 1:
     _refuse(f'unexpected argument {argv[1]!r}; all arguments are --flags.')

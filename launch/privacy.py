@@ -4,12 +4,13 @@ r"""Prints what noise on FedIN's features does and does not promise.
   python -m launch.privacy --sigma=0.5 --clip=0.1 --rounds=50 \
       --sampling_rate=0.032
 
-Epsilon of differential privacy for a run with `algorithm.clip` and
+It prints epsilon of differential privacy for a run with `algorithm.clip` and
 `algorithm.sigma`, beside the formula of the paper's appendix, which is for one
-release. Without --sigma it is what that formula asks for --epsilon: 0.106 for
-the paper's example (which prints 0.127, the value with a base-2 logarithm). The
-defaults are the paper's: 500 rounds of a tenth of the clients, batches of 16 of
-500 images. Needs dp-accounting (pip install 'fedjax_het[privacy]').
+release. Without --sigma, sigma follows from that formula and --epsilon: 0.106
+in the paper's example (the paper prints 0.127, the value with a base-2
+logarithm). The defaults are the paper's: 500 rounds of a tenth of the clients,
+batches of 16 of 500 images. Needs dp-accounting (pip install
+'fedjax_het[privacy]').
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from absl import flags
 from . import terminal
 from .terminal import fail
 
-# What no row of the table covers.
+# Limits of the table.
 NOTE = """\
 Not covered: FedIN also uploads weights, running statistics and numbers of
 examples, without noise, so no row is a guarantee of a whole run. Every vector
@@ -54,15 +55,15 @@ def rows(
     sampling_rate: float,
     released: int,
 ) -> list[list[str]]:
-  """The table.
+  """The table of epsilons; see `privacy.run_epsilon` for the arguments.
 
   Args:
-    sigma: See `privacy.run_epsilon`, and so all below.
-    clip: C.
-    delta: Probability.
-    rounds: Rounds.
-    sampling_rate: Share of the examples.
-    released: Vectors of an example.
+    sigma: Standard deviation of the noise.
+    clip: Largest L2 norm C.
+    delta: Probability that the bound fails.
+    rounds: Rounds in which a client takes part.
+    sampling_rate: Share of a client's examples in a round.
+    released: Vectors released per example.
 
   Returns:
     Header and rows: what is released, how it is counted, epsilon.
@@ -74,7 +75,7 @@ def rows(
   from fedjax_het import privacy
 
   options = dict(rounds=rounds, released=released)
-  # Checks all of them first.
+  # First, since it checks all arguments.
   sampled = privacy.run_epsilon(
       sigma, clip, delta, sampling_rate=sampling_rate, **options
   )

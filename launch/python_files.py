@@ -15,15 +15,15 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
   """Imports a file as a module; converts errors to one line.
 
   Args:
-    path: The file. In a checkout, `import configs` in it finds those of the
-      library; `import fedjax_het.configs` finds them everywhere.
-    function: A function that it must have.
+    path: The file. In a checkout it can `import configs` of the library;
+      `import fedjax_het.configs` works everywhere.
+    function: Name of a function that it must have.
 
   Returns:
     The module.
 
   Raises:
-    ValueError: If it is no Python file, fails, or has no such function.
+    ValueError: If it is not a Python file, fails, or lacks the function.
   """
   if (_ROOT / 'fedjax_het').is_dir() and str(_ROOT) not in sys.path:
     sys.path.append(str(_ROOT))
@@ -44,30 +44,30 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
 
 
 def call(module: ModuleType, function: str, *args: str) -> Any:
-  """Calls a function of such a module.
+  """Calls a function of a module from `load`.
 
   Args:
-    module: See `load`.
-    function: Its name.
-    *args: What it is called with.
+    module: The module.
+    function: Name of the function.
+    *args: Its arguments.
 
   Returns:
     Its value.
 
   Raises:
-    ValueError: If it fails; its own ValueErrors are passed on.
+    ValueError: If it fails; its own ValueErrors pass unchanged.
   """
   try:
     return getattr(module, function)(*args)
   except ValueError:
     raise
   except (Exception, SystemExit) as e:
-    # Most often an entry that a locked config does not have.
+    # The usual cause is an entry that a locked config does not have.
     raise ValueError(f'{module.__file__}: {_text(e)}') from e
 
 
 def _text(error: BaseException) -> str:
-  """An error's text, after its kind where it does not speak for itself."""
+  """An error's text, after the error's type if the text needs it."""
   from fedjax_het.renamed import new_name_in
 
   plain = (AttributeError, ImportError, KeyError, NameError, TypeError)

@@ -4,12 +4,13 @@
   python -m launch.report DIR DIR ... --out=DIR
   python -m launch.report --table=fedin_v2_table1 [--scale=quick]
 
-One workdir: writes its report.md and pictures again. Several: a table is
-printed, and written to `out` as comparison.md with a picture of the curves. A
-table of configs/tables: what `launch.sweep` has found so far, beside the
-paper's numbers, as table.md with curves; cells that are missing leave gaps.
-Runs that differ in their seeds alone also get a line of mean and deviation, and
-one curve with a band. `--formats=csv,tex,pdf,svg` writes these besides.
+For one workdir it writes report.md and pictures again. For several it prints a
+table and writes it to `out` as comparison.md, with a picture of the curves; for
+runs that differ in their seeds alone the table also has a line with mean and
+deviation, and the picture one curve with a band. For a table of configs/tables
+it writes table.md: the results of `launch.sweep` so far, beside the paper's
+numbers, with curves; missing cells leave gaps. `--formats=csv,tex,pdf,svg` also
+writes these formats.
 """
 
 from collections.abc import Sequence

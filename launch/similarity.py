@@ -5,21 +5,22 @@ r"""Compares the layers of clients' local models by CKA and CCA.
       --config.data_dir=DIR --workdir=runs/similarity --out=results/similarity
 
 The second is FeDepth's Fig. 6: a 14-layer ResNet for each of 20 clients, which
-hold two digits of MNIST each. Of its training the paper says nothing.
+hold two digits of MNIST each. The paper does not describe the training.
 
   python -m launch.similarity --workdirs=runs/fedavg,runs/fedin
 
-The third is FedIN's Fig. 6a, 6b and 7, on stored runs: CKA of the same stage
-in two networks of a run, those of its groups or, where clients have models of
-their own, of clients of all groups in turn. Stages are 'stage1_block0' to its
-last block, or blocks of other names; those that all networks of all runs have
-are compared, on test images. Writes similarity.md, stages.png with a panel for
+The third is FedIN's Fig. 6a, 6b and 7, on stored runs: CKA of the same stage in
+pairs of networks of a run. The networks are those of its groups or, if clients
+have their own models, of clients taken from each group in turn. Blocks
+'stage1_block0' to the last of 'stage1' are one stage, and a block with another
+name is a stage by itself; stages that all networks of all runs have are
+compared on test images. This writes similarity.md, stages.png with a panel for
 each data set and split, and clients.png with the matrices of the last two
-stages. Of the config only --config.data_dir counts, where the data are now.
+stages. Of the config, only --config.data_dir is used: the folder of the data.
 
-Without --workdirs it runs the experiment first, or takes the result of the
-workdir where that is finished. The clients of the first group are compared, on
-test images: layer by layer, and every layer with every other. Writes
+Without --workdirs the program first runs the experiment, or reads the result of
+a workdir that is finished. It compares the clients of the first group on test
+images: layer by layer, and every layer with every other. It writes
 similarity.md and similarity.png.
 """
 
@@ -50,7 +51,7 @@ def compare(config, workdir, num_examples: int, num_clients: int):
     config: The config.
     workdir: The run's folder.
     num_examples: Test images.
-    num_clients: Clients of the first group, at most.
+    num_clients: Largest number of clients of the first group.
 
   Returns:
     Names of the layers, and {'CKA': [layers, layers], 'CCA': ...}.
@@ -93,9 +94,9 @@ def compare_stages(runs, num_examples: int, num_clients: int):
   """CKA of the same stages of the networks of stored runs.
 
   Args:
-    runs: The runs, as `load_run` gives them.
+    runs: The runs, as `load_run` returns them.
     num_examples: Test images.
-    num_clients: Groups or clients of a run, at most.
+    num_clients: Largest number of groups or clients of a run.
 
   Returns:
     The stages that all networks have, and for each run the labels of its N
@@ -136,7 +137,7 @@ def compare_stages(runs, num_examples: int, num_clients: int):
 
 
 def _draw_stages(runs, common, results, out) -> list[str]:
-  """Draws the means by stage, and the last stages client by client.
+  """Draws the means by stage, and the matrices of the last two stages.
 
   Returns:
     The pictures, as Markdown.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops in good order, the second at once."""
+"""Ctrl-C and SIGTERM: the first stops in an orderly way, the second at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -19,14 +19,14 @@ def watched(
 ) -> Iterator[None]:
   """Calls functions at the first and at the second signal.
 
-  A thread of its own calls them, because Python runs signal handlers in the
-  main thread alone, which may be compiling for a minute.
+  A separate thread calls them, because Python runs signal handlers only in the
+  main thread, which may be compiling for a minute.
 
   Args:
     first: Called at the first signal.
     second: Called at the second one; it should end the process.
     signals: The signals.
-    handler: What Python calls in the main thread besides.
+    handler: Python signal handler, which the main thread calls as well.
 
   Yields:
     Nothing.
@@ -42,7 +42,7 @@ def watched(
           count += 1
           first() if count == 1 else second()
 
-  # Python writes the number of each signal that has a handler to this file.
+  # Python writes the number of each handled signal to this file.
   old_file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
   old = {number: signal.signal(number, handler) for number in signals}
   thread = threading.Thread(target=watch, daemon=True)
@@ -60,10 +60,10 @@ def watched(
 
 @contextlib.contextmanager
 def second_ends_at_once() -> Iterator[None]:
-  """The first Ctrl-C is a KeyboardInterrupt, the second ends the process.
+  """Makes the first Ctrl-C a KeyboardInterrupt and the second end the process.
 
-  For the whole of a program: a Ctrl-C behind it ends the process, too. Where
-  Ctrl-C is ignored or has a handler, nothing is changed.
+  It is meant for a whole program: a Ctrl-C after the context also ends the
+  process. If Ctrl-C is ignored or has a handler, nothing changes.
 
   Yields:
     Nothing.

@@ -1,4 +1,4 @@
-"""Shared by the programs that analyse stored runs: their networks."""
+"""Networks of stored runs, for the programs that analyse them."""
 
 from collections.abc import Iterator, Sequence
 import logging
@@ -11,10 +11,10 @@ from .terminal import expanded
 
 
 class Network(NamedTuple):
-  """The network of a group, or of a client that has one of its own.
+  """The network of a group, or of a client that has its own.
 
   Attributes:
-    label: Name of the group, and the client where it is of one.
+    label: Name of the group, with the client's id if it is a client's network.
     model: Its architecture, a `BlockModel`.
     variables: Its trained variables.
   """
@@ -25,7 +25,7 @@ class Network(NamedTuple):
 
 
 def define_flags() -> None:
-  """Flags of what the files of a run do not hold."""
+  """Defines flags for what the files of a run do not store."""
   flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
   flags.DEFINE_string(
       'config', None,
@@ -35,29 +35,29 @@ def define_flags() -> None:
 
 
 def register() -> None:
-  """Imports the file of --config, if given, for what it registers.
+  """Imports the file of --config, if given, so that it registers its parts.
 
   Raises:
-    ValueError: If it is no config file.
+    ValueError: If it is not a config file.
   """
   if (path := flags.FLAGS.config) is not None:
     python_files.load(expanded(path, '--config'), 'get_config')
 
 
 def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
-  """The runs of some workdirs, as `load_run` gives them.
+  """The runs of some workdirs, as `load_run` returns them.
 
-  What their configs are warned of was shown when they ran, and is not again.
+  Warnings about their configs are hidden; they were shown during the runs.
 
   Args:
     texts: The workdirs, as a flag names them.
-    data_dir: Folder of their data here; None for the configs'.
+    data_dir: Folder of their data on this machine; None for the configs' own.
 
   Returns:
     The runs.
 
   Raises:
-    FileNotFoundError: If one is no workdir with an evaluated run.
+    FileNotFoundError: If one is not a workdir with an evaluated run.
     ValueError: If a file is damaged, or a path cannot be read.
   """
   from fedjax_het.experiment import load_run
@@ -74,15 +74,15 @@ def networks(run, most: int) -> list[Network]:
 
   Args:
     run: The run.
-    most: Networks at most: of groups, or where clients have models of their
-      own of clients, of each group in turn.
+    most: Largest number of networks: of groups or, if clients have their own
+      models, of clients taken from each group in turn.
 
   Returns:
     The networks, in the order of the groups.
 
   Raises:
-    ValueError: If the run evaluates something else than a network for each
-      group or client; or as of `Run.model`.
+    ValueError: If the run does not evaluate one network per group or client;
+      or as `Run.model`.
     FileNotFoundError: If data or checkpoints are missing.
   """
   experiment = run.experiment
@@ -115,7 +115,7 @@ def networks(run, most: int) -> list[Network]:
 
 
 def _in_turn(groups, most: int) -> list[tuple[int, int]]:
-  """(group, client): the groups' first clients, then their second, ..."""
+  """(group, client) of the groups' first clients, then their second, ..."""
 
   def found() -> Iterator[tuple[int, int]]:
     for row in range(max(group.num_clients for group in groups)):
@@ -127,18 +127,18 @@ def _in_turn(groups, most: int) -> list[tuple[int, int]]:
 
 
 def network_of(evaluated: Any, model, method: str) -> Any:
-  """The variables of a group's network in what a method evaluates.
+  """Finds the variables of a group's network in a method's evaluated model.
 
   Args:
-    evaluated: What `client_model` gives: variables, or a tuple of them.
+    evaluated: Result of `client_model`: variables, or a tuple of them.
     model: The group's architecture.
     method: The method, for the message.
 
   Returns:
-    The first that fit the architecture.
+    The first variables that fit the architecture.
 
   Raises:
-    ValueError: If none do, such as parts of a wider network.
+    ValueError: If none fit, such as parts of a wider network.
   """
   import jax
   import numpy as np

@@ -4,29 +4,29 @@ r"""Runs the cells of a results table, and renders it.
   python -m launch.sweep --table=fedin_v2_table1 --data_dir=DIR \
       --rows=FedAvg,FedIN --cols=cifar10_iid,cifar10_non_iid --seeds=3
 
-A table is a file of configs/tables, by name or by path. Its cells are runs of
-a row (a method) in a column (data and split, where a table has columns) with a
-seed, at one of its scales: 'full', the paper's own setting; 'cpu', narrowed and
-shortened; 'quick', two rounds of tiny nets on the embedded digits, which need
-no data. Results are in results/<table>/<scale>, a JSON file a cell; of tables
-of one scale alone, in results/<table>.
+A table is a file of configs/tables, by name or by path. A cell is a run of a
+row (a method) in a column (data and split, if the table has columns) with one
+seed, at one of the table's scales: 'full' is the paper's own setting; 'cpu' is
+narrower and shorter; 'quick' is two rounds of tiny nets on the embedded digits,
+which need no files. Results are in results/<table>/<scale>, one JSON file per
+cell, or in results/<table> if a table has a single scale.
 
-Cells that have a result are not run again; one that was interrupted goes on.
-The same command, given twice at a time, shares the work. `--seeds=3` are the
-seeds 0, 1 and 2, `--seeds=0,4` those two, `--seeds=5,` 5 alone. `--render`, or
-`python -m launch.report --table=...`, only renders what is there. `--costs`
-adds the peak memory and operations of a client to stored cells that lack them,
-and renders; it trains nothing. Results that git tracks are changed only where
---out names their folder.
+Cells that have a result are not run again, and an interrupted cell is resumed.
+If the same command runs twice at the same time, the two share the work.
+`--seeds=3` means the seeds 0, 1 and 2, `--seeds=0,4` means 0 and 4, and
+`--seeds=5,` means only 5. `--render`, or `python -m launch.report --table=...`,
+only renders stored cells. `--costs` adds the peak memory and operations of a
+client to stored cells that lack them, and renders; it trains nothing. Results
+that git tracks are changed only if --out names their folder.
 
-A search over entries of a config is a table, too: a row for each point.
+A search over entries of a config is also a table, with a row for each point.
 
   python -m launch.sweep --config=configs/fedin.py:quick \
       --grid='local.learning_rate=1e-3,1e-2; algorithm.mu=0,0.1' --seeds=3
   python -m launch.sweep --config=configs/fedin.py:quick \
       --grid='local.learning_rate=1e-4..1e-1' --samples=8
 
-With a table, each of its rows is searched over the same points, its columns.
+With a table, each row is searched over the same points, which are the columns.
 
   python -m launch.sweep --table=digits --grid='local.learning_rate=1e-3,3e-3'
 """
@@ -80,7 +80,7 @@ def define_flags() -> None:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-  """absl's flags parser with one line per error; with a config for a grid."""
+  """absl's flags parser with one line per error; it loads a grid's config."""
   try:
     argv = terminal.with_flagfiles(argv)
     searching = any(re.match('--?grid(=|$)', arg) for arg in argv)
@@ -94,7 +94,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       argv = config_flag.with_config(argv)
       for note in config_flag.check(argv):
         print(f'Note: {note}', file=sys.stderr)
-    sys.argv = argv  # Where the config flag looks for its overrides.
+    sys.argv = argv  # The config flag reads its overrides from there.
     rest = terminal.read_expanded(argv)
     if len(rest) > 1:
       raise CommandError(
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> None:
       except FloatingPointError as e:
         failure = e
       print()
-    # The whole table, whatever part of it was run now.
+    # Renders the whole table, even if only a part was run now.
     cells = sweep_table.read_cells(found.table, out)
     markdown = sweep_report.render(found.table, cells, out, options.formats)
     print(f'{found.heading}\n\n{markdown}')

@@ -18,7 +18,7 @@ class Found(NamedTuple):
   Attributes:
     table: The `Table`.
     name: Name of its file, without the suffix.
-    scale: One of its scales; '' if it has no other.
+    scale: One of its scales; '' if it has only one.
   """
 
   table: object
@@ -33,7 +33,7 @@ class Found(NamedTuple):
     return f'{self.table.title} (scale {self.scale!r})'
 
   def folder(self, parent: str | None, default: str) -> pathlib.Path:
-    """The folder of this scale's files; scales never share a folder."""
+    """The folder of this scale's files; each scale has its own."""
     return pathlib.Path(parent or f'{default}/{self.name}', self.scale)
 
 
@@ -46,9 +46,9 @@ def names() -> list[str]:
 def find_table(name: str, scale: str | None = None) -> Found:
   """A table of `configs/tables` by name, or of a Python file by path.
 
-  A file has a function `get_table()`, which is of the scale 'cpu'; or a tuple
-  `SCALES`, the default first, and `get_table(scale)`. At the scale 'quick',
-  cells with equal configs are one cell, with one seed.
+  A file defines `get_table()`, whose scale is 'cpu', or a tuple `SCALES` with
+  the default first and `get_table(scale)`. At the scale 'quick', cells with
+  equal configs become one cell, and only one seed is kept.
 
   Args:
     name: 'fedin_v2_table1', or a path.
@@ -58,8 +58,8 @@ def find_table(name: str, scale: str | None = None) -> Found:
     The table.
 
   Raises:
-    ValueError: If there is no such table or scale, or the file is none; in a
-      line that names what there is.
+    ValueError: If there is no such table or scale, or the file defines no
+      table; the message names the known ones.
   """
   from fedjax_het.names import check_name, nearest
   from fedjax_het.reporting.results_table import Table, distinct
@@ -106,7 +106,7 @@ def is_tracked(folder: pathlib.Path) -> bool:
 
 
 def results_folder(found: Found, out: str | None) -> pathlib.Path:
-  """Where results of a table are written.
+  """The folder to which results of a table are written.
 
   Args:
     found: The table.
@@ -132,8 +132,8 @@ def results_folder(found: Found, out: str | None) -> pathlib.Path:
 def parse_seeds(text: str) -> tuple[int, ...]:
   """Seeds as `--seeds` names them.
 
-  A number alone counts: '3' is 0, 1 and 2. With a comma they are listed: '0,4'
-  is those two, and '5,' is 5 alone.
+  A single number is a count: '3' means 0, 1 and 2. Numbers with a comma are a
+  list: '0,4' means 0 and 4, and '5,' means only 5.
 
   Args:
     text: The flag's value.
@@ -142,7 +142,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     The seeds.
 
   Raises:
-    ValueError: If it is none of that.
+    ValueError: If it is neither, names no seed, or names a seed twice.
   """
   parts = [part.strip() for part in text.split(',')]
   if len(parts) > 1 and not parts[-1]:
@@ -176,12 +176,12 @@ def choose(
 
   Args:
     table: The `Table`.
-    seeds: See `parse_seeds`; None for the table's.
+    seeds: See `parse_seeds`; None for the table's own.
     rows: Labels, or their names in lower case with _; None for all.
-    columns: Likewise.
+    columns: Labels or names of columns; None for all.
 
   Returns:
-    The table with these cells alone.
+    The table with only these cells.
 
   Raises:
     ValueError: If something is unknown, or no cell is left.
@@ -189,7 +189,7 @@ def choose(
   if seeds is not None:
     table = table._replace(seeds=parse_seeds(seeds))
   if rows is not None:
-    # A further view is of the same runs as the row that it belongs to.
+    # A view shows the runs of its row.
     labels = _named('row', rows, table.labels)
     labels = {table.views.get(label, (label,))[0] for label in labels}
     table = table._replace(
@@ -214,7 +214,7 @@ def choose(
 def _named(
     what: str, given: Sequence[str], known: Sequence[str]
 ) -> list[str]:
-  """The known labels that are given, as they are or as in file names."""
+  """The known labels that are given, by label or by name as in file names."""
   from fedjax_het.names import check_name
   from fedjax_het.reporting.results_table import slug
 

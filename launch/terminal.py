@@ -1,4 +1,4 @@
-"""Shared by the programs: refused flags, and errors in one line."""
+"""Flag parsing, --help and one-line errors, shared by the programs."""
 
 from collections.abc import Callable, Sequence
 import os
@@ -17,7 +17,7 @@ class CommandError(ValueError):
 
 
 def line(error: BaseException | str) -> str:
-  """An error's text on one line, without the number of an OSError."""
+  """An error's text on one line; an OSError without its number."""
   if isinstance(error, OSError) and error.strerror and not error.filename:
     error = error.strerror
   return ' '.join(str(error).split())
@@ -35,15 +35,15 @@ def run(
     doc: str,
     more: Callable[[], str] = lambda: '',
 ) -> None:
-  """Runs a program, whose flags are defined; --help prints what it can do.
+  """Runs a program whose flags are defined, or prints its --help.
 
   Args:
-    main: Called with what is not a flag.
+    main: Called with the arguments that are not flags.
     flags_parser: Parses the command line.
     doc: The docstring of the program.
-    more: What --help prints after the flags.
+    more: Returns the text that --help prints after the flags.
   """
-  # XLA tells of each kind of accelerator that it does not find.
+  # Hides XLA's messages on accelerators that it does not find.
   logging.set_verbosity(logging.WARNING)
   if _HELP & set(sys.argv[1:]):
     parts = as_started(doc).strip(), _flags(), more()
@@ -61,7 +61,7 @@ _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
 
 
 def _flags() -> str:
-  """The flags of this program, a paragraph each."""
+  """The flags of this program, one line each."""
   lines = ['Flags:']
   for module, found in flags.FLAGS.flags_by_module_dict().items():
     if module == sys.argv[0] or module.startswith(f'{__package__}.'):
@@ -76,42 +76,42 @@ def show(text: str) -> None:
   try:
     print(text, flush=True)
   except BrokenPipeError:
-    # Python flushes once more at its end.
+    # Python flushes again at exit, which would raise another error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(module: str) -> list[str]:
-  """How a program is started: as this one was, by -m or as `fedjax-het`."""
+  """The words that start a program as this one was: -m or `fedjax-het`."""
   if __package__ == 'launch':
     return ['python', '-m', f'launch.{module}']
   return ['fedjax-het', module.replace('_', '-')]
 
 
 def as_started(text: str) -> str:
-  """A text whose commands are written as this program was started."""
+  """Rewrites the commands in a text in the way this program was started."""
   return re.sub(
       r'python -m launch\.(\w+)', lambda m: ' '.join(command(m[1])), text
   )
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
-  """absl's flags parser, which also refuses what would pass in silence.
+  """absl's flags parser, which also rejects empty and repeated flags.
 
   Args:
     argv: The command line.
 
   Returns:
-    What is not a flag, the program's name first.
+    The arguments that are not flags, the program's name first.
 
   Raises:
     CommandError: If a flag is unknown, wrong, empty or given twice on the
-      command line, or a flagfile cannot be read; in one line that names it.
+      command line, or a flagfile cannot be read; one line that names it.
   """
   return read_expanded(with_flagfiles(argv))
 
 
 def read_expanded(argv: Sequence[str]) -> list[str]:
-  """`read_flags` of a command line that holds no flagfile any more."""
+  """`read_flags` for a command line whose flagfiles are expanded."""
   # Folders may have names that are not UTF-8.
   if hasattr(sys.stdout, 'reconfigure'):
     sys.stdout.reconfigure(errors='backslashreplace')
@@ -122,18 +122,18 @@ def read_expanded(argv: Sequence[str]) -> list[str]:
 
 
 def with_flagfiles(argv: Sequence[str]) -> list[str]:
-  """The command line with the contents of its flagfiles in their places.
+  """Replaces the flagfiles of a command line by their contents.
 
   Args:
     argv: The command line.
 
   Returns:
-    The same without --flagfile.
+    The command line without --flagfile.
 
   Raises:
-    CommandError: If one cannot be read, or is not named, or a flag is empty
-      or given twice on the command line; the last one counts where a flagfile
-      gives it, too.
+    CommandError: If a flagfile cannot be read or has no name, or a flag is
+      empty or given twice on the command line. A flag may be in a flagfile,
+      too; the last one counts.
   """
   _check_flags(argv[1:], twice=False)
   try:
@@ -147,7 +147,7 @@ def with_flagfiles(argv: Sequence[str]) -> list[str]:
 
 
 def _check_flags(args: Sequence[str], *, twice: bool) -> None:
-  """Raises CommandError for a flag that is empty, or given twice if not so."""
+  """Raises CommandError for an empty or, unless `twice`, a repeated flag."""
   seen = set()
   for arg in args:
     if arg == '--':
@@ -158,14 +158,14 @@ def _check_flags(args: Sequence[str], *, twice: bool) -> None:
     name, equals, value = match.groups()
     if name not in flags.FLAGS and name.startswith('no'):
       name = name[2:]
-    # Others are unknown, or the value of the flag before.
+    # Skips unknown flags, and values of the preceding flag.
     if name not in flags.FLAGS and name not in ('config', 'flagfile'):
       if not name.startswith('config.'):
         continue
     if name in seen and not twice:
       raise CommandError(f'--{name} is given twice.')
     seen.add(name)
-    # What an entry of the config may be, the config's check knows.
+    # The config's own check covers its entries.
     if equals and not value and not name.startswith('config.'):
       raise CommandError(
           f'--{name} is empty; give it a value, or leave it out.'
@@ -173,7 +173,7 @@ def _check_flags(args: Sequence[str], *, twice: bool) -> None:
 
 
 def folder(flag: str, text: str) -> pathlib.Path:
-  """The folder that a flag names, before anything is written there.
+  """The folder that a flag names; checks that it can be written to.
 
   Args:
     flag: The flag, for the error's text.
@@ -183,7 +183,7 @@ def folder(flag: str, text: str) -> pathlib.Path:
     The path.
 
   Raises:
-    CommandError: If it can neither be there nor be made.
+    CommandError: If it cannot be a folder or cannot be written to.
   """
   path = expanded(text, flag)
   try:
@@ -199,17 +199,18 @@ def folder(flag: str, text: str) -> pathlib.Path:
 
 
 def expanded(text: str, flag: str) -> pathlib.Path:
-  """A path with ~ replaced by the home folder; CommandError if there is none.
+  """A path with ~ replaced by the home folder.
 
   Args:
     text: The path.
-    flag: Who names it, for the error's text.
+    flag: The flag that names it, for the error's text.
 
   Returns:
     The path.
 
   Raises:
-    CommandError: If the home folder is not known, or the path is an address.
+    CommandError: If the home folder is unknown, or the path is an address such
+      as gs://bucket/folder.
   """
   from fedjax_het.files import check_local
 
@@ -226,9 +227,9 @@ def expanded(text: str, flag: str) -> pathlib.Path:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-  """absl's flags parser with one line per error; no other arguments.
+  """absl's flags parser with one line per error, which allows only flags.
 
-  The information that JAX logs while it looks for accelerators is not shown.
+  It hides the information that JAX logs while it looks for accelerators.
   """
   logging.set_verbosity(logging.WARNING)
   try:

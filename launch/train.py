@@ -1,4 +1,4 @@
-r"""Runs one experiment, or goes on with one that was interrupted.
+r"""Runs one experiment, or resumes one that was interrupted.
 
   python -m launch.train
   python -m launch.train --config=configs/fedin.py:quick --workdir=/tmp/quick
@@ -6,8 +6,8 @@ r"""Runs one experiment, or goes on with one that was interrupted.
       --config.data_dir=DIR --config.num_rounds=50
 
 Variants follow the config file after a colon; `--config.<key>=<value>` sets
-any entry. Without a workdir a new one is made under ./runs. The same command
-with the same workdir resumes. `--distributed` makes this one of several
+any entry. Without --workdir, a new workdir is made under ./runs. The same
+command with the same workdir resumes. `--distributed` makes this one of several
 processes of a run; see docs/scaling.md. Exit codes: 0 all rounds are done, 1
 the run failed (full disk, a client's NaN, a process lost), 2 the command or
 config is wrong, 130 interrupted.
@@ -71,13 +71,13 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     argv: The command line.
 
   Returns:
-    What is not a flag: the program's name alone.
+    The arguments that are not flags: only the program's name.
   """
   _typed[:] = argv[1:]
   try:
     argv = config_flag.with_config(terminal.with_flagfiles(argv))
     notes = config_flag.check(argv)
-    sys.argv = argv  # Where the config flag looks for its overrides.
+    sys.argv = argv  # The config flag reads its overrides from there.
     rest = terminal.read_expanded(argv)
     if len(rest) > 1:
       raise CommandError(
@@ -110,10 +110,10 @@ class _Log(logging.Handler):
 
 
 class _Stop:
-  """Takes the first Ctrl-C or SIGTERM, and says what the run then waits for.
+  """Handles the first Ctrl-C or SIGTERM, and prints what the run waits for.
 
   Attributes:
-    asked: Whether there was one.
+    asked: Whether the signal has come.
   """
 
   def __init__(self, num_rounds: int):
@@ -121,11 +121,11 @@ class _Stop:
     self._done, self._num_rounds = None, num_rounds
 
   def observe(self, row) -> None:
-    """Takes a line of metrics.jsonl."""
+    """Notes the round of a line of metrics.jsonl."""
     self._done = row['round']
 
   def ask(self) -> None:
-    """Takes the first signal."""
+    """Handles the first signal."""
     self.asked = True
     if self._done is None:
       what = 'the compilation and the first round'
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> None:
       )
     except ValueError as e:
       fail(e, 2)
-  # Imported here, so that --help and a typing error answer at once.
+  # Imported here, so that --help and typing errors are answered at once.
   from fedjax_het import experiment
   from fedjax_het.experiment import processes
   from fedjax_het.experiment.callbacks import CallbackError
@@ -246,7 +246,7 @@ def _folder() -> pathlib.Path | None:
 
 
 def _show(config, workdir: pathlib.Path, result) -> None:
-  """Prints what a run has come to."""
+  """Prints the results of a run."""
   from fedjax_het.reporting import tables
 
   print()
@@ -264,7 +264,7 @@ def _show(config, workdir: pathlib.Path, result) -> None:
 
 
 def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
-  """Ends the bar, then the process, with one line and maybe an advice."""
+  """Ends the bar, then the process, with one line and optional advice."""
   if progress is not None:
     progress.close()
   text = terminal.as_started(line(error))
@@ -283,7 +283,7 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
 
 
 def names() -> str:
-  """The methods, variants, data sets and partitions that there are."""
+  """Lists the known methods, variants, data sets and partitions."""
   from fedjax_het.algorithms import ALGORITHMS
   from fedjax_het.configs import common
   from fedjax_het.data import own_files, sources

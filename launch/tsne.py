@@ -4,15 +4,15 @@ r"""Draws the features of stored runs in two dimensions, by t-SNE.
   python -m launch.tsne --workdir=runs/fedavg,runs/fedin --label=3 \
       --stage=stage4
 
-FedIN's Fig. 3 and Fig. 8. The networks of a run, of each group or of some
-clients, map the same test images to features, which are embedded together: a
-point is an image in a network. Without --stage the features are s_out, the
-outputs of the intermediate layers, averaged over pixels. For each run there is
-a panel by client and, unless --label names a single class, one by class. t-SNE
-keeps neighbours: distances between clusters, their sizes and the axes mean
-nothing.
+This is FedIN's Fig. 3 and Fig. 8. The networks of a run (of its groups, or of
+some clients) map the same test images to features, which are embedded together:
+each point is one image in one network. Without --stage the features are s_out,
+the outputs of the intermediate layers, averaged over pixels. Each run has a
+panel by client and, unless --label names a single class, a panel by class.
+t-SNE preserves neighbours; distances between clusters, their sizes and the axes
+have no meaning.
 
-Writes tsne.png, and the points as tsne.csv.
+The program writes tsne.png, and the points as tsne.csv.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from .terminal import fail, folder
 
 
 class Points(NamedTuple):
-  """The features of a run, embedded.
+  """The embedded features of a run.
 
   Attributes:
     name: The run.
-    place: [P, 2].
+    place: [P, 2], the coordinates of P points.
     network: P labels of networks.
-    classes: [P], of the images.
+    classes: [P], the classes of the images.
   """
 
   name: str
@@ -70,11 +70,11 @@ def embed_run(
   """Embeds the features of one run.
 
   Args:
-    run: The run, as `load_run` gives it.
+    run: The run, as `load_run` returns it.
     stage: See `similarity.stages`; None for s_out.
     label: A class; None for all.
-    num_examples: Test images, at most.
-    num_clients: Networks, at most.
+    num_examples: Largest number of test images.
+    num_clients: Largest number of networks.
     perplexity: See `embedding.tsne`.
     seed: See `embedding.tsne`.
 
@@ -82,7 +82,7 @@ def embed_run(
     The points.
 
   Raises:
-    ValueError: If the stage or the class is not there, networks have features
+    ValueError: If the stage or the class is missing, networks have features
       of different lengths, or there are too few points.
     FileNotFoundError: If data or checkpoints are missing.
   """
@@ -130,7 +130,7 @@ def embed_run(
 
 
 def panels(points: Sequence[Points], by_class: bool) -> dict[str, Any]:
-  """{'by client': {run: {label: [n, 2]}}, 'by class': ...} of each run."""
+  """{'by client': {run: {label: [n, 2]}}, 'by class': ...}."""
   import numpy as np
 
   def split(place, labels, names):

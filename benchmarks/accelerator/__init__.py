@@ -1,1 +1,1 @@
-"""Measures on an accelerator, and what `auto` should choose there."""
+"""Measurements on an accelerator, and what `auto` should choose there."""

@@ -1,30 +1,30 @@
-"""All that `auto` and the docs have to know of an accelerator, in one command.
+"""Measures what `auto` and the docs need to know about an accelerator.
 
   python -m benchmarks.accelerator --out=DIR [--minutes=9] [--data-dir=DIR]
     [--sections=agreement,grid,...] [--jobs=N] [--retry] [--quick]
   python -m benchmarks.accelerator --out=DIR --reference
   python -m benchmarks.accelerator.apply --out=DIR
 
-The command measures, on the device that JAX finds, in order of value:
+The first command measures on the device that JAX finds, most important first:
 
   agreement: the `quick` variant of every algorithm compiles, and its metrics
     agree with those of a CPU (products in float32).
   grid: rounds of 64 clients by family of networks: lowering of convolutions x
-    mapping (`map`, `vmap` by chunks of 1 to 64) x type of products.
+    mapping (`map`, `vmap` in chunks of 1 to 64) x dtype of matrix products.
   workloads: those of `benchmarks.engine`, beside eager PyTorch and
     `torch.func.vmap` on the same device.
   memory: peaks of a cohort of 10 and of 1,000 clients.
   start: seconds from the start of a run to its first round.
   table: full-length cells of `fedin_v2_table1`, with `--data-dir`.
 
-Every step runs in a child process with a time limit of its own; a crash, a full
-memory or a hang costs that step alone. Results are written after each step to
+Every step runs in a child process with its own time limit; a crash, a full
+memory or a hang loses only that step. Results are written after each step to
 DIR/results.json (device, versions, all results, and what `auto` should choose)
-and DIR/table.md. The same command goes on where the last one ended, also if
-results.json alone was copied to another machine of that kind; `--retry` repeats
-steps that failed. The second command makes the CPU's metrics beforehand, on any
-machine, so that no minute of the accelerator is spent on them. The third writes
-the choice into `fedjax_het/kernels/auto.py`. Let the machine be idle.
+and DIR/table.md. The same command continues an earlier one, even if only
+results.json was copied to another machine of that kind; `--retry` repeats steps
+that failed. The second command computes the CPU's metrics in advance, on any
+machine, which saves time on the accelerator. The third writes the choice into
+`fedjax_het/kernels/auto.py`. Let the machine be idle.
 """
 
 import argparse
@@ -45,8 +45,8 @@ from benchmarks.accelerator import forms, plan, report
 from benchmarks.accelerator.worker import Worker
 from fedjax_het.files import read_json, write_atomically
 
-# Seconds that must be left for a step to begin; of a step that takes all that
-# is left, and what it leaves to end in.
+# Seconds that must be left to begin a step and to begin a step without a limit;
+# seconds that a step without a limit leaves for its end.
 _LEAST, _LEAST_OF_ALL, _MARGIN = 10.0, 90.0, 30.0
 
 
@@ -56,7 +56,7 @@ class Bench:
   Attributes:
     out: The folder.
     results: {name: result} of all steps that were run.
-    device: What `tasks.device` found, and `quick`; None if it was not asked.
+    device: Result of `tasks.device`, and `quick`; None before it is known.
   """
 
   def __init__(self, out: pathlib.Path, seconds: float):
@@ -97,19 +97,19 @@ class Bench:
     return text
 
   def worker(self, number: int) -> Worker:
-    """A child process by number; each thread has one of its own."""
+    """A child process by number; each thread has its own."""
     while len(self._workers) <= number:
       log = self.out / 'logs' / f'worker{len(self._workers)}.txt'
       self._workers.append(Worker(log))
     return self._workers[number]
 
   def run(self, step: plan.Step, number: int = 0) -> None:
-    """Runs a step unless the time is over, and prints what became of it."""
+    """Runs a step unless the time is over, and prints its status."""
     if self.left < (_LEAST if step.limit else _LEAST_OF_ALL):
       return
     name, args = step.name.replace('/', '--'), dict(step.args)
     limit = min(step.limit or self.left, self.left)
-    # Both starts share a cache of programs.
+    # Both steps of `start` share a cache of programs.
     folders = dict(first_round='start', table_cell=name)
     if step.task in folders:
       folder = self.out / 'runs' / folders[step.task]
@@ -135,7 +135,7 @@ class Bench:
       print(f'{result.get("seconds", limit):6.1f} s ', *words, flush=True)
 
   def run_together(self, steps: Iterable[plan.Step], jobs: int) -> None:
-    """Runs steps in that many processes at once."""
+    """Runs steps in `jobs` processes at once."""
     waiting: queue.SimpleQueue = queue.SimpleQueue()
     for step in steps:
       waiting.put(step)
@@ -148,7 +148,7 @@ class Bench:
           return
         self.run(step, number)
 
-    self.worker(jobs - 1)  # Made here: the threads only look them up.
+    self.worker(jobs - 1)  # Creates all workers, which threads only look up.
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
       try:
         for done in [pool.submit(serve, number) for number in range(jobs)]:
@@ -167,7 +167,7 @@ class Bench:
 
 
 def _settle(bench: Bench, quick: bool) -> None:
-  """Notes the device; a ValueError if the results are of another one."""
+  """Stores the device; raises ValueError if the results are of another one."""
   step = plan.Step('device', 'device', {}, plan.LIMITS['device'])
   bench.run(step)
   found = bench.results.pop(step.name, {})
@@ -193,7 +193,7 @@ def _settle(bench: Bench, quick: bool) -> None:
 def _todo(
     steps: list[plan.Step], results: Mapping[str, Any], retry: bool
 ) -> list[plan.Step]:
-  """The steps without a result, or with one to be replaced."""
+  """The steps without a result, or whose result is to be replaced."""
   final = {'ok'}
   if not retry:
     final |= {'failed', 'crashed', 'timeout', 'skipped'}
@@ -256,7 +256,7 @@ def main() -> None:
     args.jobs = max(1, min(8, (os.cpu_count() or 1) // 2))
   if args.jobs < 1 or not args.minutes > 0:
     parser.error('--jobs and --minutes must be positive.')
-  # Ends the children, too.
+  # Turns SIGTERM into SystemExit, so that the children end, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   try:
     bench = Bench(args.out, 60 * args.minutes)
@@ -273,7 +273,7 @@ def main() -> None:
       except ValueError as e:
         parser.error(str(e))
       if bench.device['platform'] == 'tpu':
-        args.jobs = 1  # One process has all of it.
+        args.jobs = 1  # A TPU belongs to one process.
       _measure(bench, args)
     text = bench.save()
   finally:

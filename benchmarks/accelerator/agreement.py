@@ -1,11 +1,11 @@
-"""Whether two runs of one config agree, as far as rounding goes."""
+"""Whether two runs of one config agree up to rounding."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Largest difference of two metrics a and b, |a - b| / max(1, |a|), by which
-# runs on two devices may differ after two rounds. On a CPU, where `map` and
-# `vmap` round differently, it is up to 0.009: three test examples.
+# Largest allowed |a - b| / max(1, |a|) of two metrics a and b from runs of two
+# rounds on two devices. `map` and `vmap` on one CPU, which round differently,
+# differ by up to 0.009, which is three test examples.
 TOLERANCE = 0.03
 
 
@@ -15,7 +15,7 @@ class Agreement(NamedTuple):
   Attributes:
     agrees: Whether nothing differs by more than `TOLERANCE`.
     difference: The largest difference of two metrics.
-    where: The metric with that difference, or what is not in both runs.
+    where: The metric with that difference, or one that is not in both runs.
   """
 
   agrees: bool
@@ -24,7 +24,7 @@ class Agreement(NamedTuple):
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-  """(name, number) of all numbers in what JSON holds."""
+  """Yields (name, number) of all numbers in a JSON value."""
   if isinstance(value, Mapping):
     parts = value.items()
   elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -57,7 +57,7 @@ def compare(
 
   Args:
     rows: Lines of metrics.jsonl.
-    want: Those of the reference.
+    want: Lines of the reference.
 
   Returns:
     The comparison.

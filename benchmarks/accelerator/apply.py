@@ -3,7 +3,7 @@
   python -m benchmarks.accelerator.apply --out=DIR [--table=FILE]
 
 DIR is that of `python -m benchmarks.accelerator`. The row of the measured kind
-of device is added or replaced; the other rows stay.
+of device is added or replaced; other rows do not change.
 """
 
 import argparse
@@ -17,7 +17,7 @@ _NAME = 'CHOICES'
 
 
 def row_text(kind: str, choice: auto.Choice) -> list[str]:
-  """The lines of a row."""
+  """The lines of a row's source."""
   fields = [f'        {k}={v!r},' for k, v in choice._asdict().items()]
   return [f'    {kind!r}: Choice(', *fields, '    ),']
 

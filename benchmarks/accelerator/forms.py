@@ -1,6 +1,7 @@
-"""Forms of a round: mapping, lowering and type of matrix products.
+"""Forms of a round: mapping, lowering and dtype of matrix products.
 
-A cell of the grid is a round of FedAvg with 64 clients, by family of networks.
+A cell of the grid is one form of a FedAvg round in which 64 clients train a
+model of one family.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,15 +22,16 @@ from fedjax_het.models import create
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 MAPPINGS = ('map', *(f'vmap{chunk}' for chunk in CHUNKS))
 LOWERINGS = ('native', 'gemm')
-# Operands of products. 'default' is JAX's default for float32: TF32 on NVIDIA
-# GPUs that have it, bfloat16 on TPUs, float32 on CPUs.
+# Dtypes of products. 'default' is JAX's default for float32 operands: TF32 on
+# NVIDIA GPUs that have it, bfloat16 on TPUs, float32 on CPUs.
 MATMULS = ('default', 'float32', 'bfloat16')
-# {family: (batch size, optimizer)}; a model of each name stands for its family.
+# {family: (batch size, optimizer)}; the model of that name represents a family.
 FAMILIES = {**nets.NETS, 'mlp': (memory.IMAGES // 2, optax.sgd)}
 QUICK_FAMILIES = ('mlp', 'dropout_cnn')
 # Their programs do not depend on the lowering; only the first is measured.
 WITHOUT_CONVOLUTIONS = ('mlp', 'vit_t16')
-# Rows that differ by less are equal: the smaller chunk is preferred.
+# Forms whose relative difference is smaller count as equal; the smaller chunk
+# is then preferred.
 NOISE = 0.02
 
 
@@ -70,7 +72,7 @@ class Form(NamedTuple):
 
 
 def all_forms(family: str, quick: bool) -> list[Form]:
-  """The grid of a family; of a quick run a few forms of each kind."""
+  """The grid of a family; only a few forms in a quick run."""
   ways = LOWERINGS[:1] if family in WITHOUT_CONVOLUTIONS else LOWERINGS
   mappings = ('map', 'vmap2') if quick else MAPPINGS
   forms = [Form(m, way, 'default') for m in mappings for way in ways]
@@ -91,11 +93,11 @@ def stage(form: Form, best: Form | None) -> int:
 
   Args:
     form: The form.
-    best: The family's fastest form with the default type so far, or None.
+    best: The family's fastest form with the default dtype so far, or None.
 
   Returns:
-    0: `map` and chunks of 16; 1: chunks of 4 and 64; 2: other types in the best
-    form; 3: the other chunks; 4: the rest.
+    0: `map` and chunks of 16; 1: chunks of 4 and 64; 2: other dtypes in the
+    best form; 3: the other chunks; 4: the rest.
   """
   if form.matmul != 'default':
     return 2 if best is not None and form[:2] == best[:2] else 4
@@ -105,7 +107,7 @@ def stage(form: Form, best: Form | None) -> int:
 
 
 def seconds_per_call(call: Callable[[], object], least: float) -> float:
-  """Minimum over calls for at least that many seconds, after a first call."""
+  """Minimum time of at least two calls and `least` seconds, after a first."""
   call()
   best, spent, times = math.inf, 0.0, 0
   while times < 2 or spent < least:
@@ -125,7 +127,7 @@ def measure_cell(family: str, form: Form, quick: bool) -> dict[str, Any]:
     quick: Whether the net and the cohort are tiny.
 
   Returns:
-    images_per_second, tflops (10^12 operations of products a second),
+    images_per_second, tflops (10^12 operations of products per second),
     compile_seconds, megabytes (planned by XLA).
   """
   batch_size, optimizer = FAMILIES[family]
@@ -162,26 +164,26 @@ Rates = Mapping[str, Mapping[Form, float]]
 
 
 def rates(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
-  """{family: {form: images a second}} of the cells that were measured."""
+  """{family: {form: images per second}} of the measured cells."""
   found: dict[str, dict[Form, float]] = {}
   for name, result in results.items():
     kind, _, rest = name.partition('/')
     if kind == 'grid':
       family, *form = rest.split('/')
       row = found.setdefault(family, {})
-      # A form that failed, such as for memory, is the slowest.
+      # A form that failed, such as for lack of memory, counts as the slowest.
       row[Form(*form)] = result.get('images_per_second', 0.0)
   return found
 
 
 def best_form(row: Mapping[Form, float], matmul: str = 'default'):
-  """The fastest form of one family with a type of products, or None."""
+  """The fastest form of one family with a dtype of products, or None."""
   known = {f: rate for f, rate in row.items() if f.matmul == matmul and rate}
   return max(known, key=known.get, default=None)
 
 
 def of_all_lowerings(family: str, row: Mapping[Form, float]):
-  """{form: rate}, with equal rates where a lowering changes nothing."""
+  """{form: rate} with all lowerings; these are equal without convolutions."""
   if family not in WITHOUT_CONVOLUTIONS:
     return dict(row)
   return {
@@ -192,7 +194,7 @@ def of_all_lowerings(family: str, row: Mapping[Form, float]):
 
 
 def scores(found: Rates) -> dict[Form, float]:
-  """How fast one form is for all families, with the default type of products.
+  """The speed of each form over all families, with the default dtype.
 
   Args:
     found: See `rates`.
@@ -227,7 +229,7 @@ def choose(found: Rates, source: str) -> Choice | None:
 
   Args:
     found: See `rates`.
-    source: What the row says of its measurements.
+    source: The row's text on its measurements.
 
   Returns:
     The row; None if `map` and `vmap` were not both measured in every family

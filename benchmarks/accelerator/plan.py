@@ -1,4 +1,4 @@
-"""The steps of `benchmarks.accelerator`, in order of value."""
+"""The steps of `benchmarks.accelerator`, in order of importance."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.kernels.auto import Choice, auto_choice
 
 SECTIONS = ('agreement', 'grid', 'workloads', 'memory', 'start', 'table')
-# Seconds that a step may take. Compilation is the most of nearly all of them.
+# Seconds that a step may take, mostly for compilation.
 LIMITS = dict(
     device=120, reference=240, agreement=180, grid=90, workload=150,
     memory=120, start=180, table=None,
@@ -31,13 +31,13 @@ class Step(NamedTuple):
   """One step, which runs in a child process.
 
   Attributes:
-    name: Its name, 'section/...'; of the steps of a reference 'reference/...'.
+    name: Its name, 'section/...', or 'reference/...' for steps of a reference.
     task: A function of `benchmarks.accelerator.tasks`.
-    args: Its arguments, as JSON holds them.
-    limit: Seconds that it may take; None for all that are left.
+    args: Its arguments, which JSON can hold.
+    limit: Seconds that it may take; None for all remaining time.
     on_cpu: Whether JAX computes on the CPU.
-    parallel: Whether other steps may run at the same time: nothing is timed.
-    fresh: Whether it needs a child of its own, such as to measure memory.
+    parallel: Whether other steps may run at the same time, as nothing is timed.
+    fresh: Whether it needs its own child process, such as to measure memory.
   """
 
   name: str
@@ -77,7 +77,7 @@ def _algorithms(quick: bool) -> list[str]:
 
 
 def grid(quick: bool, results: Mapping[str, Any]) -> list[list[Step]]:
-  """The grid by stage, see `forms.stage`, which follows from the results."""
+  """The grid's steps by `forms.stage`, which depends on the results."""
   found, stages = forms.rates(results), [[] for _ in range(5)]
   for family in forms.QUICK_FAMILIES if quick else forms.FAMILIES:
     best = forms.best_form(found.get(family, {}))
@@ -98,7 +98,7 @@ def _in_library(case: str, scale: str, form: str) -> Step:
 
 
 def _in_torch(case: str, scale: str, form: str, kind: str) -> Step:
-  """PyTorch has the device for itself: JAX is on the CPU."""
+  """A step of PyTorch, during which JAX leaves the device and is on the CPU."""
   return Step(
       f'workloads/{case}/{form}', 'torch_form',
       dict(case=case, form=form, scale=scale, accelerated=kind != 'cpu'),
@@ -108,11 +108,11 @@ def _in_torch(case: str, scale: str, form: str, kind: str) -> Step:
 
 def workloads(quick: bool, kind: str) -> tuple[list[Step], list[Step]]:
   """The cases that matter most, and the others."""
-  # 'auto' is one of the two backends.
+  # Measures 'auto' and the backend that it does not choose.
   library = 'auto', 'map' if auto_choice(kind).backend == 'vmap' else 'vmap'
 
   def steps(cases, scale: str) -> list[Step]:
-    # Of all cases by the library first: PyTorch needs another child.
+    # All cases by the library come first: PyTorch needs another child process.
     return [
         *(_in_library(c, scale, form) for c in cases for form in library),
         *(_in_torch(c, scale, form, kind) for c in cases for form in _TORCH),
@@ -130,7 +130,7 @@ def workloads(quick: bool, kind: str) -> tuple[list[Step], list[Step]]:
 
 
 def chosen(quick: bool, choice: Choice | None) -> list[Step]:
-  """The key cases as `auto` would run them with a new row; [] without one."""
+  """The key cases as `auto` runs them with a new row; [] without a row."""
   if choice is None:
     return []
   label = f'{choice.backend}{choice.chunk}, {choice.lowering}, '
@@ -146,7 +146,7 @@ def chosen(quick: bool, choice: Choice | None) -> list[Step]:
 
 
 def memory(quick: bool) -> list[Step]:
-  """Peak memory of small and large cohorts of as many clients."""
+  """Peak memory of a small and a large cohort of the same clients."""
   large = 40 if quick else 1000
   return [
       Step(
@@ -173,7 +173,7 @@ def start(quick: bool) -> list[Step]:
 
 
 def table(quick: bool, data_dir: str | None) -> list[Step]:
-  """Cells of FedIN's table, as far as the time goes; none without data."""
+  """Cells of FedIN's table, which run until the time ends; [] without data."""
   if not quick and data_dir is None:
     return []
   scale = 'quick' if quick else 'full'
@@ -198,7 +198,7 @@ def plan(
     data_dir: str | None = None,
     sections=SECTIONS,
 ) -> list[Step]:
-  """All steps, the most valuable first; some follow from earlier results.
+  """All steps, the most important first; some depend on earlier results.
 
   Args:
     results: {name: result} of the steps that were run.
@@ -208,7 +208,7 @@ def plan(
     sections: Some of `SECTIONS`.
 
   Returns:
-    The steps, those that were run included.
+    The steps, including those that were run.
   """
   stages = grid(quick, results)
   first, rest = workloads(quick, kind)

@@ -22,7 +22,7 @@ def _of(results: Results, section: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _failure(result: Mapping[str, Any]) -> str:
-  """What became of a step without numbers; '' for one with numbers."""
+  """The status and error of a step without numbers; '' for other steps."""
   if result['status'] in ('ok', 'partial'):
     return ''
   return f'{result["status"]}: {result["error"]}'
@@ -114,8 +114,8 @@ def as_markdown(
 
   Args:
     results: {name: result} of the steps.
-    device: What `tasks.device` found; None if only references were run.
-    choice: The row that follows for `kernels.auto`, or None.
+    device: Result of `tasks.device`; None if only references were run.
+    choice: The resulting row of `kernels.auto`, or None.
 
   Returns:
     Markdown.
@@ -167,7 +167,7 @@ def as_markdown(
 
 
 def advice(results: Results, choice: Choice | None) -> list[str]:
-  """Lines that say what `auto` should choose, and what that costs."""
+  """Lines on what `auto` should choose and its speed in each family."""
   if choice is None:
     return ['The grid is not far enough: run the same command again.']
   lines = [

@@ -1,8 +1,7 @@
-"""What the steps of `benchmarks.accelerator` measure, in a child process.
+"""The tasks that `benchmarks.accelerator` runs in child processes.
 
-Each function takes what JSON holds and returns a dict of the same kind. A
-`status` other than 'ok' is 'skipped' or 'partial', with an `error` that says
-why.
+Arguments and results can be stored as JSON; a result is a dict. If it has a
+`status`, this is 'skipped' or 'partial', and `error` says why.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from fedjax_het.kernels.auto import Choice, auto_choice, using_choice
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL = 0.02
-# Seconds between asking a run to end and ending it.
+# Seconds between interrupting and killing a run.
 _GRACE = 20.0
 
 
@@ -45,7 +44,7 @@ def device() -> dict[str, Any]:
 
 
 def run_quick(name: str) -> dict[str, Any]:
-  """The `quick` variant of an algorithm's config, with products in float32."""
+  """Runs the `quick` variant of an algorithm, with products in float32."""
   from fedjax_het import experiment
 
   config = importlib.import_module(f'configs.{name}').get_config('quick')
@@ -75,7 +74,7 @@ def _case(name: str, scale: str) -> Case:
 def library_form(
     case: str, form: str, scale: str, choice=None
 ) -> dict[str, Any]:
-  """Rounds of a workload by the library.
+  """Times rounds of a workload by the library.
 
   Args:
     case: 'workload/case' of `benchmarks.workloads`.
@@ -96,7 +95,7 @@ def library_form(
 def torch_form(
     case: str, form: str, scale: str, accelerated: bool
 ) -> dict[str, Any]:
-  """The same training in PyTorch; JAX is on the CPU, and computes nothing.
+  """Times the same training in PyTorch; JAX is on the CPU and computes nothing.
 
   Args:
     case: As in `library_form`.
@@ -114,7 +113,7 @@ def torch_form(
   made = _case(case, scale)
   wait = torch.cuda.synchronize if accelerated else lambda: None
   if accelerated:
-    # As JAX's default: TF32 where the device has it.
+    # As JAX's default: TF32 if the device has it.
     torch.set_float32_matmul_precision('high')
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
@@ -157,8 +156,7 @@ def cohort_memory(name: str, cohort: int, clients: int) -> dict[str, Any]:
 
   Returns:
     'host': peak resident memory of the process; 'xla': planned memory of the
-    round; 'device': the allocator's peak on the device, None if it does not
-    say.
+    round; 'device': the allocator's peak on the device, None if unknown.
   """
   found = memory_lib.measure(name, cohort, clients)
   stats = jax.local_devices()[0].memory_stats() or {}
@@ -175,11 +173,12 @@ def first_round(config: str, empty: bool, folder: str) -> dict[str, Any]:
 
   Args:
     config: Its config, with variants.
-    empty: Whether the cache of compiled programs is emptied before.
+    empty: Whether to empty the cache of compiled programs first.
     folder: Folder of the run and the cache.
 
   Returns:
-    first_round and whole, in seconds: a run of one round.
+    Seconds of a run of one round: 'first_round', until its line is written, and
+    'whole', until the process ends.
   """
   place = pathlib.Path(folder)
   cache, workdir = place / 'cache', place / 'run'
@@ -210,7 +209,7 @@ def first_round(config: str, empty: bool, folder: str) -> dict[str, Any]:
 
 
 def _lines(path: pathlib.Path) -> list[Mapping[str, Any]]:
-  """The lines of a metrics.jsonl that are whole; [] if it is not there."""
+  """The complete lines of a metrics.jsonl; [] if there is no file."""
   if not path.is_file():
     return []
   return [json.loads(line) for line in path.read_text().split('\n')[:-1]]
@@ -225,20 +224,20 @@ def table_cell(
     folder: str,
     seconds: float,
 ) -> dict[str, Any]:
-  """Runs a cell of a results table, as far as the time goes.
+  """Runs a cell of a results table for a limited time.
 
   Args:
     table: Name of the table.
     scale: One of its scales.
-    row: A row, in the words of `launch.sweep`.
+    row: A row, as `launch.sweep` names it.
     column: A column.
     data_dir: Folder of the data sets; None if the scale needs none.
-    folder: Folder of results and runs; a run that was ended goes on.
-    seconds: The time that there is.
+    folder: Folder of results and runs; an interrupted run is resumed.
+    seconds: The time limit.
 
   Returns:
     rounds (done), round_seconds (their median), accuracy (of the last
-    evaluation); 'partial' if there are more rounds to run.
+    evaluation); the status is 'partial' if the run was interrupted.
   """
   place = pathlib.Path(folder)
   command = [
@@ -260,7 +259,7 @@ def table_cell(
   if run.returncode and not ended:
     words = errors.strip().splitlines() or [f'code {run.returncode}']
     raise RuntimeError(words[-1])
-  lines = [  # None of a run that was ended while it compiled.
+  lines = [  # [] if the run was interrupted while it compiled.
       line
       for path in place.glob('runs/**/metrics.jsonl')
       if path.parent.name != 'checkpoints'
@@ -279,7 +278,7 @@ def table_cell(
 
 
 def _interrupt(run: subprocess.Popen) -> str:
-  """Ends a process, at once if it takes long; returns its last messages."""
+  """Interrupts a process, kills it if it takes long; returns its messages."""
   run.send_signal(signal.SIGINT)
   try:
     return run.communicate(timeout=_GRACE)[1]

@@ -1,11 +1,11 @@
-"""A child process that runs steps, and the parent's hold on it.
+"""A child process that runs steps, and its handle in the parent process.
 
   python -m benchmarks.accelerator.worker MODULE
 
 MODULE holds the tasks, such as `benchmarks.accelerator.tasks`. The child reads
 a request per line, {'task', 'args', 'path'}, and writes the result to that
-path. A crash, an exception, a full memory or a hang costs the one step that it
-happens in.
+path. A crash, an exception, a full memory or a hang loses only the current
+step.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ import traceback
 from typing import Any
 
 _POLL = 0.02
-# Seconds between asking a child to end and ending it.
+# Seconds between terminating and killing a child.
 _GRACE = 10.0
 
 
@@ -31,7 +31,7 @@ TASKS = 'benchmarks.accelerator.tasks'
 
 
 def serve(module: str) -> None:
-  """The child: runs tasks of a module until its input ends."""
+  """Runs tasks of a module, in the child process, until its input ends."""
   tasks = importlib.import_module(module)
   for line in sys.stdin:
     request = json.loads(line)
@@ -51,9 +51,9 @@ def serve(module: str) -> None:
 
 
 def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
-  """Writes a result, all or nothing.
+  """Writes a result atomically.
 
-  It is not that of `fedjax_het.files`, so that a child starts without JAX.
+  It does not use `fedjax_het.files`, so that a child starts without JAX.
   """
   temporary = path.with_name(f'{path.name}.{os.getpid()}')
   temporary.write_text(json.dumps(result))
@@ -66,7 +66,7 @@ def _in_short(error: BaseException) -> str:
 
 
 def _forget() -> None:
-  """Frees what the last step has compiled and put on the device."""
+  """Frees the compiled programs and device memory of the last step."""
   if 'jax' not in sys.modules:
     return
   import jax
@@ -76,7 +76,7 @@ def _forget() -> None:
 
 
 class Worker:
-  """A child process, started when it is needed."""
+  """A child process, which starts with its first step."""
 
   def __init__(self, log: pathlib.Path, module: str = TASKS):
     """Creates a worker without a process.
@@ -99,7 +99,7 @@ class Worker:
       on_cpu: bool = False,
       fresh: bool = False,
   ) -> bool:
-    """Runs one step; its result, or what became of it, is written to a file.
+    """Runs one step and writes its result or its status to a file.
 
     Args:
       task: A function of the module.
@@ -107,17 +107,17 @@ class Worker:
       path: File of the result.
       limit: Seconds that it may take.
       on_cpu: Whether JAX computes on the CPU.
-      fresh: Whether the step needs a process of its own.
+      fresh: Whether the step needs its own process.
 
     Returns:
-      False if it was ended at its limit, and no file was written.
+      False if it was ended at its limit and no file was written.
     """
     if fresh or self._on_cpu != on_cpu:
       self.close()
     self._on_cpu = on_cpu
     child = self._start()
     request = dict(task=task, args=args, path=str(path))
-    with contextlib.suppress(OSError):  # A child that has died is seen below.
+    with contextlib.suppress(OSError):  # A dead child is handled below.
       child.stdin.write(json.dumps(request) + '\n')
       child.stdin.flush()
     end = time.monotonic() + limit
@@ -135,7 +135,7 @@ class Worker:
         return path.exists()
       time.sleep(_POLL)
     if fresh or json.loads(path.read_text())['status'] in ('crashed', 'failed'):
-      self.close()  # After a failure memory may not be free.
+      self.close()  # A failure may leave memory allocated.
     return True
 
   def _start(self) -> subprocess.Popen:
@@ -159,7 +159,7 @@ class Worker:
     return self._child
 
   def close(self) -> None:
-    """Ends the process, and all that it has started."""
+    """Ends the process and all processes that it has started."""
     child, self._child = self._child, None
     if child is None:
       return

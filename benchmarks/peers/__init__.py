@@ -1,1 +1,1 @@
-"""The work that published programs are measured on; see `__main__`."""
+"""Comparison with published programs on their own work; see `__main__`."""

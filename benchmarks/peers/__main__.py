@@ -1,38 +1,38 @@
-"""The library beside published programs, on the work they are measured on.
+"""Compares the library with published programs, on the work they report.
 
   python -m benchmarks.peers [--rows=a,e/torch,flwr] [--seconds=30] [--quick]
     [--epochs=N] [--data_dir=DIR] [--output=DIR] [--environments=DIR] [--again]
 
-Works, with the shapes of the published programs (`tasks`): a pfl-research's
-CIFAR-10 benchmark of simulators, b PFLlib's FedAvg, c-local and c-fd HtFLlib's
-local training and FD, d InCo's five ResNets, e NIID-Bench's simple-CNN. Images
-are random, or with `--data_dir` those of CIFAR-10.
+The works have the shapes of the published programs (`tasks`): a is
+pfl-research's CIFAR-10 benchmark of simulators, b PFLlib's FedAvg, c-local and
+c-fd HtFLlib's local training and FD, d InCo's five ResNets, e NIID-Bench's
+simple-CNN. Images are random, or those of CIFAR-10 with `--data_dir`.
 
 Programs:
 
-  default    the library as `launch.train` runs it, nothing chosen
+  default    the library as `launch.train` runs it with default options
   onednn, shard_map, ...   the library with a form chosen by hand
-  torch      eager PyTorch, one client after another: the yardstick
-  flwr, pfl, fluke, fedjax   peers of the package registry by their public API,
-    on works a, b and e (elsewhere models differ). Each is installed into an
-    environment of its own in the user's cache folder. Those that cannot be
-    installed have a row that says why. PFLlib, HtFLlib, InCo and NIID-Bench are
-    no packages; eager PyTorch does their work.
+  torch      eager PyTorch, one client after another, the baseline
+  flwr, pfl, fluke, fedjax   peers from the package registry by their public
+    API, on works a, b and e (elsewhere models differ). Each is installed into
+    its own environment in the user's cache folder. If that fails, the row says
+    why. PFLlib, HtFLlib, InCo and NIID-Bench are not packages; eager PyTorch
+    does their work.
 
 Every row runs alone in a process. All programs read the same images and
-partition, and must train the same numbers of parameters and images, else the
-row says what differs. The fastest round after the first counts; these rounds
-take `--seconds` at least. The first round counts from the start of the process,
-with imports, data and compilation, from an empty cache of compiled programs;
-`default` runs a second time with the cache that this leaves. Memory is the peak
-of resident memory, for several processes the sum of their peaks.
+partition, and must train the same numbers of parameters and images; otherwise
+the row says what differs. The fastest round after the first counts; these
+rounds take at least `--seconds`. The first round counts from the start of the
+process, with imports, data and compilation, from an empty cache of compiled
+programs; `default` runs a second time with the cache that this leaves. Memory
+is the peak of resident memory, or the sum of the peaks of several processes.
 
-A row is one JSON file in the output folder, and is not measured again on the
-same machine; `--again` does so. `--rows` selects works, programs, or both, with
-the wildcards of file names. `--epochs` limits the local epochs (e has ten).
-`--quick` has tiny sizes, few rows unless `--rows` says more, and does not
-install peers. On an accelerator only the
-library is run. Let the machine be idle.
+A row is one JSON file in the output folder. It is measured again on the same
+machine only with `--again`. `--rows` selects works, programs, or both, with the
+wildcards of file names. `--epochs` limits the local epochs (e has ten).
+`--quick` has tiny sizes, has few rows unless `--rows` selects others, and does
+not install peers. On an accelerator only the library is run. Let the machine be
+idle.
 """
 
 import argparse
@@ -50,7 +50,7 @@ import jax
 from benchmarks import common
 from benchmarks.peers import environments, rows, table, tasks
 
-# Rows of a quick run, of every kind one.
+# Rows of a quick run, one of every kind.
 _QUICK_ROWS = (
     'a/torch,a/flwr,a/pfl,a/fluke,a/fedjax,a/default,a/shard_map-onednn,'
     'c-fd/torch,c-fd/default,d/torch,e/torch'
@@ -73,12 +73,12 @@ def choose(
   """The rows that `--rows` selects.
 
   Args:
-    text: Parts such as 'a', 'torch', 'e/flwr' or 'c-*/torch', with commas
-      between them; None for all.
+    text: Parts such as 'a', 'torch', 'e/flwr' or 'c-*/torch', separated by
+      commas; None for all.
     known: All rows.
 
   Returns:
-    Some of them.
+    The selected rows.
 
   Raises:
     ValueError: If a part selects no row.
@@ -105,7 +105,7 @@ def choose(
 
 
 def settings_of(work: tasks.Work, data_dir: str | None) -> dict:
-  """What two rows of a work must have in common, as a file holds it."""
+  """The settings that two rows of a work must share, as JSON holds them."""
   facts = dict(
       work._asdict(),
       source='random' if data_dir is None else 'CIFAR-10',
@@ -131,14 +131,14 @@ def measure(entries, work, name, args, folder) -> dict:
     work: The work.
     name: Name of the program.
     args: The arguments of the command.
-    folder: Where the task is written.
+    folder: Folder for the task.
 
   Returns:
-    The result; of a program that cannot be measured 'error'.
+    The result; it has an 'error' if the program cannot be measured.
   """
   program = rows.programs(jax.default_backend())[name]
   images = work.images_per_round
-  # A program may fill up the last minibatch of a client.
+  # A program may fill the last minibatch of a client.
   most = images + work.cohort * (work.local['batch_size'] - 1)
   facts = {}
 
@@ -205,7 +205,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_work(name: str, work: tasks.Work, programs: list[str], args) -> None:
-  """Measures the programs of a work that have no stored row, and stores it."""
+  """Measures and stores the programs of a work that have no stored row."""
   settings = settings_of(work, args.data_dir)
   with tempfile.TemporaryDirectory() as temporary:
     folder, entries = pathlib.Path(temporary), None
@@ -232,7 +232,7 @@ def path_of(args, work: str, program: str) -> pathlib.Path:
 
 def main() -> None:
   args = parse_args()
-  # So that a child does not outlive the command.
+  # Turns SIGTERM into SystemExit, so that no child outlives the command.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   platform = jax.default_backend()
   works = {

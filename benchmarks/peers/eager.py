@@ -1,7 +1,7 @@
-"""Eager PyTorch, one client after another: a program of `rows.PROGRAMS`.
+"""Eager PyTorch, one client after another: a program of `rows.programs`.
 
-FedAvg and local training as they are; FD with its class means; of InCo the
-layer-wise mean, without the correction of deep layers.
+It has FedAvg, local training, FD with its class means, and InCo's layer-wise
+mean without the correction of deep layers.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def averaging(task, parts) -> Callable[[], None]:
 
 
 def own_nets(task) -> list[torch.nn.Sequential]:
-  """A network per client; as many clients hold each architecture."""
+  """One network per client; each architecture has equally many clients."""
   return [
       net
       for _ in range(task.clients // len(task.models))
@@ -52,13 +52,13 @@ def own_nets(task) -> list[torch.nn.Sequential]:
 
 
 class FdLoss(torch_local.CrossEntropy):
-  """Cross-entropy and, towards other clients' class means, distillation.
+  """Cross-entropy plus distillation towards other clients' class means.
 
   Attributes:
     goal: [C, C], the mean softmax output of the others by class.
     known: [C], 1 for classes that others have sent, else 0.
-    sums: [C, C], the outputs of this visit added up by class.
-    counts: [C], how many these are.
+    sums: [C, C], sums of this visit's outputs by class.
+    counts: [C], numbers of these outputs.
   """
 
   def __init__(self, net, num_classes: int):
@@ -116,7 +116,7 @@ def shared_names(net, blocks: list[int]) -> dict[str, torch.nn.Parameter]:
   """Parameters by stem, stage and block of the stage, or head.
 
   Args:
-    net: From `torch_nets.make` of one ResNet.
+    net: A ResNet from `torch_nets.make`.
     blocks: Blocks of each stage.
 
   Returns:
@@ -125,7 +125,7 @@ def shared_names(net, blocks: list[int]) -> dict[str, torch.nn.Parameter]:
   _, extractor, middle, classifier = net
   places = [(s, b) for s, number in enumerate(blocks) for b in range(number)]
   parts = {'stem': extractor, 'head': classifier}
-  # The global mean behind the blocks has no parameters.
+  # The global mean after the blocks has no parameters.
   for (stage, b), block in zip(places, middle, strict=False):
     parts[f'stage{stage}_block{b}'] = block
   return {

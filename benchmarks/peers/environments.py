@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, one each, in a cache folder."""
+"""Virtual environments of the peers, one per peer, in a cache folder."""
 
 import importlib.metadata
 import json
@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 
-# {peer: requirements}. `torch` is of the version that runs here; 'torch===' is
-# the registry's own build of it, which torchvision needs. The last release of
-# fedjax calls `jax.tree_map`, which later versions of jax lack.
+# {peer: requirements}. 'torch' becomes the version that runs here; 'torch==='
+# selects the registry's own build of it, which torchvision needs. The last
+# release of fedjax calls `jax.tree_map`, which later versions of jax lack.
 REQUIREMENTS = {
     'flwr': ('flwr[simulation]', 'torch'),
     'pfl': ('pfl', 'torch'),
@@ -35,9 +35,9 @@ def folder() -> pathlib.Path:
 
 
 def requirements(peer: str) -> list[str]:
-  """What is installed for a peer."""
+  """The packages to install for a peer."""
   try:
-    # A local version such as +cpu is left to pip.
+    # Leaves the local version, such as +cpu, to pip.
     version = importlib.metadata.version('torch').partition('+')[0]
   except importlib.metadata.PackageNotFoundError:
     version = None
@@ -52,7 +52,7 @@ def requirements(peer: str) -> list[str]:
 
 
 def _what_pip_said(text: str) -> str:
-  """The errors in pip's output, or its last line, at most 500 letters."""
+  """The errors in pip's output or its last line, at most 500 characters."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   errors = [line for line in lines if line.lower().startswith('error')]
   said = ' '.join(errors or lines[-1:]) or 'nothing'
@@ -74,18 +74,18 @@ def find(peer: str, root: pathlib.Path) -> dict[str, object] | None:
 def make(
     peer: str, root: pathlib.Path, pip_options: tuple[str, ...] = ()
 ) -> dict[str, object]:
-  """Makes the environment of a peer unless it is there.
+  """Makes the environment of a peer unless it exists.
 
   Args:
     peer: A key of `REQUIREMENTS`.
     root: Folder of all environments.
-    pip_options: Further options of `pip install`.
+    pip_options: Additional options of `pip install`.
 
   Returns:
     'python', its interpreter; 'versions' {package: version}; 'requirements'.
 
   Raises:
-    CannotInstall: With what pip printed.
+    CannotInstall: If pip fails; the message is its output.
   """
   found = find(peer, root)
   if found is not None:

@@ -1,4 +1,4 @@
-"""The library, as `launch.train` runs it: a program of `rows.PROGRAMS`."""
+"""The library as `launch.train` runs it: a program of `rows.programs`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fedjax_het.experiment.config import default_config
 
 
 def config_of(task) -> ml_collections.ConfigDict:
-  """The config of a task; what it does not say is left to the defaults."""
+  """The config of a task; all other entries have their defaults."""
   config = default_config(task.algorithm)
   config.dataset, config.data_file = 'npz', task.data
   config.partition = ml_collections.ConfigDict(
@@ -36,7 +36,7 @@ def config_of(task) -> ml_collections.ConfigDict:
 
 
 class CompileSeconds:
-  """Adds up the seconds that XLA compiles, or loads programs of the cache."""
+  """Adds up XLA's seconds for compiling programs or loading cached ones."""
 
   def __init__(self):
     self.total = 0.0

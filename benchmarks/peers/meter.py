@@ -1,7 +1,7 @@
-"""Shared by every measured program: its task, its data, its clock.
+"""Task, data and clock, shared by all measured programs.
 
-It imports the standard library and NumPy alone: peers run in environments of
-their own, without this library.
+It imports only the standard library and NumPy, since peers run in their own
+environments without this library.
 """
 
 import functools
@@ -16,12 +16,12 @@ import numpy as np
 
 from benchmarks.peak import MEGABYTE, peak_bytes
 
-# The time at which the process was started.
+# Environment variable with the start time of the process.
 STARTED = 'FEDJAX_HET_PEERS_STARTED'
 
 
 def read(path: str) -> types.SimpleNamespace:
-  """The task that `tasks.write_task` wrote, see there."""
+  """The task that `tasks.write_task` wrote."""
   return types.SimpleNamespace(**json.loads(pathlib.Path(path).read_text()))
 
 
@@ -51,16 +51,16 @@ class Meter:
   """The clock of a program; it rewrites the task's result after every round.
 
   The first round counts from the start of the process, with imports, data and
-  compilation. A later round counts from the end of the one before.
+  compilation. A later round counts from the end of the previous one.
   """
 
   def __init__(self, task, parameters: int, **facts):
-    """Begins.
+    """Creates the clock of a task.
 
     Args:
       task: The task.
-      parameters: Trained numbers of all architectures of the program.
-      **facts: Further entries of the result.
+      parameters: Number of parameters of all architectures of the program.
+      **facts: Additional entries of the result.
     """
     self._task = task
     self.facts = dict(parameters=parameters, **facts)
@@ -69,15 +69,14 @@ class Meter:
     self._last = float(os.environ[STARTED])
 
   def round(self, images: int) -> bool:
-    """Notes the end of a round.
+    """Records the end of a round.
 
     Args:
-      images: On how many images the program has trained in it, each counted
-        once per epoch.
+      images: Images of the round, each counted once per epoch.
 
     Returns:
-      Whether the program shall stop: the rounds after the first have taken
-      `task.seconds`, or there have been `task.max_rounds`.
+      Whether the program should stop: the rounds after the first have taken
+      `task.seconds`, or there have been `task.max_rounds` rounds.
     """
     now = time.time()
     self._seconds.append(now - self._last)

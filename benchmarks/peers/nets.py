@@ -1,8 +1,8 @@
-"""Networks of published programs, for the library and as plain layers.
+"""Networks of published programs, for the library and as lists of layers.
 
 `fedavg_cnn` is PFLlib's and HtFLlib's `FedAvgCNN`. `layers_of` describes the
-networks as lists that programs without this library build, see `torch_nets`
-and `with_fedjax`: (kind, numbers), of the kinds
+networks as lists from which programs without this library build them (see
+`torch_nets` and `with_fedjax`). A layer is (kind, numbers), of the kinds
 
   conv, features, kernel   convolution without padding, ReLU
   pool                     2x2 max-pool
@@ -40,7 +40,7 @@ def fedavg_cnn(
 ) -> BlockModel:
   """Two 5x5 convolutions (32, 64) and a hidden layer (512).
 
-  878,538 parameters on 32x32x3 and ten classes.
+  It has 878,538 parameters for 32x32x3 inputs and ten classes.
 
   Args:
     input_shape: (height, width, channels) of one example, at least 16x16.

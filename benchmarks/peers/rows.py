@@ -15,7 +15,7 @@ from benchmarks.peers import environments, meter
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.5
-# No peer sends usage statistics.
+# Keeps peers from sending usage statistics.
 _QUIET = dict(
     FLWR_TELEMETRY_ENABLED='0',
     RAY_USAGE_STATS_ENABLED='0',
@@ -25,13 +25,13 @@ _LIBRARY = 'benchmarks.peers.library'
 
 
 class Program(NamedTuple):
-  """Something that runs a task.
+  """A program that runs a task.
 
   Attributes:
-    module: What is started with `python -m`.
+    module: The module that is started with `python -m`.
     peer: Key of `environments.REQUIREMENTS`; None for this environment.
-    overrides: Config entries, of the library's forms by hand.
-    device_per_core: Whether JAX shows a device per core, of the same.
+    overrides: Config entries, for the library's forms by hand.
+    device_per_core: Whether JAX has a device per core, for the same forms.
     algorithms: Methods that it has; None for all.
   """
 
@@ -46,7 +46,7 @@ def _library(device_per_core=False, **overrides) -> Program:
   return Program(_LIBRARY, None, overrides, device_per_core)
 
 
-# What a user gets without asking, the yardstick, and the peers.
+# The library with default options, the baseline, and the peers.
 DEFAULT, YARDSTICK = 'default', 'torch'
 _PEERS = {
     name: Program(f'benchmarks.peers.with_{name}', name, algorithms=('fedavg',))
@@ -75,7 +75,7 @@ def by_hand(platform: str) -> dict[str, Program]:
 def programs(platform: str) -> dict[str, Program]:
   """All programs, in the order in which they are run.
 
-  PyTorch and the peers compute on the CPU, so that elsewhere only the library
+  PyTorch and the peers compute on the CPU; on other platforms only the library
   is run.
   """
   others = {YARDSTICK: Program('benchmarks.peers.eager'), **_PEERS}
@@ -101,11 +101,11 @@ def _environment(cache: str) -> dict[str, str]:
 
 
 def _watch(child: subprocess.Popen, limit: float) -> tuple[dict, bool]:
-  """Waits for a child, at most `limit` seconds, and ends it then.
+  """Waits for a child for at most `limit` seconds, then kills it.
 
   Returns:
     {process: peak bytes} of the child and its descendants, and whether the
-    child was ended.
+    child was killed.
   """
   peaks: dict[int, int] = {}
   ends = time.monotonic() + limit
@@ -134,16 +134,16 @@ def run_child(
 
   Args:
     python: The interpreter.
-    module: What it runs.
+    module: The module that it runs.
     task: The task's file.
     cache: Folder of compiled programs.
-    limit: Most seconds.
+    limit: Largest number of seconds.
 
   Returns:
     The program's result, with the peak memory of all of its processes.
 
   Raises:
-    Failed: With the last line that the program printed.
+    Failed: If the program fails or is too slow; the message has its last line.
   """
   out = pathlib.Path(meter.read(str(task)).out)
   out.unlink(missing_ok=True)
@@ -172,9 +172,9 @@ def check(
 
   Args:
     result: From `run_child`.
-    parameters: Trained numbers of the task's models.
+    parameters: Number of parameters of the task's models.
     images: Images of a round, each once per epoch.
-    most: The same if every client fills up its last minibatch.
+    most: The same if every client fills its last minibatch.
   """
   if result['parameters'] != parameters:
     raise Failed(

@@ -63,9 +63,9 @@ def details(found: Rows) -> str:
 
 
 def summary(found: Rows, platform: str) -> str:
-  """A Markdown table with a line per work: peers, yardstick and the library.
+  """A Markdown table with a line per work: baseline, peers and the library.
 
-  Ratios are to the fastest peer, or to eager PyTorch where no peer ran.
+  Ratios are to the fastest peer, or to eager PyTorch if no peer ran.
   """
   peers = [n for n, p in rows.programs(platform).items() if p.peer]
   forms = (rows.DEFAULT, *rows.by_hand(platform))

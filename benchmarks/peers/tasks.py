@@ -1,4 +1,4 @@
-"""The work that published programs are measured on, with its exact shapes.
+"""The work on which published programs report, with its exact shapes.
 
   a        pfl-research's CIFAR-10 benchmark of simulators: 50 of 1,000 clients
   b        PFLlib: FedAvg, its CNN, ten of 100 clients
@@ -39,13 +39,13 @@ class Work(NamedTuple):
   """A setting of a published program.
 
   Attributes:
-    models: Architectures; as many clients hold each.
+    models: Architectures, each with the same number of clients.
     clients: Number of all clients.
-    images: Images per client, for `alpha` on average.
-    cohort: Clients a round.
+    images: Images per client, an average with `alpha`.
+    cohort: Clients per round.
     local: Entries of a config's `local`.
     algorithm: Key of the library's `ALGORITHMS`.
-    alpha: Of the Dirichlet partition; None for clients of equal size.
+    alpha: Parameter of the Dirichlet partition; None for equal sizes.
     width: Multiplies the models' channels.
   """
 
@@ -104,7 +104,7 @@ WORKS = {
         alpha=0.5,
     ),
 }
-# What is smaller in a quick run.
+# Smaller values for a quick run.
 _QUICK = {
     'a': dict(clients=8, images=20, cohort=4, width=1 / 8),
     'b': dict(clients=4, images=20, cohort=2, width=1 / 8),
@@ -119,7 +119,7 @@ _QUICK = {
 def work(
     name: str, quick: bool = False, most_epochs: int | None = None
 ) -> Work:
-  """One of `WORKS`, maybe in small, or with fewer local epochs."""
+  """One of `WORKS`, optionally with small sizes or fewer local epochs."""
   found = WORKS[name]
   if quick:
     found = found._replace(**_QUICK[name])
@@ -133,7 +133,7 @@ def work(
 
 
 def num_parameters(found: Work) -> int:
-  """Trained numbers of all architectures together; nothing is computed."""
+  """Number of parameters of all architectures together, from shapes only."""
   return sum(
       math.prod(leaf.shape)
       for name in found.models
@@ -157,7 +157,7 @@ def _parts(found: Work, labels: np.ndarray) -> list[np.ndarray]:
   if found.alpha is None:
     order = np.random.default_rng(0).permutation(len(labels))
     return np.split(order, found.clients)
-  # NIID-Bench draws again until each client has ten examples.
+  # NIID-Bench repeats the draw until each client has ten examples.
   return partition(
       labels, found.clients, seed=0, alpha=found.alpha, min_size=10
   )
@@ -180,7 +180,7 @@ def write_data(
   mean, std = statistics(images)
   test = slice(None, _NUM_TEST)
   data, parts = folder / 'data.npz', folder / 'parts.json'
-  # All classes are in the test set, whose labels count them.
+  # The test set has all classes, since its labels set their number.
   np.savez(
       data,
       x_train=images,
@@ -204,13 +204,14 @@ def write_data(
 def write_task(
     entries: dict[str, Any], folder: pathlib.Path, **more
 ) -> pathlib.Path:
-  """Writes what a program is to do, which `meter.read` reads.
+  """Writes a program's task, which `meter.read` reads.
+
+  The entries `path` and `out` (the file of the result) are added.
 
   Args:
     entries: From `write_data`.
-    folder: Where to.
-    **more: `path`, `out` (the file of the result) are added; `seconds`,
-      `max_rounds` and the program's own entries are given.
+    folder: Folder of the file.
+    **more: `seconds`, `max_rounds` and the program's own entries.
 
   Returns:
     The file.

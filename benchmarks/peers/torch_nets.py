@@ -1,6 +1,6 @@
 """The networks, augmentation and data of all programs in PyTorch.
 
-It imports PyTorch and NumPy alone.
+It imports only PyTorch and NumPy, not this library.
 """
 
 import functools
@@ -15,10 +15,10 @@ from benchmarks.peers import meter
 
 
 class Inputs(nn.Module):
-  """Counts the images of training and augments them.
+  """Counts training images and augments them.
 
   Attributes:
-    images: On how many images this process has trained.
+    images: Number of images on which this process has trained.
   """
 
   images = 0
@@ -106,7 +106,7 @@ def nets(task) -> list[nn.Sequential]:
 
 
 def count(net: nn.Module) -> int:
-  """Its trained numbers."""
+  """The number of its parameters."""
   return sum(p.numel() for p in net.parameters())
 
 

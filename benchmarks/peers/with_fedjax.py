@@ -1,4 +1,4 @@
-"""fedjax: a program of `rows.PROGRAMS`, run where fedjax is."""
+"""fedjax: a program of `rows.programs`, run in fedjax's environment."""
 
 import fedjax
 from fedjax.algorithms import fed_avg
@@ -59,7 +59,7 @@ def model_of(task) -> fedjax.Model:
 
 
 class Count:
-  """Counts the images of all batches that pass."""
+  """Counts the images of all batches."""
 
   def __init__(self):
     self.images = 0

@@ -1,4 +1,4 @@
-"""fluke: a program of `rows.PROGRAMS`, run where fluke-fl is."""
+"""fluke: a program of `rows.programs`, run in fluke-fl's environment."""
 
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
@@ -10,7 +10,7 @@ from benchmarks.peers import meter, torch_nets
 
 
 class Timed(FederationObserver):
-  """Notes the end of every round."""
+  """Records the end of every round."""
 
   def __init__(self, clock: meter.Meter):
     self._clock, self._before = clock, 0
@@ -60,7 +60,7 @@ def main() -> None:
       ),
   )
   algorithm.set_callbacks([Timed(meter.Meter(task, torch_nets.count(net)))])
-  share = (task.cohort + 0.5) / task.clients  # Rounded down.
+  share = (task.cohort + 0.5) / task.clients  # fluke rounds down.
   algorithm.run(task.max_rounds, min(share, 1))
 
 

@@ -1,7 +1,7 @@
-"""Flower's simulation: a program of `rows.PROGRAMS`, run where flwr is.
+"""Flower's simulation: a program of `rows.programs`, run in flwr's environment.
 
-The client app is the eager local training of `torch_local`, as Flower's
-PyTorch quickstart has it; all else is Flower's with its defaults.
+The client app is the eager local training of `torch_local`, as in Flower's
+PyTorch quickstart; all else is Flower's, with its defaults.
 """
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -47,7 +47,7 @@ def client_app(path: str) -> ClientApp:
 
 
 class Timed(FedAvg):
-  """FedAvg with a clock; it samples no client once that is enough."""
+  """FedAvg with a clock; it samples no clients once the clock stops it."""
 
   def __init__(self, clock: meter.Meter, **kwargs):
     super().__init__(**kwargs)
@@ -80,8 +80,8 @@ def main() -> None:
     del context
     Timed(
         meter.Meter(task, torch_nets.count(net)),
-        # Rounded down by the strategy; of the nodes that are there already,
-        # so that the first round needs the number, too.
+        # The strategy rounds down the share of the nodes that are connected,
+        # so the first round also needs the minimum.
         fraction_train=(task.cohort + 0.5) / task.clients,
         min_train_nodes=task.cohort,
         fraction_evaluate=0.0,
@@ -96,7 +96,7 @@ def main() -> None:
       server_app=server_app,
       client_app=client_app(task.path),
       num_supernodes=task.clients,
-      # Nothing leaves the machine.
+      # Uses only local connections.
       backend_config={'init_args': {'_node_ip_address': '127.0.0.1'}},
   )
 

@@ -1,4 +1,4 @@
-"""pfl-research: a program of `rows.PROGRAMS`, run where pfl is."""
+"""pfl-research: a program of `rows.programs`, run in pfl's environment."""
 
 import functools
 
@@ -19,7 +19,7 @@ from benchmarks.peers import meter, torch_nets
 
 
 class Net(torch.nn.Module):
-  """A network with the functions that pfl asks for."""
+  """A network with the functions that pfl requires."""
 
   def __init__(self, net):
     super().__init__()
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 
 class Timed(TrainingProcessCallback):
-  """Notes the end of every round."""
+  """Records the end of every round."""
 
   def __init__(self, clock: meter.Meter):
     self._clock, self._before = clock, 0

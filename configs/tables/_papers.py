@@ -1,4 +1,4 @@
-"""Shared by the tables of the papers: their scales, and FedIN's columns."""
+"""Scales and FedIN's columns, shared by the tables of the papers."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,11 +18,12 @@ def at_scale(get_config, variants: str, scale: str):
 
   Args:
     get_config: The `get_config` of the method's file.
-    variants: The setting's and the method's, separated by commas.
+    variants: Variants of setting and method, separated by commas.
     scale: One of `SCALES`.
 
   Returns:
-    The config; that of 'quick' is on the digits, which need no `data_dir`.
+    The config; at the scale 'quick' it is on the digits and needs no
+    `data_dir`.
   """
   size = '' if scale == 'full' else scale
   config = get_config(','.join(part for part in (variants, size) if part))
@@ -89,7 +90,7 @@ def fedin_paper(
     names: Mapping[str, str],
     columns: Mapping[str, tuple[str, bool]],
 ) -> dict[str, dict[str, object]]:
-  """The paper's results.
+  """The paper's results by row and column.
 
   Args:
     target: (method, data set, whether IID) -> `Target` or None.

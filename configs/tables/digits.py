@@ -13,7 +13,7 @@ def get_table() -> Table:
   and a cell takes about a minute on a CPU core.
 
   Returns:
-    The table. A row is the method's config without variants.
+    The table, whose rows are the methods' configs without variants.
   """
   return Table(
       title='All methods on the digits',

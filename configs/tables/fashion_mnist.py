@@ -8,7 +8,7 @@ _ARG = 'v2,fashion_mnist,cpu'
 
 
 def _private():
-  """As many visits as the others (20 rounds of 10), two for every client."""
+  """Two visits per client, in total as many as the others' 20 rounds of 10."""
   config = private.get_config(_ARG)
   config.cohort_size = 100
   config.num_rounds = 2

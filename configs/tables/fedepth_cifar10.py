@@ -4,14 +4,14 @@ from fedjax_het.configs.tables import fedepth_table2
 
 from fedjax_het.reporting.results_table import Table
 
-# The rows of one partition, the likeliest to be waited for first.
+# The rows of one partition, the most important first.
 ROWS = (
     'FedAvg x1', 'FeDepth', 'HeteroFL', 'SplitMix', 'm-FeDepth', 'FedAvg x1/6',
     'FeDepth Lack', 'FeDepth Surplus', 'm-FeDepth Lack', 'm-FeDepth Surplus',
     'HeteroFL masked', 'SplitMix masked',
 )  # fmt: skip
 
-# Those at the rate of the authors' scripts, too.
+# Rows that are also run at the learning rate of the authors' scripts.
 SLOW = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth', 'HeteroFL', 'SplitMix')
 
 
@@ -32,7 +32,7 @@ def _slow(config):
 
 
 def get_table() -> Table:
-  """Twelve rows for each of two partitions, and some at the other rate.
+  """Twelve rows for each of two partitions, some also at another rate.
 
   Run: `python -m launch.sweep --table=configs/tables/fedepth_cifar10.py
   --data_dir=DIR`. The row 'FeDepth, two labels' alone:

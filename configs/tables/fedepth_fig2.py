@@ -11,7 +11,7 @@ LEFT_OUT = {
     'without 1': ('full',),
     '1 alone': ('eighth', 'quarter', 'half'),
 }
-# What Fig. 2 and Fig. 3 share, in words.
+# The setting that Fig. 2 and Fig. 3 share.
 SETTING = (
     'PreResNet-20, 100 clients of 500 images and three labels each (two where '
     'a client draws one of them twice), ten a round, SGD with momentum 0.9 '
@@ -40,10 +40,10 @@ def _without(widths):
 def get_table() -> Table:
   """All widths, each of them left out in turn, and the full width alone.
 
-  What the paper leaves out is a width's contribution, not its clients: they
-  are sampled and train, but the server does not aggregate them. So all rows
-  have the same clients, data and cohorts, and less is learned from in a row
-  that leaves something out.
+  The paper leaves out a width's uploads, not its clients: they are sampled and
+  train, but the server does not aggregate their uploads. All rows therefore
+  have the same clients, data and cohorts, but a row without a width learns from
+  fewer of them.
 
   Run: `python -m launch.sweep --table=configs/tables/fedepth_fig2.py
   --data_dir=DIR`.

@@ -1,4 +1,4 @@
-"""FeDepth's Fig. 9: ViT-T/16 trained part by part, beside FedAvg."""
+"""FeDepth's Fig. 9: ViT-T/16 trained part by part, compared with FedAvg."""
 
 from fedjax_het.configs.tables import _papers, fedepth_table2
 
@@ -15,7 +15,7 @@ METHODS = {
 
 
 def _small(config):
-  """Images as they are, 64 patches each, few rounds; begun without weights."""
+  """Images of original size in 64 patches, few rounds, from scratch."""
   config.image_size = None
   config.model.patch = 4
   config.num_rounds, config.eval_every, config.checkpoint_every = 20, 5, 1
@@ -30,10 +30,11 @@ def _digits(config):
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """The bars of the figure, from scratch: no weights come with the library.
+  """The bars of the figure, trained from scratch.
 
-  Run: `python -m launch.sweep --table=fedepth_fig9 --data_dir=DIR`. From a
-  checkpoint of one's own: `configs/fedepth.py` says how.
+  Run: `python -m launch.sweep --table=fedepth_fig9 --data_dir=DIR`. The library
+  includes no pretrained parameters; `configs/fedepth.py` describes fine-tuning
+  from a checkpoint.
 
   Args:
     scale: One of `SCALES`.

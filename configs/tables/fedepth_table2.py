@@ -21,8 +21,8 @@ def _mask(get_config, mask):
 
   The paper does not say which rows have one. In the authors' code FeDepth's
   script switches it off; those of HeteroFL and SplitMix leave it on unless the
-  split is IID, so that the printed figures may be masked ones. Their mask is
-  that of the labels in the minibatch.
+  split is IID, so the printed figures may have a mask. It is that of the labels
+  in the minibatch.
   """
 
   def masked(arg):
@@ -47,7 +47,7 @@ def _narrow(width):
 
 _unmasked = {m: _mask(m.get_config, 'none') for m in (heterofl, splitmix)}
 _masked = {m: _mask(m.get_config, 'batch') for m in (heterofl, splitmix)}
-# {label: (`get_config`, variants)}; budgets are Fair where it names no others.
+# {label: (`get_config`, variants)}; budgets are Fair if the label names none.
 METHODS = {
     'FedAvg x1': (fedavg.get_config, ''),
     'FedAvg x1/6': (_narrow(1 / 6), ''),
@@ -92,14 +92,14 @@ def _cell(get_config, variants: str, column, scale: str):
   arg = f'fedepth,{dataset},{variants}' + ',beta' * (split == 'beta')
   config = _papers.at_scale(get_config, arg, scale)
   if split == 'beta':
-    # The digits have ten labels alone.
+    # The digits have only ten labels.
     labels = min(value, 5) if scale == 'quick' else value
     config.partition.labels_per_client = labels
   else:
     config.partition.alpha = value
   if split == 'alpha_u':
     config.partition.name = 'dirichlet'
-    # The authors' 50, or a batch, and what is held out.
+    # The authors' 50, or enough for a batch and the held-out examples.
     config.partition.min_size = dict(full=160, cpu=50, quick=64)[scale]
   if scale == 'full':
     config.validation = 0.2
@@ -118,7 +118,7 @@ def cells(methods, columns, scale: str):
 
 
 def target(label: str, column: str):
-  """The paper's results for a row, masked or not."""
+  """The paper's result for a cell, which is the same for masked rows."""
   return paper_targets.fedepth(label.removesuffix(' masked'), column)
 
 
@@ -140,7 +140,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     scale: One of `SCALES`.
 
   Returns:
-    The table; the paper has one run a cell.
+    The table; the paper has one run per cell.
   """
   full = (
       f'{SETTING} {BUDGETS} Columns: balanced Dirichlet of that alpha, or beta '

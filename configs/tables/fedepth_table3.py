@@ -28,7 +28,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     scale: One of `SCALES`.
 
   Returns:
-    The table; the paper has one run a cell.
+    The table; the paper has one run per cell.
   """
   full = fedepth_table2.SETTING.replace('of 500 images', 'of 500 on average')
   return Table(

@@ -11,10 +11,10 @@ METHODS = {
     'FedHe as coded': (fedhe.get_config, 'code'),
     'FD': (fd.get_config, ''),
 }
-# {words: images a client}, and so on; a column for each combination.
+# {words: value}, such as images per client; a column for each combination.
 IMAGES = {f'{n} images': n for n in (100, 500, 5000)}
 NOISE = {'right labels': 0.0, '30 % wrong': 0.3}
-DROPOUT = {'dropout': None, 'no dropout': 0.0}  # None: that of the paper.
+DROPOUT = {'dropout': None, 'no dropout': 0.0}  # None: as in the paper.
 SPLITS = {'IID': '', 'Dirichlet 0.5': 'dirichlet'}
 COLUMNS = {
     ' and '.join(words): [values[w] for values, w in zip(

@@ -1,4 +1,4 @@
-"""FedHe and others by the clock: who waits for slow devices, on MNIST."""
+"""FedHe and others under three clocks, with slow devices, on MNIST."""
 
 from fedjax_het.configs import common, fd, fedasync, fedavg, fedhe, fedmd
 from fedjax_het.reporting.results_table import Table
@@ -19,7 +19,7 @@ def _cell(get_config, mode: str):
 
 
 def get_table() -> Table:
-  """Five methods under three clocks, one net, so that all five can run.
+  """Five methods under three clocks, with one net that all of them can use.
 
   Run: `python -m launch.sweep --table=fedhe_clock --data_dir=DIR`. Accuracy by
   virtual time is in times.png, against bytes in bytes.png.

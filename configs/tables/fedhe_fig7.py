@@ -6,7 +6,7 @@ from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
-# How the means by class are formed: as in the paper, and in its code.
+# {column: row of Fig. 8}: class means as in the paper, and as in its code.
 COLUMNS = {'Eq. 8': 'FedHe', 'as coded': 'FedHe as coded'}
 
 

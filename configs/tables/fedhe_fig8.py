@@ -24,7 +24,7 @@ CPU = 'Here with widths an eighth and 60 rounds.'
 
 
 def config_of(method: str, scale: str):
-  """A method's config, with ten evaluations or so for the curve."""
+  """A method's config, with about ten evaluations for the curve."""
   get_config, variants = METHODS[method]
   config = _papers.at_scale(get_config, f'fedhe,cifar10,{variants}', scale)
   config.eval_every = max(config.num_rounds // 10, 1)
@@ -32,7 +32,7 @@ def config_of(method: str, scale: str):
 
 
 def groups_of(config, clients) -> tuple[str, ...]:
-  """The groups of some clients; the scale 'quick' has less groups."""
+  """The groups of some clients; the scale 'quick' has fewer groups."""
   groups = tuple(config.groups)
   return tuple(dict.fromkeys(groups[k % len(groups)] for k in clients))
 

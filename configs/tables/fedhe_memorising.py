@@ -1,4 +1,4 @@
-"""FedHe beside local training where a client memorises its few examples."""
+"""FedHe and local training if clients memorise their few examples."""
 
 import ml_collections
 
@@ -33,7 +33,7 @@ def _config(get_config, variants: str, norm: str, label_noise: float):
 
 
 def get_table() -> Table:
-  """Five rows, four columns, three seeds; less than a minute a cell.
+  """Five rows, four columns, three seeds; less than a minute per cell.
 
   Run: `python -m launch.sweep --table=configs/tables/fedhe_memorising.py
   --data_dir=DIR`.

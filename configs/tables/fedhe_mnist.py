@@ -4,7 +4,7 @@ from fedjax_het.configs import fd, fedavg, fedhe, fedmd, private
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
 
-# Every method: its file and variants.
+# {method: (`get_config` of its file, variants)}.
 METHODS = {
     'FedHe': (fedhe.get_config, ''),
     'FedHe as coded': (fedhe.get_config, 'code'),
@@ -14,7 +14,7 @@ METHODS = {
     'FD with logits': (fd.get_config, 'logit'),
     'Private': (private.get_config, ''),
 }
-# Without a public set, which would be of all clients' labels.
+# Methods without a public set, which would have all clients' labels.
 SKEWED = ('FedHe', 'FedHe as coded', 'FD', 'FD with logits', 'Private')
 BARS = ('FedHe', 'FedHe as coded', 'FedMD', 'FD', 'Private')
 FAMILIES = {

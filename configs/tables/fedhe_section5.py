@@ -1,4 +1,4 @@
-"""FedHe's comparison, sections V-C to V-E: one model and ten, two data sets."""
+"""FedHe's sections V-C to V-E: one model or ten, on two data sets."""
 
 from fedjax_het.configs.tables import _papers
 
@@ -27,7 +27,7 @@ PAPER = ('FedAvg', 'FedHe', 'Private', 'FedMD')
 
 
 def _row(method: str, scale: str):
-  """The cells of a method; FedAvg has none of different models."""
+  """The cells of a method; FedAvg has no heterogeneous cells."""
   get_config, variants = METHODS[method]
   return {
       column: _papers.at_scale(

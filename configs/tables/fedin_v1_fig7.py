@@ -1,4 +1,4 @@
-"""FedIN v1's Fig. 7: what its parts are for, on CIFAR-10."""
+"""FedIN v1's Fig. 7: ablations on CIFAR-10."""
 
 from fedjax_het.configs.tables import _papers, fedin_v1_table2
 

@@ -29,9 +29,9 @@ def _one_model(model: str):
 
 
 def _own_heterofl(arg):
-  """HeteroFL as its authors' code trains (`process_control`).
+  """HeteroFL as its authors' code trains it (`process_control`).
 
-  Of Fashion-MNIST the code knows nothing; it gets the values of MNIST.
+  The code does not have Fashion-MNIST, which gets the values of MNIST.
   """
   config = heterofl.get_config(f'{arg},clip')
   gray, iid = config.dataset == 'fashion_mnist', config.partition.name == 'iid'
@@ -46,17 +46,17 @@ def _own_heterofl(arg):
           drop_last=False,
       )
   )
-  # Of rounds beyond the last there are none; they stand as in the code.
+  # As in the code; rounds beyond the last one have no effect.
   rounds = ((100,), (200,)) if gray else ((150, 250), (300, 500))
   config.local.lr_rounds = rounds[not iid]
   return config
 
 
 def _own_fedgkt(arg):
-  """FedGKT as the command of its authors' README trains.
+  """FedGKT as the command in its authors' README trains it.
 
-  But for 10 epochs on the server, as the paper says, and without amsgrad and
-  the schedule that waits for a plateau, which the library lacks.
+  Exceptions are 10 server epochs, as the paper says, and no amsgrad and no
+  plateau schedule, which the library lacks.
   """
   config = fedgkt.get_config(arg)
   config.algorithm.server_distillation = False
@@ -128,7 +128,7 @@ NOTES = {
         "HeteroFL with FedIN's Adam, batch, epochs and schedule."
     ),
 }
-# What v1's tables share, in words.
+# The setting that v1's tables share.
 SETTING = (
     '10 clients of models A (2), B (1), C (2), D (2) and E (3), all of them '
     'every round, 200 rounds of 5 local epochs (Fashion-MNIST: 1), Adam 1e-3 '
@@ -145,7 +145,10 @@ CPU = 'Here with widths an eighth and 10 rounds of one epoch.'
 
 
 def shorten(config):
-  """Less than `cpu`: all clients take part, on maps of 16 x 16 and more."""
+  """Shorter than `cpu`, since all clients take part and feature maps are large.
+
+  Feature maps are 16 x 16 or more.
+  """
   config.model.width = 0.125
   config.num_rounds = 10
   config.local.epochs = 1
@@ -159,8 +162,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v1_table2 --data_dir=DIR`.
 
-  FedGKT-clients are the clients' own nets of the runs of FedGKT-server. The
-  paper has one run a cell, and reports the mean over its ten clients: it
+  FedGKT-clients are the clients' own nets in the runs of FedGKT-server. The
+  paper has one run per cell, and reports the mean over its ten clients: it
   evaluates "the performance of local clients" for all methods.
 
   Args:

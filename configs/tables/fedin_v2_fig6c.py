@@ -11,10 +11,10 @@ METHODS = ('HeteroFL', 'InclusiveFL', 'FedIN')
 
 
 def _with_batch(config, size: int):
-  """So many examples a step; FedIN's pairs are one batch of them."""
+  """Sets the batch size; FedIN then exchanges one batch of pairs."""
   config = config.copy_and_resolve_references()
   config.local.batch_size = size
-  # One split for all sizes: every client holds the largest batch.
+  # All sizes share one split, in which every client holds the largest batch.
   config.partition.min_size = max(BATCHES)
   return config
 
@@ -26,7 +26,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   The paper draws a figure and prints no numbers. It says that 16, 32 and 64 are
   best, and that FedIN with 8 and 128 is still above HeteroFL and InclusiveFL.
-  It does not say whether the batches of these two change, too; here they do.
+  It does not say whether the batches of these two also change; here they do.
 
   Args:
     scale: One of `SCALES`.

@@ -10,10 +10,10 @@ COLUMNS = {f'{number} pairs': number for number in PAIRS}
 
 
 def _with_pairs(config, number: int):
-  """So many pairs up and down; local steps take them batch by batch."""
+  """Sets the number of pairs up and down; each local step takes one batch."""
   config = config.copy_and_resolve_references()
   config.algorithm.num_pairs = number
-  # One split for all numbers: every client fills the largest with examples.
+  # All numbers share one split; every client has examples for the largest.
   config.partition.min_size = max(PAIRS)
   return config
 
@@ -23,8 +23,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_fig6d --data_dir=DIR`.
 
-  The paper draws a figure and prints no numbers; those of the pairs are ours.
-  It says that more pairs hardly help.
+  The paper draws a figure and prints no accuracies; the numbers of pairs are
+  ours. It says that more pairs hardly help.
 
   Args:
     scale: One of `SCALES`.

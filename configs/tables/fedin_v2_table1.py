@@ -46,7 +46,7 @@ METHODS = {
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
-# The paper's Table 3: millions of numbers that travel, MB of memory.
+# The paper's Table 3: millions of numbers that are sent, MB of memory.
 OVERHEADS = {
     'FedAvg': ('12.28', '235.0'),
     'SCAFFOLD': ('24.56', '470.0'),
@@ -90,7 +90,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     for row in ('HeteroFL', 'FedRolex', 'ScaleFL'):
       for config in rows[row].values():
         for group in config.groups.values():
-          # As large as the other methods' models are on average.
+          # As large as the other methods' models on average.
           group.model = 'resnet152'
   names = {label: label for label in METHODS}
   names['FedIN +Noise'] = 'FedIN (+Noise)'
@@ -113,6 +113,6 @@ def get_table(scale: str = SCALES[0]) -> Table:
       seeds=(0, 1, 2),
       columns=tuple(COLUMNS),
       mean='groups',
-      # Of the paper's nets, which other scales do not have.
+      # The numbers are for the paper's nets, which other scales do not have.
       overheads=OVERHEADS if scale == 'full' else {},
   )

@@ -36,7 +36,7 @@ METHODS = {
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
 }
-# First rounds that the paper reports (non-IID).
+# The paper reports the first round at these accuracies (non-IID).
 TARGETS = dict(
     fashion_mnist=0.90, svhn_cropped=0.90, cifar10=0.60, cinic10=0.80
 )
@@ -57,7 +57,7 @@ CPU = (
 
 
 def _transformers(config, scale: str):
-  """Replaces the ResNets of Table 1; widths stay."""
+  """Replaces the ResNets of Table 1 by ViTs and keeps the groups' widths."""
   nets = {f'resnet{10 + 4 * i}': f'vit_s{8 + i}' for i in range(5)}
   sections = {}
   for name in config.groups:

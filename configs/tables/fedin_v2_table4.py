@@ -1,4 +1,4 @@
-"""FedIN v2's Table 4: averaging inside each architecture alone."""
+"""FedIN v2's Table 4: averaging only inside each architecture."""
 
 from fedjax_het.configs.tables import _papers, fedin_v2_table1
 
@@ -21,7 +21,7 @@ COLUMNS = _papers.fedin_columns(('fashion_mnist',))
 
 
 def _by_size(get_config):
-  """Clients of one architecture, weighted by their examples (Eq. 21)."""
+  """Weights clients of one architecture by their examples (Eq. 21)."""
 
   def by_size(arg):
     config = get_config(arg)
@@ -39,7 +39,7 @@ METHODS = {
     'InclusiveFL': (_by_size(inclusivefl.get_config), 'v2,architecture'),
     'MOON': (_by_size(moon.get_config), 'v2,architecture'),
     'InCoAvg': (_by_size(incoavg.get_config), 'v2,architecture'),
-    # Its mean over those who share an entry has no weights.
+    # Its mean over the clients that share an entry is not weighted.
     'FedSelect': (fedselect.get_config, 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }

@@ -19,8 +19,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_table5a --data_dir=DIR`.
 
-  The paper's rows and numbers are lost in the available text, which only says
-  that FedIN is above the baselines.
+  The paper's rows and numbers are missing from the available text, which only
+  says that FedIN is above the baselines.
 
   Args:
     scale: One of `SCALES`.

@@ -1,4 +1,4 @@
-"""FedIN v2's Table 5b: what its parts are for, on CIFAR-10."""
+"""FedIN v2's Table 5b: ablations on CIFAR-10."""
 
 from fedjax_het.configs.tables import _papers, fedin_v2_table1
 
@@ -21,8 +21,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_table5b --data_dir=DIR`.
 
-  The paper's numbers are lost in the available text. It says that FedIN is more
-  accurate and faster than without Opt, and that without Prox it becomes
+  The paper's numbers are missing from the available text. It says that FedIN is
+  more accurate and faster than without Opt, and that without Prox it becomes
   unstable after round 200 and ends near FedAvg.
 
   Args:

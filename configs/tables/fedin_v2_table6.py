@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def _with_clients(config, number: int):
-  """So many clients in equal parts of the five models, a tenth a round."""
+  """Sets the number of clients: a fifth per model, a tenth per round."""
   for name in config.groups:
     config.groups[name] = number // len(config.groups)
   config.cohort_size = number // 10

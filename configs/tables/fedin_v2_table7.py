@@ -10,7 +10,7 @@ COLUMNS = {f'+{level} sigma': level for level in LEVELS}
 
 
 def _with_noise(config, level: float):
-  """Noise of so many standard deviations of the features."""
+  """Sets the noise, in standard deviations of the features."""
   config = config.copy_and_resolve_references()
   config.algorithm.noise = level
   return config
@@ -21,10 +21,10 @@ def get_table(scale: str = SCALES[0]) -> Table:
 
   Run: `python -m launch.sweep --table=fedin_v2_table7 --data_dir=DIR`.
 
-  The paper's numbers are lost in the available text, and its levels but 0.8 and
-  1.0; the others are ours. It says that 0.8 is more accurate than no noise, and
-  that there is a clear decline above 1.0. How well the noise hides images is
-  measured by `launch.attack`.
+  The paper's numbers are missing from the available text, as are its levels
+  except 0.8 and 1.0; the other levels are ours. It says that 0.8 is more
+  accurate than no noise, and that accuracy clearly declines above 1.0.
+  `launch.attack` measures how well the noise hides images.
 
   Args:
     scale: One of `SCALES`.

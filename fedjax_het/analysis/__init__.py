@@ -1,1 +1,1 @@
-"""Analysis after a run: plots of partitions and curves, layer similarity."""
+"""Analysis after a run: pictures, layer similarity, t-SNE, reconstruction."""

@@ -1,4 +1,4 @@
-"""Features in two dimensions, by t-SNE.
+"""Embedding of features in two dimensions by t-SNE.
 
 References:
   van der Maaten and Hinton, `Visualizing Data using t-SNE
@@ -11,12 +11,12 @@ from fedjax_het.options import positive
 
 
 def tsne(features, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
-  """Embeds features in the plane, from their principal components.
+  """Embeds features in the plane, initialised by their principal components.
 
   Args:
-    features: [n, d], n of at least 4.
-    perplexity: Effective number of neighbours of a point; at most (n - 1) / 3
-      is taken, as the paper of the method advises.
+    features: [n, d] with n >= 4.
+    perplexity: Effective number of neighbours of a point, clipped to (n - 1) /
+      3, as the method's paper advises.
     seed: Seed of the optimisation.
 
   Returns:

@@ -37,8 +37,8 @@ def ssim(images, others) -> np.ndarray:
   """Structural similarity of each image.
 
   The window is Gaussian, 11 pixels wide with a standard deviation of 1.5, and
-  lies inside the image everywhere, as in the authors' program. In a smaller
-  image the window has the largest odd side that fits.
+  always lies inside the image, as in the authors' program. In a smaller image
+  the window has the largest odd side that fits.
 
   Args:
     images: [N, H, W, C] in [0, 1].
@@ -78,7 +78,7 @@ def _window(side):
 
 
 def _correlate(images, window):
-  """Weighted sums over all windows inside the images, along both sides."""
+  """Applies the window along both image axes, without padding."""
   for axis in (1, 2):
     images = sliding_window_view(images, len(window), axis=axis) @ window
   return images

@@ -1,8 +1,8 @@
-"""LPIPS, a learned distance of images, with weights that the user gives.
+"""LPIPS, a learned distance between images, with parameters from a file.
 
-The distance of the features of AlexNet, v0.1 of the authors' package `lpips`.
-No weights come with this library. A file holds those of torchvision's AlexNet
-and of the package's `alex.pth` under their own names:
+It is the distance of AlexNet's features, v0.1 of the authors' package `lpips`.
+The library includes no pretrained parameters. The user makes a file with those
+of torchvision's AlexNet and of the package's `alex.pth`, under their own names:
 
   import numpy as np, torch
   weights = torch.load('alexnet-owt-7be5be79.pth') | torch.load('alex.pth')
@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# AlexNet's convolutions: name, shape of the kernel, stride, padding; max
-# pooling of 3 with stride 2 is in front of the second and the third.
+# AlexNet's convolutions: name, kernel shape, stride, padding. Max pooling of 3
+# with stride 2 precedes the second and the third.
 _LAYERS = (
     ('features.0', (64, 3, 11, 11), 4, 2),
     ('features.3', (192, 64, 5, 5), 1, 2),
@@ -35,26 +35,26 @@ _POOLED = ('features.3', 'features.6')
 # The package's normalisation of images in [-1, 1].
 _SHIFT = np.array((-0.030, -0.088, -0.188), np.float32)[None, None, None]
 _SCALE = np.array((0.458, 0.448, 0.450), np.float32)[None, None, None]
-_SMALLEST = 32  # Smaller images end in no pixel.
+_SMALLEST = 32  # Smaller images would leave no pixel after pooling.
 
 
 def read_lpips(
     path: str | os.PathLike,
 ) -> Callable[[jax.Array, jax.Array], np.ndarray]:
-  """LPIPS with the weights of a file.
+  """LPIPS with the parameters of a file.
 
   Args:
-    path: An .npz file, see the module docstring.
+    path: An .npz file; see the module docstring.
 
   Returns:
-    `(images, others) -> [N] float32`, of images [N, H, W, C] in [0, 1] with one
-    channel or three; 0 for equal images. Images with a side below 32 are
-    enlarged to 32 pixels.
+    `(images, others) -> [N] float32`, for images [N, H, W, C] in [0, 1] with
+    one channel or three; 0 for equal images. Sides below 32 pixels are enlarged
+    to 32. The function raises ValueError for other shapes.
 
   Raises:
     FileNotFoundError: If there is no such file.
-    ValueError: If it is no such file, or an array is missing or has a wrong
-      shape; and, from the function, if the images are not as described.
+    ValueError: If it is not an .npz file, or an array is missing or has a wrong
+      shape.
   """
   weights = _read(path)
 
@@ -65,7 +65,7 @@ def read_lpips(
         _features(weights, images), _features(weights, others), strict=True
     )
     for i, (one, other) in enumerate(pairs):
-      # Mean over pixels of w . (y - y0)^2, both of unit length.
+      # Mean over pixels of w . (y - y0)^2, where y and y0 have unit length.
       share = weights[f'lin{i}.model.1.weight'].reshape(-1)
       squares = jnp.square(_unit(one) - _unit(other))
       total += jnp.mean(squares @ share, axis=(1, 2))
@@ -117,7 +117,7 @@ def _unit(features):
 
 
 def _read(path) -> dict[str, np.ndarray]:
-  """The arrays that LPIPS needs, of the right shapes."""
+  """Reads the arrays that LPIPS needs and checks their shapes."""
   expected = {}
   for i, (name, shape, _, _) in enumerate(_LAYERS):
     expected[f'{name}.weight'] = shape

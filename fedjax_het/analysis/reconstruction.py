@@ -1,12 +1,13 @@
 """Reconstruction of images from the features that a client has uploaded.
 
-FedIN's attack (journal version, Section 4.3 and Fig. 10), after dataset
-distillation. The adversary knows the extractor e and a feature s of a batch of
-images. From random pixels it minimises
+This is FedIN's attack (journal version, Section 4.3 and Fig. 10), which follows
+dataset distillation. The adversary knows the extractor f(.; w_e) and the
+features s of a batch of images. Starting from random pixels, it minimises
 
-  mean (f(x; w_e) - s)^2 + total_variation TV(x),   x in [0, 1],
+  mean (f(x; w_e) - s)^2 + tv TV(x),   x in [0, 1],
 
-with w_e frozen, by Adam, and projects the pixels onto [0, 1] after each step.
+by Adam with w_e frozen, and projects the pixels onto [0, 1] after each step. TV
+is the total variation and `tv` its coefficient.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ from fedjax_het.options import at_least, not_negative, positive
 
 
 class Reconstruction(NamedTuple):
-  """What an attack has found.
+  """Images that an attack reconstructs.
 
   Attributes:
     images: [S, N, H, W, C] float32 in [0, 1], at S equidistant steps; the last
-      ones are the result.
-    error: [S] float32, mean (f(x) - s)^2 of these images.
-    step: [S] int32, steps taken until then.
+      N are the result.
+    error: [S] float32, mean (f(x; w_e) - s)^2 of these images.
+    step: [S] int32, the number of steps taken.
   """
 
   images: jax.Array
@@ -57,21 +58,22 @@ def make_attack(
     tv: float = 0.0,
     num_snapshots: int = 20,
 ) -> Callable[[jax.Array, jax.Array], Reconstruction]:
-  """The attack on an extractor.
+  """Creates the attack on an extractor.
 
   Args:
-    extract: e, a function of [N, H, W, C] images in [0, 1] to their features;
-      its weights are constants.
+    extract: f(.; w_e), a function from [N, H, W, C] images in [0, 1] to their
+      features; its parameters are constants.
     image_shape: (H, W, C).
-    steps: Steps of Adam, at least `num_snapshots`; a remainder is dropped.
-    learning_rate: Of the first step; it decays to 0 by half a cosine.
-    tv: Weight of the total variation, which prefers smooth images; 0 is the
-      paper's objective.
-    num_snapshots: S, how many intermediate results are kept.
+    steps: Steps of Adam, at least `num_snapshots`, rounded down to a multiple
+      of it.
+    learning_rate: Initial learning rate, which decays to 0 by a half cosine.
+    tv: Coefficient of the total variation, which favours smooth images; 0 is
+      the paper's objective.
+    num_snapshots: S, the number of intermediate results.
 
   Returns:
-    `(feature, key) -> Reconstruction`, compiled. The feature [N, ...] is what
-    the adversary has received; the key draws the pixels to start from.
+    `(feature, key) -> Reconstruction`, compiled. `feature` [N, ...] is what the
+    adversary has received; `key` draws the initial pixels.
 
   Raises:
     ValueError: If an option is out of its range.

@@ -118,11 +118,11 @@ def block_features(
 
 
 def stages(model: BlockModel) -> dict[str, str]:
-  """The stages in front of a model's classifier.
+  """The stages before a model's classifier.
 
-  Blocks 'stage2_block0', 'stage2_block1' are the stage 'stage2'; a block of
-  another name is a stage of its own. Blocks without parameters, such as the
-  pooling in front of the classifier, are left out.
+  Blocks 'stage2_block0' and 'stage2_block1' form the stage 'stage2'; a block
+  with another name is a stage by itself. Blocks without parameters, such as
+  the pooling before the classifier, are left out.
 
   Args:
     model: The architecture.
@@ -143,7 +143,7 @@ def stage_block(model: BlockModel, stage: str) -> str:
 
   Args:
     model: The architecture.
-    stage: Its name, or that of a block.
+    stage: Name of a stage, or of a block, which is returned as it is.
 
   Returns:
     The name of the block.
@@ -164,7 +164,8 @@ def pairwise(features: Sequence[np.ndarray], measure=linear_cka) -> np.ndarray:
     measure: `linear_cka` or `mean_cca`.
 
   Returns:
-    [N, N], symmetric, 1 on the diagonal; NaN where features are constant.
+    [N, N], symmetric, 1 on the diagonal; NaN elsewhere in the rows and columns
+    of networks whose features are constant.
 
   Raises:
     ValueError: If there are fewer than two networks, or shapes are wrong.
@@ -181,7 +182,7 @@ def pairwise(features: Sequence[np.ndarray], measure=linear_cka) -> np.ndarray:
 
 
 def mean_of_pairs(matrix: np.ndarray) -> float:
-  """The mean over pairs of different networks of a [N, N] `pairwise`."""
+  """The mean of a `pairwise` matrix [N, N] without its diagonal."""
   return float(np.mean(matrix[~np.eye(len(matrix), dtype=bool)]))
 
 
@@ -191,7 +192,7 @@ def mean_similarity(
   """Mean similarity of all pairs of layers of two clients.
 
   Args:
-    clients: Result of `block_features` for each client, of one architecture.
+    clients: Results of `block_features`, one per client, of one architecture.
     measure: `linear_cka` or `mean_cca`.
 
   Returns:

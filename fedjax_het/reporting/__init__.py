@@ -1,4 +1,4 @@
-"""Reporting: from what runs have stored to tables, pictures and reports.
+"""Tables, pictures and reports made from the stored files of runs.
 
-Nothing here runs anything, or imports what does.
+This package runs no experiment and imports no module that does.
 """

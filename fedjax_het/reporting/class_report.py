@@ -29,7 +29,7 @@ def table(confusion: Confusion) -> tables.Table:
     confusion: The last evaluation's matrices.
 
   Returns:
-    The table, a line a class; '-' for a class without test examples.
+    The table, one line per class; '-' for a class without test examples.
   """
   matrices = _ordered(confusion)
   values = [class_accuracy(counts).mean(axis=0) for counts in matrices.values()]
@@ -52,11 +52,11 @@ def sections(
   """The paragraphs on classes and on single clients.
 
   Args:
-    confusion: The last evaluation's matrices; None where there are none.
+    confusion: The last evaluation's matrices; None if there are none.
     drawn: {name: path} of the pictures that were drawn.
 
   Returns:
-    The paragraphs; [] without any.
+    The paragraphs; [] if there are none.
   """
   parts = []
   if 'clients' in drawn:
@@ -73,10 +73,10 @@ def sections(
 def content(
     confusion: Confusion | None, last: Row, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """What the pictures on classes and clients show; nothing is drawn.
+  """Arrays for the pictures on classes and clients; nothing is drawn.
 
   Args:
-    confusion: The last evaluation's matrices; None where there are none.
+    confusion: The last evaluation's matrices; None if there are none.
     last: The row of the last evaluation.
     facts: The run's facts.
 
@@ -137,9 +137,9 @@ def _ordered(confusion: Confusion) -> dict[str, np.ndarray]:
 
 
 def _shares(confusion: Confusion) -> dict[str, np.ndarray]:
-  """[C, C] shares of each true class, the mean over a group's models.
+  """{group: [C, C]}: shares of each true class, averaged over its models.
 
-  Groups whose matrices are equal, as of one model for all, are shown once.
+  If all groups have equal matrices, as with one model for all, one is shown.
   """
   shares = {}
   for group, counts in _ordered(confusion).items():
@@ -171,7 +171,7 @@ def _maps(confusion: Confusion | None, facts) -> dict[str, np.ndarray]:
 
 
 def _strips(last: Row, facts) -> dict[str, dict[str, np.ndarray]]:
-  """Results of single clients, where they have models or tests."""
+  """Results per client, if clients have their own models or test examples."""
   found = {}
   for title, key in (
       ('On the whole test set', main_metric(facts).name + '/{}/models'),

@@ -15,8 +15,8 @@ from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.run_files import Row, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
-# Entries in which repetitions of a run differ, and those that say nothing of
-# what it computes.
+# Entries that differ between repetitions of a run, and entries that do not
+# affect what it computes.
 _SEEDS = (
     'seed', 'sampling_seed', 'group_seed', 'partition.seed', 'clock.seed',
     'clock.device_seed',
@@ -43,7 +43,7 @@ def _read(folder: pathlib.Path) -> _Run:
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-  """A config without the entries in which repetitions differ."""
+  """A config without seeds and without entries that do not affect results."""
   plain = json.loads(json.dumps(config))
   for key in (*_SEEDS, *_PLACES):
     *path, name = key.split('.')
@@ -56,7 +56,7 @@ def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repetitions(runs: Sequence[_Run]) -> list[list[_Run]]:
-  """The runs that differ in their seeds alone, two or more together."""
+  """Sets of two or more runs that differ in their seeds alone."""
   found: dict[str, dict[str, _Run]] = {}
   for run in runs:
     key = json.dumps(_without_seeds(run.config), sort_keys=True)
@@ -96,7 +96,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
     The table as Markdown.
 
   Raises:
-    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    FileNotFoundError: If a folder is not a workdir with an evaluated run.
     ValueError: If a file is damaged.
   """
   return tables.as_markdown(_table([_read(folder) for folder in folders]))
@@ -162,7 +162,7 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
 
 
 def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
-  """Curves in a panel for each data set and split."""
+  """Sorts curves into one panel for each data set and split."""
   split_of = {}
   for run in runs:
     config = _without_seeds(run.config)
@@ -186,7 +186,7 @@ def _tests(run: _Run) -> tuple[list[int], list[float]]:
 def _by_round(
     runs: Sequence[_Run],
 ) -> dict[tuple[pathlib.Path, str], tuple[list[int], Any]]:
-  """{(folder, label): curve} of each run, or one curve of repetitions."""
+  """{(folder, label): curve}, one per run or per set of repetitions."""
   curves = {(run.folder, str(run.folder)): _tests(run) for run in runs}
   for same in _repetitions(runs):
     found = [_tests(run) for run in same]
@@ -203,7 +203,7 @@ def _by_round(
 def _by_time(
     runs: Sequence[_Run],
 ) -> dict[tuple[pathlib.Path, str], tuple[list[float], Any]]:
-  """The curves over virtual time, of the runs that have it."""
+  """Curves over virtual time, for the runs that have a virtual clock."""
   curves = {}
   for run in runs:
     with report.fitting(run.folder):
@@ -215,7 +215,7 @@ def _by_time(
 
 
 def _by_bytes(runs: Sequence[_Run], curves) -> dict[Any, Any]:
-  """Bytes sent and last accuracy, for each curve the same runs."""
+  """Bytes sent and last accuracies of the runs of each curve."""
   sent = {
       run.folder: run.summary.bytes_up + run.summary.bytes_down for run in runs
   }
@@ -245,22 +245,21 @@ def write_comparison(
 ) -> str:
   """Writes comparison.md and, with matplotlib, its pictures.
 
-  comparison.png is over rounds, and times.png over virtual time, of the runs
-  that have it; bytes.png is accuracy against bytes sent. Each data set and
-  split has a panel. Runs that differ in their seeds alone are one curve with a
-  band.
+  comparison.png plots the metric over rounds, times.png over virtual time (for
+  runs that have it), and bytes.png against bytes sent. Each data set and split
+  has a panel. Runs that differ in their seeds alone are one curve with a band.
 
   Args:
     folders: The workdirs.
-    out: A folder, created if it is not there.
-    formats: Of `tables.FORMATS`, what is written besides: the table as 'csv'
-      and 'tex', the pictures as 'pdf' and 'svg'.
+    out: A folder, created if missing.
+    formats: Additional formats from `tables.FORMATS`: 'csv' and 'tex' for the
+      table, 'pdf' and 'svg' for the pictures.
 
   Returns:
     The table as Markdown.
 
   Raises:
-    FileNotFoundError: If a folder is no workdir with an evaluated run.
+    FileNotFoundError: If a folder is not a workdir with an evaluated run.
     ValueError: If a file is damaged, or the runs have different metrics.
     OSError: If nothing can be written there.
   """

@@ -35,7 +35,7 @@ def write_confusion(
     client_id: Mapping[str, np.ndarray],
     counts: Mapping[str, np.ndarray],
 ) -> None:
-  """Writes confusion.npz in place of an earlier one; see `Confusion`.
+  """Writes confusion.npz and replaces an earlier one; see `Confusion`.
 
   Args:
     folder: The workdir.
@@ -62,8 +62,8 @@ def read_confusion(folder: pathlib.Path) -> Confusion | None:
     folder: The workdir.
 
   Returns:
-    The matrices; None where there are none: runs of older versions, and tasks
-    without classes.
+    The matrices; None if there is no such file, as for runs of older versions
+    and tasks without classes.
 
   Raises:
     ValueError: If the file is damaged.

@@ -10,17 +10,17 @@ from fedjax_het.analysis import pictures
 def method_looks(
     method_of: Mapping[str, str], panel_of: Mapping[str, str] | None = None
 ) -> dict[str, pictures.Look]:
-  """The looks of what a picture or a table compares.
+  """The looks of the labels that a picture or a table compares.
 
-  A method's look follows from its place in `ALGORITHMS`. What is of one method,
-  such as rows with other options, shares its colour and marker, and differs in
-  dashes and in how markers are filled, in the given order. Where all is of one
-  method, colours tell its rows apart instead.
+  A method's look follows from its place in `ALGORITHMS`. Labels of one method,
+  such as rows with other options, share its colour and marker; they differ in
+  dashes and in how markers are filled, in the given order. If all labels have
+  the same method, they differ in colour instead.
 
   Args:
-    method_of: {label: name of its method}, all that is compared.
-    panel_of: {label: panel}, for labels of which each has a panel of its own;
-      rows of a method in different panels may look alike. None for one panel.
+    method_of: {label: name of its method} of all labels.
+    panel_of: {label: panel}, if labels are drawn in different panels; rows of
+      one method in different panels may look alike. None for one panel.
 
   Returns:
     {label: look}.

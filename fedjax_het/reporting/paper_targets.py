@@ -1,11 +1,11 @@
 """The papers' results for a setting, printed beside a result of ours.
 
-Accuracies in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 the later
-journal version of the same title; FedHe is arXiv 2110.09910, FeDepth arXiv
-2303.04887. Values that the papers only plot, or that are lost in the available
-texts (FedIN v2's Tables 5 and 7), are not here, nor are methods that the
-library lacks. `find` goes by a run's config; the other functions look up one
-number and return None where the paper prints none.
+Accuracies are in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 is the later
+journal version of the same title; FedHe is arXiv 2110.09910; FeDepth is arXiv
+2303.04887. Left out are values that the papers only plot, values that are
+missing from the available texts (FedIN v2's Tables 5 and 7), and methods that
+the library lacks. `find` takes a run's config; the other functions look up one
+number and return None if the paper prints none.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Target(NamedTuple):
     method: As printed.
     setting: The paper's setting in words.
     accuracy: In percent.
-    spread: Standard deviation over seeds as printed; None if none is.
-    reached: First round at `level`, as printed; None if it is not.
+    spread: Standard deviation over seeds; None if none is printed.
+    reached: First round that reaches `level`; None if none is printed.
     level: Accuracy in percent to which `reached` refers.
-    printed: The words of the paper, where they say more than `accuracy`.
+    printed: The paper's words, if they say more than `accuracy`.
   """
 
   source: str
@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
   @property
   def text(self) -> str:
-    """The number as the paper has it, with its deviation."""
+    """The number as the paper prints it, with its deviation."""
     shown = self.printed or str(self.accuracy)
     return shown if self.spread is None else f'{shown} ± {self.spread}'
 
@@ -51,7 +51,7 @@ _V1_FEDIN = (
     'Adam 1e-3 then 1e-4, 5 (CIFAR-10) or 1 (F-MNIST) local epochs',
 )
 # Baselines keep the default settings of their code; FedAvg has one global
-# model, of which the paper does not say which it is.
+# model, which the paper does not name.
 _V1_NETS = {
     'FedIN': _V1_FEDIN,
     'FedAvg': (' of one model', "default settings of its code"),
@@ -225,7 +225,7 @@ _FEDEPTH = {
 
 
 def _averages(algorithm: Mapping[str, Any]) -> bool:
-  """Whether the server averages, instead of any other optimiser's step."""
+  """Whether the server averages instead of using a server optimiser."""
   return (
       algorithm.get('server_optimizer', 'sgd') == 'sgd'
       and not algorithm.get('server_momentum')
@@ -239,7 +239,8 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
     algorithm: The config's section, as a plain dict.
 
   Returns:
-    Such as 'FedIN (+Noise)'. Ablations whose numbers are lost have none.
+    The name, such as 'FedIN (+Noise)'; None also for ablations whose numbers
+    are missing.
   """
   name = algorithm['name']
   plain = dict(
@@ -279,10 +280,10 @@ def find(config: Mapping[str, Any]) -> list[Target]:
 
   Args:
     config: The config as nested dicts. Models, rounds and all else may differ
-      from the paper's: each target says its own setting.
+      from the paper's: each target states its own setting.
 
   Returns:
-    The targets, maybe none.
+    The targets; [] if there are none.
   """
   method = method_name(config['algorithm'])
   partition = config['partition']
@@ -341,7 +342,7 @@ def _v2(iid: bool, nets: str = _RESNETS) -> str:
 
 
 def fedin_v1_table_2(method: str, dataset: str, iid: bool) -> Target | None:
-  """FedIN v1's Table II; else Dirichlet 0.5."""
+  """FedIN v1's Table II; Dirichlet 0.5 unless `iid`."""
   offset = {'cifar10': 0, 'fashion_mnist': 2}.get(dataset)
   if offset is None or method not in _V1_TABLE_2:
     return None
@@ -432,12 +433,13 @@ def fedepth(method: str, column: str) -> Target | None:
   """FeDepth's Tables 2 and 3.
 
   Args:
-    method: With the budgets, if they are not Fair: 'FeDepth', 'FeDepth Lack'.
-    column: Of Table 2 or 3, such as 'cifar10 alpha 0.3' or 'cifar10 alpha_u
-      1.0', the unbalanced form.
+    method: The method's name, followed by the budgets if these are not Fair:
+      'FeDepth', 'FeDepth Lack'.
+    column: Column of Table 2 or 3, such as 'cifar10 alpha 0.3' or 'cifar10
+      alpha_u 1.0' (unbalanced).
 
   Returns:
-    The target.
+    The target; None if the paper prints none.
   """
   for number, (columns, rows) in _FEDEPTH.items():
     if column in columns and method in rows:

@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def fitting(what: Any) -> Iterator[None]:
-  """Says in one line that files do not hold what a report is made of.
+  """Turns errors on unexpected contents into a ValueError with one line.
 
-  JSON that is valid can still lack any entry, or have another type in its
-  place; to ask for each of them would be longer than the report.
+  Valid JSON can lack any entry or hold another type; checking each entry would
+  take more code than the report.
 
   Args:
-    what: Whose files they are, for the error's text.
+    what: Owner of the files, for the error's text.
 
   Yields:
     Nothing.
@@ -67,7 +67,7 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     facts: Its facts.
 
   Returns:
-    The sentence, with every option of the method that is not its default.
+    The sentence, with all options of the method that differ from the default.
   """
   local, groups = config['local'], facts['groups']
   section = dict(config['algorithm'])
@@ -112,7 +112,7 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def _own_options(config: Mapping[str, Any], group: str) -> str:
-  """The method's options of a group, those that are given."""
+  """The options of the method that a group's config sets."""
   known = needs_of(ALGORITHMS[config['algorithm']['name']]).group_options
   entry = config['groups'].get(group)
   if not isinstance(entry, Mapping):
@@ -121,7 +121,7 @@ def _own_options(config: Mapping[str, Any], group: str) -> str:
 
 
 def _defaults(name: str) -> dict[str, Any]:
-  """A method's default options, as JSON holds them."""
+  """A method's default options, as they come back from JSON."""
   defaults = {k: v for k, (_, v) in keyword_options(ALGORITHMS[name]).items()}
   return json.loads(json.dumps(defaults))
 
@@ -154,7 +154,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
   """
   config, facts, rows = read_run(folder)
   with fitting(folder):
-    # All of the text comes first: nothing is drawn if it cannot be made.
+    # Renders the text first, so that nothing is drawn if this fails.
     confusion = read_confusion(folder)
     _sections(config, facts, rows, confusion, {})
     drawn = _draw(folder, config, facts, rows, confusion)
@@ -238,7 +238,7 @@ _MEMORY = (
 
 
 def _best(summary: Summary) -> str:
-  """How the best round was chosen."""
+  """A sentence on how the best round was chosen."""
   metric = summary.metric
   best = 'highest' if metric.larger_is_better else 'lowest'
   if summary.validated:
@@ -268,7 +268,7 @@ def _versions(facts: Mapping[str, Any]) -> str:
 
 
 def _server(rows) -> list[str]:
-  """The section on the server's training; [] without metrics of it."""
+  """The section on the server's training; [] if it has no metrics."""
   table = tables.server(rows)
   if not table:
     return []
@@ -292,22 +292,22 @@ def _personal(summary: Summary, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _schedules(facts: Mapping[str, Any]) -> list[str]:
-  """Budgets of FeDepth's clients, and what their stages take."""
+  """The section on FeDepth's budgets and the memory of its stages."""
   if not facts.get('schedules'):
     return []
   plan = next(iter(facts['schedules'].values()))['plan']
   who = "the paper's estimate" if plan == 'paper' else "the compiler's figure"
   return [
-      f'What training a stage takes, planned by {who}, of which a budget is a '
-      "share: the paper's estimate of its blocks, and what the compiler plans "
-      'for the whole step (stem, head, frozen blocks and optimiser included). '
-      'MB are 2^20 bytes.',
+      "Memory for training a stage: the paper's estimate of its blocks, and "
+      "the compiler's figure for the whole step (stem, head, frozen blocks and "
+      f'optimiser included). Stages are planned by {who}; a budget is a share '
+      'of it for the whole model. MB are 2^20 bytes.',
       tables.as_markdown(tables.schedules(facts)),
   ]
 
 
 def _program(facts: Mapping[str, Any]) -> list[str]:
-  """XLA's memory plan of the round program, where it was asked for."""
+  """XLA's memory plan of the round program, if the run stored it."""
   program = facts.get('program_memory')
   if not program:
     return []
@@ -322,7 +322,7 @@ def _program(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _paper(config, facts, summary: Summary) -> list[str]:
-  """Printed accuracies with both settings beside them."""
+  """The section with the paper's accuracies, this run's, and both settings."""
   targets = paper_targets.find(config)
   if not targets or summary.metric != ACCURACY:
     return []
@@ -378,7 +378,7 @@ def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
   looks = {**pictures.group_looks(facts['groups']), _MEAN: pictures.MEAN_LOOK}
   by_round = {title: _curves(rows, facts)}
   by_class = class_report.content(confusion, summary.last, facts)
-  # Labels and parts with these counts, whichever examples they were.
+  # Labels and parts with these counts; the original indices do not matter.
   num_clients, num_classes = counts.shape
   labels = np.repeat(
       np.tile(np.arange(num_classes), num_clients), counts.reshape(-1)
@@ -423,14 +423,14 @@ def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
 
 _MEAN = 'mean over groups'
 VIRTUAL_TIME = 'Virtual time (s)'
-# More than any data set has; a damaged count must not fill the memory.
+# More than any data set has; otherwise a damaged count could fill the memory.
 _MOST_EXAMPLES = 10**8
 
 
 def _curves(
     rows, facts, over: str = 'round'
 ) -> dict[str, tuple[list[float], list[float]]]:
-  """The metric by round: each group and, of several, the mean over groups."""
+  """Curves of each group and, if there are several, the mean over groups."""
   tests = [row for row in rows if row['split'] == 'test']
   rounds = [row[over] for row in tests]
   groups = pictures.group_looks(facts['groups'])  # In natural order.
@@ -445,5 +445,5 @@ def _curves(
 
 
 def or_nan(value: float | None) -> float:
-  """A number for a curve, in which None is a gap."""
+  """A number as a float; NaN (a gap in a curve) for None."""
   return float('nan') if value is None else float(value)

@@ -1,4 +1,4 @@
-"""A results table: its rows and columns, and what the papers print there."""
+"""A results table: its rows, its columns and the papers' numbers."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -9,33 +9,33 @@ from fedjax_het.reporting.paper_targets import Target
 
 
 class Table(NamedTuple):
-  """A table of results: a row per method, some seeds each, maybe columns.
+  """A table of results: one row per method, several seeds, optional columns.
 
   Attributes:
     title: Its heading.
     setting: The setting of all cells, in words.
     rows: {label: config}; with columns {label: {column: config}}. A row may
-      lack columns: there is no such cell.
+      lack columns, which then have no cell.
     paper: {label: target}; with columns {label: {column: target}}: what the
       paper prints, in its own setting.
-    seeds: Seeds of training, partition and sampling, all three alike.
-    families: {name: groups}: sets of groups that are compared besides, in a
-      second table and in bars; {} for none.
-    bars: Rows whose models are drawn as bars; () for all.
-    columns: Names of the columns, such as data set and split; one without a
-      name for a table that has none.
-    views: {label: (row, view)}: further rows, which show a view of the models
-      of another row, such as FedGKT's clients beside its server; or, where
-      `view` is a tuple of groups, the mean over these groups alone.
-    mean: Which mean of accuracies the paper reports: over 'groups', all alike,
-      or over 'clients', each group counting with the number of its clients.
-      Results hold this one, best rounds and targets refer to it. Views are
-      means over clients in either case.
-    notes: {label: what the row is}, where its name does not say it.
-    overheads: {label: (millions of numbers that a client sends, MB of memory of
-      one client of each model together)}, as the paper prints them.
-    axis: What the columns change, and {column: number}: accuracy is also drawn
-      over these numbers. ('', {}) where columns are no numbers.
+    seeds: Seeds; each one seeds training, partition and sampling alike.
+    families: {name: groups}: sets of groups that are also compared in a second
+      table and in a picture of their models; {} for none.
+    bars: Rows whose models are drawn in that picture; () for all.
+    columns: Names of the columns, such as data set and split; ('',) for a table
+      without columns.
+    views: {label: (row, view)}: further rows that show a view of another row's
+      models, such as FedGKT's clients beside its server. If `view` is a tuple
+      of groups, the row shows the mean over these groups.
+    mean: The mean that the paper reports: over 'groups', each with the same
+      weight, or over 'clients', each group weighted by its number of clients.
+      Cells store this mean, and best rounds and targets refer to it. A view of
+      a method is a mean over clients in either case.
+    notes: {label: what the row is}, if its name does not say it.
+    overheads: {label: (numbers that a client sends, in millions; memory in MB,
+      the sum over one client of each model)}, as the paper prints them.
+    axis: (what the columns change, {column: number}): accuracy is also plotted
+      against these numbers. ('', {}) if columns are not numbers.
   """
 
   title: str
@@ -75,15 +75,14 @@ class Table(NamedTuple):
 
 
 def distinct(table: Table) -> Table:
-  """A table's runs once each, with one seed and without the paper's numbers.
+  """Removes repeated cells, all seeds but one, and the paper's numbers.
 
   Args:
-    table: A table, of which cells may have equal configs, as where a scale
-      has one data set for all columns.
+    table: A table whose cells may have equal configs, for example because a
+      scale has one data set for all columns.
 
   Returns:
-    The table with the first of equal cells. Rows and columns of which no cell
-    is left are left out.
+    The table with the first of equal cells, without empty rows and columns.
   """
   seen, rows = set(), {row: {} for row in table.rows}
   for column in table.columns:
@@ -92,7 +91,7 @@ def distinct(table: Table) -> Table:
       if config is None:
         continue
       entries = json.loads(config.to_json_best_effort())
-      del entries['target_accuracy']  # Of the report alone.
+      del entries['target_accuracy']  # It affects the report only.
       key = json.dumps(entries, sort_keys=True)
       if key not in seen:
         rows[row][column] = config
@@ -111,7 +110,7 @@ def distinct(table: Table) -> Table:
 
 
 def slug(label: str) -> str:
-  """A label in lower case, with nothing but letters, digits and _."""
+  """A label in lower case, with only letters, digits and _."""
   return re.sub(r'[^a-z0-9]+', '_', label.lower()).strip('_')
 
 

@@ -21,7 +21,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
   Raises:
     FileNotFoundError: If there is none.
-    ValueError: If it holds no JSON object.
+    ValueError: If it does not hold a JSON object.
   """
   try:
     stored = read_json(
@@ -37,7 +37,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 def read_run(
     folder: pathlib.Path,
 ) -> tuple[dict[str, Any], dict[str, Any], list[Row]]:
-  """Reads what a workdir holds.
+  """Reads the config, the facts and the rows of a workdir.
 
   Args:
     folder: The workdir.
@@ -46,7 +46,7 @@ def read_run(
     Its config and facts as nested dicts, and its rows.
 
   Raises:
-    FileNotFoundError: If it is no workdir, or its run has not begun.
+    FileNotFoundError: If it is not a workdir, or has no evaluation yet.
     ValueError: If a file is damaged.
   """
   config = read_config(folder)
@@ -74,8 +74,8 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     The rows in order.
 
   Raises:
-    ValueError: If it is no file, or a line before the last is damaged, out of
-      its order or there twice, naming it.
+    ValueError: If it is not a file, or a complete line is damaged, out of
+      order or repeated; the message names the line.
   """
   rows, before = [], (-1, 0, '')
   lines = read_lines(path)
@@ -118,7 +118,7 @@ def _show(line: bytes) -> str:
 
 
 def read_lines(path: pathlib.Path) -> list[bytes]:
-  """The lines of a file that may be absent; only a line feed ends one."""
+  """The lines of a file, [] if it is absent; only a line feed ends a line."""
   try:
     contents = read_bytes(path)
   except FileNotFoundError:

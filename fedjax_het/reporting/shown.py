@@ -1,4 +1,4 @@
-"""A run as it is shown in a terminal or a notebook, and as a table."""
+"""A run as text, as HTML for notebooks, and as columns."""
 
 from collections.abc import Mapping, Sequence
 import html
@@ -44,9 +44,9 @@ def columns(rows: Sequence[Row], split: str) -> dict[str, list[Any]]:
     split: Such as 'test' or 'train'.
 
   Returns:
-    {name: one value per line}: numbers, None where a line lacks one or it is
-    not finite. Lists, such as the accuracy of each model, are left out;
-    metrics of the server are called `server/<name>`.
+    {name: one value per line}; a value is None if a line lacks it or it is not
+    finite. Lists, such as the accuracy of each model, are left out; metrics of
+    the server are called `server/<name>`.
   """
   chosen = [
       {**row, **{f'server/{k}': v for k, v in row.get('server', {}).items()}}

@@ -17,7 +17,7 @@ class Summary(NamedTuple):
     rounds: Rounds done.
     last: Row of the last evaluation; None before the first.
     best: Row of the evaluation in the round with the best mean metric on
-      held-out examples; without any on the test set, which is optimistic.
+      held-out examples, or on the test set (optimistic) if none are held out.
     validated: Whether the best round was chosen on held-out examples.
     reached: First evaluated round whose mean metric is at least as good as the
       target.
@@ -26,8 +26,8 @@ class Summary(NamedTuple):
     round_seconds: Median wall time of a round, compilation not included.
     dropped: Updates left out because they were not finite.
     virtual_time: Seconds of the virtual clock at the end; None without one.
-    reached_time: The same for the round `reached`.
-    lost: Visits whose upload never arrived.
+    reached_time: Seconds of the virtual clock after round `reached`.
+    lost: Visits whose upload did not arrive.
     metric: The main metric of the run's task.
   """
 
@@ -77,7 +77,7 @@ def summarise(
   }
 
   def merit(row):
-    """By what a round is chosen; a round without a number comes last."""
+    """The score that selects the best round; -inf if it is not finite."""
     chosen = validation.get(row['round']) if validation else row[metric.name]
     return -math.inf if chosen is None else metric.merit(chosen)
 

@@ -1,4 +1,4 @@
-"""Renders a results table: ours, the paper's, the difference, and figures."""
+"""Renders a results table: our results, the paper's, and figures."""
 
 from collections.abc import Sequence
 import itertools
@@ -14,7 +14,7 @@ from fedjax_het.reporting.paper_targets import Target
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
-# Columns on clients' own test examples, where a cell has them.
+# Columns on clients' own test examples, if a cell has them.
 _PERSONAL = dict(
     accuracy='own test: mean',
     std='own test: deviation',
@@ -24,7 +24,7 @@ _PERSONAL = dict(
 
 
 def _difference(values: Sequence[float | None], target: Target | None) -> str:
-  """Mean of fractions minus a target, in points."""
+  """Mean of fractions minus a target, in percentage points."""
   if target is None or not values:
     return '-'
   if None in values:
@@ -33,7 +33,7 @@ def _difference(values: Sequence[float | None], target: Target | None) -> str:
 
 
 def _best(cells: Cells) -> str:
-  """On what best rounds were chosen; older cells do not say."""
+  """A sentence on how best rounds were chosen; older cells lack the entry."""
   if all(cell.get('validated', False) for cell in cells):
     return 'The best round is chosen on examples that clients hold out.'
   return 'The best round is chosen on the test set, so it is optimistic.'
@@ -51,15 +51,16 @@ def render(
 ) -> str:
   """Writes table.md and, with matplotlib, its figures.
 
-  Cells that are missing leave gaps; a column of which none is there has its
-  place in the table of all columns alone.
+  Missing cells leave gaps; a column without cells appears only in the overview
+  of all columns.
 
   Args:
     table: The table.
-    cells: Results as of `read_cells`, at least one.
+    cells: Results as from `read_cells`, at least one.
     out: Folder of the results.
-    formats: Of `tables.FORMATS`: 'csv' writes cells.csv, a line a cell, and
-      'tex' table.tex, methods by columns; 'pdf' and 'svg' are of figures.
+    formats: Additional formats from `tables.FORMATS`: 'csv' writes cells.csv
+      with one line per cell, 'tex' writes table.tex (methods by columns), and
+      'pdf' and 'svg' write the figures.
 
   Returns:
     The tables as Markdown.
@@ -104,7 +105,7 @@ def render(
 
 
 def _missing(table: Table, cells: Cells) -> str:
-  """How many cells have no result of any seed, a sentence; '' for none."""
+  """A sentence with the number of cells without any result; '' for none."""
   known = {
       (row, column)
       for column in table.columns
@@ -119,7 +120,7 @@ def _missing(table: Table, cells: Cells) -> str:
 
 
 def _meanings(table: Table) -> str:
-  """The table's notes on its rows, a line each."""
+  """The table's notes on its rows, one line each."""
   lines = [
       f'- {label}: {table.notes[label]}'
       for label in table.labels
@@ -129,7 +130,7 @@ def _meanings(table: Table) -> str:
 
 
 def _long(cells: Cells) -> list[list[Any]]:
-  """A line a cell, of plain numbers; accuracies are fractions."""
+  """One line of plain numbers per cell; accuracies are fractions."""
   names = (
       'row', 'column', 'seed', 'last', 'best', 'best_round', 'worst',
       'reached', 'bytes_up', 'bytes_down', 'round_seconds',
@@ -138,7 +139,7 @@ def _long(cells: Cells) -> list[list[Any]]:
 
 
 def _overview(table: Table, cells: Cells) -> list[list[str]]:
-  """A line a method, as papers print it."""
+  """The overview of all columns, one line per method."""
   rows = [['method', *(c or 'accuracy, %' for c in table.columns)]]
   for label in table.labels:
     row = [label]
@@ -152,7 +153,7 @@ def _overview(table: Table, cells: Cells) -> list[list[str]]:
 
 
 def _column(table: Table, cells: Cells, column: str) -> str:
-  """The table of one column of a sweep, one row per method."""
+  """The table of one column, one line per method."""
   labels = [
       label
       for label in table.labels
@@ -206,14 +207,14 @@ def _seconds(cells: Cells) -> str:
 
 
 def _round(target: Target | None) -> str:
-  """The round in which the paper's method reached the paper's level."""
+  """The round in which the method reached the target in the paper."""
   if target is None or target.reached is None:
     return '-'
   return f'{target.reached} (at {target.level:g} %)'
 
 
 def _notes(table: Table, cells: Cells, column: str) -> str:
-  """Our target and the paper's setting, in a paragraph."""
+  """A paragraph with our target and the paper's setting."""
   levels = {
       cell['config']['target_accuracy']
       for label in table.rows
@@ -230,7 +231,7 @@ def _notes(table: Table, cells: Cells, column: str) -> str:
 
 
 def _orders(table: Table, cells: Cells, column: str) -> list[str]:
-  """Sentences on the settings where methods rank differently in the paper."""
+  """Sentences on the settings in which the paper ranks methods differently."""
   found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
   for label in table.labels:
     target = table.target(label, column)
@@ -253,7 +254,7 @@ def _orders(table: Table, cells: Cells, column: str) -> list[str]:
 
 
 def _families(table: Table, cells: Cells, column: str) -> str:
-  """A table of the families of models; '' without any."""
+  """A section with the table of model families; '' if there are none."""
   rows = [['method', *table.families]]
   found = table_pictures.models_of(table, cells, column)
   for label, dots in found.items():

@@ -11,16 +11,16 @@ Cells = Sequence[Mapping[str, Any]]
 def cells_of(
     table: Table, cells: Cells, label: str, column: str
 ) -> list[Any]:
-  """The cells of a row and column; of a further view, made of another row's.
+  """The cells of a row or view in one column.
 
   Args:
     table: The table.
     cells: All cells.
-    label: A row or a view.
+    label: A row, or a view, whose cells are computed from those of its row.
     column: A column.
 
   Returns:
-    The cells, one a seed.
+    The cells, one per seed.
   """
   row, view = table.views.get(label, (label, None))
   mine = [
@@ -38,7 +38,7 @@ def cells_of(
 def _viewed(
     cell: Mapping[str, Any], view: str | tuple[str, ...]
 ) -> dict[str, Any]:
-  """A cell that shows a further view of its models; its best round stays."""
+  """A cell with the accuracies of a view; the best round stays the cell's."""
   if isinstance(view, tuple):
     curves = zip(*(cell['groups'][group] for group in view), strict=True)
     values = [None if None in v else sum(v) / len(v) for v in curves]

@@ -1,4 +1,4 @@
-"""What a client of each method sends, holds and computes, as a table."""
+"""A table of what a client of each method sends, holds and computes."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _ADDED = (
 
 
 def render(table: Table, cells: Cells, column: str) -> str:
-  """A column's costs, a line a method.
+  """The costs of a column, one line per method.
 
   Args:
     table: The table.
@@ -29,14 +29,14 @@ def render(table: Table, cells: Cells, column: str) -> str:
     column: A column.
 
   Returns:
-    A section of Markdown; '' where no cell has all costs.
+    A section of Markdown; '' if no cell has costs.
   """
   rows = [[
       'method', 'last round', 'sent, MB', 'received, MB', 'peak memory, MB',
       'operations of a visit, GFLOP',
   ]]  # fmt: skip
   drawn = []
-  for label in table.rows:  # Views are of the same runs.
+  for label in table.rows:  # Views show the same runs, so they are left out.
     mine = [
         cell
         for cell in cells_of(table, cells, label, column)
@@ -65,7 +65,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
 
 
 def _clients(cell) -> int:
-  """How many clients the groups of a cell's config have."""
+  """The number of clients in a cell's config."""
   entries = cell['config']['groups'].values()
   return sum(e['clients'] if isinstance(e, dict) else e for e in entries)
 

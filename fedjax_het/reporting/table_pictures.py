@@ -1,4 +1,4 @@
-"""The pictures of a results table: a panel for each of its columns."""
+"""The pictures of a results table, with a panel for each column."""
 
 from collections.abc import Callable, Sequence
 import itertools
@@ -13,7 +13,7 @@ from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
-# {picture: the numbers of a cell that it needs}.
+# {picture: the entries of a cell that it needs}.
 COSTS = {'bytes': ('bytes_up', 'bytes_down'), 'memory': ('client_memory',)}
 _LAST = 'Test accuracy, last round'
 
@@ -24,13 +24,13 @@ def draw(
     folder: pathlib.Path,
     formats: Sequence[str] = (),
 ) -> str:
-  """Draws accuracy by round, by model, and against what it costs.
+  """Draws accuracy by round, by model, and against costs.
 
   Args:
     table: The table.
     cells: Its results, at least one.
     folder: Where the pictures are written.
-    formats: With 'pdf' or 'svg', pictures are written in these, too.
+    formats: Additional formats; 'pdf' and 'svg' apply to pictures.
 
   Returns:
     The section of table.md that shows them.
@@ -55,7 +55,7 @@ def draw(
               panels, path, 'Mean test accuracy', xlabel='Virtual time, s',
               **shared,
           ),
-          # A single method with a clock is compared with nothing.
+          # A panel with a single curve compares nothing.
           {
               title: curves
               for title, curves in _panels(
@@ -128,9 +128,9 @@ def _methods(table: Table) -> dict[str, str]:
 
 
 def _splits(table: Table, column: str) -> dict[str, str]:
-  """{label: what it trains on}, where rows of a column differ in that.
+  """{label: the parts of its setting in which rows of a column differ}.
 
-  This is the data set, how it is divided, and whether there is one model.
+  The parts are the data set, its partition, and whether there is one model.
   """
   found = {}
   for label in table.labels:
@@ -151,7 +151,7 @@ def _splits(table: Table, column: str) -> dict[str, str]:
 
 
 def _panels(table: Table, cells: Cells, splits, of_column) -> dict[str, Any]:
-  """{title: what is drawn}, a panel for each column and split."""
+  """{title: {label: series}}, a panel for each column and split."""
   panels: dict[str, dict[str, Any]] = {}
   for column in table.columns:
     for label, series in of_column(table, cells, column).items():
@@ -190,7 +190,8 @@ def times_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
   """{label: (numbers [X], last accuracies [S, X])} over a table's axis.
 
-  Columns without a result are left out; as many seeds count as all others have.
+  Columns without a result are left out. A curve has as many seeds as its column
+  with the fewest.
   """
   found = {}
   for label in table.labels:
@@ -209,7 +210,7 @@ def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
 def models_of(
     table: Table, cells: Cells, column: str
 ) -> dict[str, dict[str, list[float]]]:
-  """{label: {group: [S] means of its models}}, of a table with families."""
+  """{label: {group: [S] means of its models}}; {} without families."""
   found = {}
   for label in table.rows if table.families else ():
     mine = [
@@ -231,15 +232,15 @@ def _chosen_models(table: Table, cells: Cells, column: str):
 
 
 def _lacks(table: Table, cells: Cells, name: str) -> str:
-  """Why a picture of costs is not drawn; '' where there is nothing to compare.
+  """Why a picture of costs is not drawn; '' if there is nothing to compare.
 
   Args:
     table: The table.
     cells: Its results.
-    name: The picture's.
+    name: Name of the picture.
 
   Returns:
-    What its cells lack, which those of older versions do.
+    A sentence on the entries that stored cells of older versions lack.
   """
   numbers = COSTS.get(name, ())
   run = [
@@ -277,9 +278,9 @@ def flops_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 
 
 def _costs(table, cells, column, names, cost) -> dict[str, Any]:
-  """Costs and accuracies of rows; {} where fewer than two have them."""
+  """Costs and accuracies of rows; {} if fewer than two rows have them."""
   found = {}
-  for label in table.rows:  # Views are of the same runs.
+  for label in table.rows:  # Views show the same runs, so they are left out.
     mine = [
         cell
         for cell in cells_of(table, cells, label, column)

@@ -13,7 +13,7 @@ from fedjax_het.names import check_name
 from fedjax_het.reporting.summary import Summary
 
 Table = list[list[str]]  # The first row is the header.
-# What a table and its pictures can be written as, besides Markdown and PNG.
+# Formats of tables and pictures, besides Markdown and PNG.
 FORMATS = ('csv', 'tex', 'pdf', 'svg')
 _LATEX = {
     **{c: f'\\{c}' for c in '&%$#_{}'},
@@ -29,7 +29,7 @@ def check_formats(formats: Iterable[str]) -> None:
 
 
 def as_text(table: Sequence[Sequence[str]]) -> str:
-  """Aligned columns, the first to the left and the others to the right."""
+  """Aligned columns: the first is left-aligned, others right-aligned."""
   widths = [max(map(len, column)) for column in zip(*table, strict=True)]
 
   def line(row):
@@ -43,7 +43,7 @@ def as_text(table: Sequence[Sequence[str]]) -> str:
 
 
 def as_markdown(table: Sequence[Sequence[str]]) -> str:
-  """A Markdown table, the first column to the left, others to the right."""
+  """A Markdown table: first column left-aligned, others right-aligned."""
   header, *body = table
   rule = ['---', *['---:'] * (len(header) - 1)]
   rows = [header, rule, *body]
@@ -51,7 +51,7 @@ def as_markdown(table: Sequence[Sequence[str]]) -> str:
 
 
 def as_latex(table: Sequence[Sequence[str]]) -> str:
-  """A LaTeX table (package booktabs), the first column to the left."""
+  """A LaTeX table (package booktabs) with a left-aligned first column."""
 
   def line(row):
     cells = (''.join(_LATEX.get(c, c) for c in cell) for cell in row)
@@ -73,7 +73,7 @@ def as_csv(table: Sequence[Sequence[Any]]) -> str:
 
 
 def as_html(table: Sequence[Sequence[str]]) -> str:
-  """An HTML table, the first column to the left, others to the right."""
+  """An HTML table: first column left-aligned, others right-aligned."""
 
   def line(row, tag):
     cells = (
@@ -91,17 +91,17 @@ def as_html(table: Sequence[Sequence[str]]) -> str:
 
 
 def percent(value: float | None) -> str:
-  """0.9123 as 91.23 %."""
+  """Formats a fraction as a percentage: 0.9123 as 91.23 %."""
   return 'not finite' if value is None else f'{100 * value:.2f} %'
 
 
 def amount(value: float | None, metric: Metric) -> str:
-  """A metric's value: a share in percent, another number by four digits."""
+  """Formats a metric: a share in percent, any other with four digits."""
   return percent(value) if metric.percent else _number(value)
 
 
 def spread(values: Sequence[float | None], metric: Metric = ACCURACY) -> str:
-  """Mean and sample deviation, of shares in percent; '-' for none."""
+  """Formats mean and sample deviation (shares in percent); '-' for none."""
   if not len(values):
     return '-'
   if None in values:
@@ -114,23 +114,23 @@ def spread(values: Sequence[float | None], metric: Metric = ACCURACY) -> str:
 
 
 def megabytes(num_bytes: float) -> str:
-  """Bytes in units of 10^6, with enough digits for small ones."""
+  """Formats bytes as MB of 10^6 bytes, with more digits for small numbers."""
   value = num_bytes / 1e6
   return f'{value:,.2f} MB' if value >= 0.1 or not value else f'{value:.5f} MB'
 
 
 def seconds(value: float | None) -> str:
-  """A duration."""
+  """Formats a duration."""
   return '-' if value is None else f'{value:.3g} s'
 
 
 def virtual(value: float | None) -> str:
-  """A time of the virtual clock."""
+  """Formats a time of the virtual clock."""
   return '-' if value is None else f'{value:,.1f} s of virtual time'
 
 
 def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
-  """The metric by group, last and best round; means over groups and clients.
+  """The metric of the last and best round, by group and as means.
 
   Args:
     summary: A run's summary, with at least one evaluation.
@@ -230,7 +230,7 @@ def personal_line(
 
 
 def totals(summary: Summary, target: float | None) -> list[str]:
-  """Lines on what all rounds took."""
+  """Lines on bytes, time, the target and lost updates of all rounds."""
   metric = summary.metric
   lines = [
       f'sent in {summary.rounds} rounds: {megabytes(summary.bytes_up)} up, '
@@ -266,7 +266,7 @@ def totals(summary: Summary, target: float | None) -> list[str]:
 
 
 def communication(rows, facts: Mapping[str, Any]) -> Table:
-  """Bytes that were sent, by group: in all, and the mean of a client's visit.
+  """Bytes sent by group: the total, and the mean of a visit.
 
   Args:
     rows: The lines of metrics.jsonl.
@@ -303,7 +303,7 @@ def server(rows) -> Table:
     rows: The lines of metrics.jsonl.
 
   Returns:
-    The table; [] where no round has any.
+    The table; [] if no round has any.
   """
   train = [row for row in rows if row.get('server')]
   if not train:
@@ -324,7 +324,7 @@ def _number(value: float | str | None) -> str:
 
 
 def memory(facts: Mapping[str, Any]) -> Table:
-  """Numbers and megabytes of state by group, and the server's."""
+  """Parameters and megabytes of state, by group and for the server."""
   table = [[
       'group',
       'parameters',

@@ -1,7 +1,7 @@
 """Pictures of partitions, training and tables (needs matplotlib).
 
-`style` says how they look: a colour and a marker belong to a method, or to a
-group, and are given to the functions as {label: look}.
+`style` defines how they look. A colour and a marker belong to a method, or to
+a group; the functions take them as {label: look}.
 """
 
 from fedjax_het.analysis.pictures.curves import draw_curves

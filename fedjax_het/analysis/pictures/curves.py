@@ -20,7 +20,7 @@ def draw_curves(
 
   Args:
     panels: {title: {label: (x, values)}}, a panel for each title; '' for no
-      title. x are [R]; values are [R], or [S, R] for S runs, plotted as mean
+      title. x is [R]; values are [R], or [S, R] for S runs, plotted as mean
       and band of +- one sample deviation over runs. NaN leaves a gap.
     path: File to write; .png, .pdf or .svg.
     ylabel: Label of the y axis.
@@ -34,8 +34,8 @@ def draw_curves(
   Raises:
     ImportError: If matplotlib is not installed.
     FileNotFoundError: If the folder does not exist.
-    ValueError: If there is no curve, x and values of one differ in length, or
-      the suffix is unknown.
+    ValueError: If there is no curve, a curve's x and values differ in length,
+      or the suffix is unknown.
   """
   path = style.check_path(path)
   matplotlib = style.import_matplotlib()

@@ -1,4 +1,4 @@
-"""Dots: one for each method and model with its interval, or one a client."""
+"""Dots with intervals for methods and models, and dots for single clients."""
 
 from collections.abc import Mapping
 
@@ -17,12 +17,12 @@ def draw_dots(
 ):
   """Plots a dot with its interval for each name and label.
 
-  The axis does not begin at zero, so that small differences are seen.
+  The y axis does not begin at zero, so that small differences are visible.
 
   Args:
     panels: {title: {label: {name: values}}}, a panel for each title; values
       are [S] for S runs, plotted as mean and +- one sample deviation. Names
-      stand in natural order on the x axis, and may be missing from a label.
+      are on the x axis in natural order; a label may lack some of them.
     path: File to write; .png, .pdf or .svg.
     ylabel: Label of the y axis.
     looks: {label: look} of all labels; None for looks in the order of labels.
@@ -78,7 +78,7 @@ def _draw_dots(axes, dots, names, shift, look, label):
 
 
 def _name_places(axes, names):
-  """Names below the places of the x axis, and lines between them."""
+  """Puts the names on the x axis, and lines between them."""
   long = max(map(len, names)) > 6 and len(names) > 3
   axes.set_xticks(
       range(len(names)),
@@ -103,12 +103,12 @@ def draw_strips(
   """Plots each client's result as a dot, a row for each group.
 
   Args:
-    panels: {title: {group: [E] numbers}}, a panel for each title; NaN is left
-      out. A vertical line marks a group's mean.
+    panels: {title: {group: [E] numbers}}, a panel for each title; NaNs are not
+      drawn. A vertical line marks a group's mean.
     path: File to write; .png, .pdf or .svg.
     xlabel: Label of the x axis.
     looks: {group: look}; None for those of `group_looks`.
-    percent: Whether numbers are shares, shown in percent.
+    percent: Whether to print values in [0, 1] as percentages.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -144,7 +144,7 @@ def draw_strips(
 
 
 def _draw_strip(axes, row, values, look):
-  """Dots beside each other where they would overlap, in a fixed pattern."""
+  """Draws a row of dots, shifted by a fixed pattern so that few overlap."""
   if not len(values):
     return
   shift = 0.22 * (np.arange(len(values)) * 0.618 % 1 * 2 - 1)

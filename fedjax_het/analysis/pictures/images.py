@@ -13,9 +13,8 @@ def draw_images(
   """Plots images in a grid, a row for each label.
 
   Args:
-    rows: {label: [N, H, W, C]}, values in [0, 1], as many images in each row;
-      one channel is grey, three are red, green and blue, of others the first
-      is shown.
+    rows: {label: [N, H, W, C]}, values in [0, 1], the same N in each row. One
+      channel is shown in grey, three as RGB; for other C the first is shown.
     path: File to write; .png, .pdf or .svg.
     captions: {label: N texts}, printed below the images of a row.
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from fedjax_het.analysis.pictures import style
 
-# Panels in a row; the most rows of a matrix whose cells hold their numbers, and
-# of one whose rows are all named.
+# Largest numbers of panels in a row, of matrix rows if cells show numbers, and
+# of matrix rows if all of them are named.
 _MOST_PANELS, _MOST_NUMBERS, _MOST_NAMES = 4, 12, 40
 
 
@@ -20,8 +20,8 @@ def draw_matrices(
     path: File to write; .png, .pdf or .svg.
     xlabel: What the columns are.
     ylabel: What the rows are.
-    downwards: Whether the first row is on top, as of confusion matrices; their
-      cells hold percentages unless there are many.
+    downwards: Whether the first row is on top, as in confusion matrices. Cells
+      then show percentages if N is at most 12.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -70,22 +70,22 @@ def draw_matrices(
 
 
 def _print_percents(axes, matrix):
-  """Whole percentages in the cells, none where it would be 0."""
+  """Prints whole percentages in the cells, except for 0."""
   for (row, column), value in np.ndenumerate(matrix):
     if value >= 0.005:
       axes.text(
           column, row, f'{100 * value:.0f}', ha='center', va='center',
           fontsize=6, color='white' if value > 0.55 else 'black',
-          in_layout=False,  # Or the layout measures each of them.
+          in_layout=False,  # Measuring each text would slow the layout.
       )  # fmt: skip
 
 
 def draw_heat_maps(panels, path):
-  """Plots clients by classes, one map above the other.
+  """Plots maps of clients by classes, one above the other.
 
   Args:
-    panels: {title: [K, C]}, of K clients and C classes each, values in [0, 1];
-      NaN is grey. Maps may differ in K.
+    panels: {title: [K, C]}, values in [0, 1] of K clients and C classes; NaN
+      is grey. Maps may differ in K.
     path: File to write; .png, .pdf or .svg.
 
   Returns:

@@ -15,7 +15,7 @@ def draw_partition(labels, parts, path, group_of=None, *, title=None):
     labels: [n] integers >= 0, the class of each example.
     parts: One array of example indices per client.
     path: File to write; .png, .pdf or .svg.
-    group_of: The group of each client (any printable values), which sets the
+    group_of: The group of each client (any printable value), which sets its
       colour; None for one colour.
     title: Title, or None.
 
@@ -67,11 +67,11 @@ def _partition_figure(counts, groups, has_groups, title):
       sharex=True,
       height_ratios=[0.9, max(height * num_classes, 1.2)],
   )
-  # The 95 % quantile of counts fills a cell (72 points an inch). Larger bubbles
-  # overlap, so that they do not shrink the others to dots.
+  # The 95 % quantile of counts fills a cell (72 points per inch). Larger
+  # bubbles overlap; scaling by the largest would shrink the others to dots.
   usual = np.quantile(counts[counts > 0], 0.95)
   unit = (72 * 0.98 * min(width, height)) ** 2 / usual
-  # Areas compare best in one shape: markers change after all colours.
+  # Areas compare best in one shape, so markers change only after all colours.
   shapes = np.repeat(style.MARKERS, len(style.GROUP_COLOURS))
   looks = {
       name: look._replace(marker=shapes[i % len(shapes)])

@@ -1,16 +1,16 @@
-"""Stacked bars: what a whole consists of, by one or several measures."""
+"""Stacked bars: the parts of a total, by one or several measures."""
 
 from fedjax_het.analysis.pictures import style
 
 
 def draw_stacks(panels, path, parts, *, xlabel, ylabel):
-  """Draws a bar for each name and measure, of parts on top of each other.
+  """Draws a stacked bar for each name and measure.
 
   Args:
-    panels: {title: {name: {measure: numbers, one a part}}}, a panel for each
+    panels: {title: {name: {measure: numbers, one per part}}}, a panel for each
       title.
     path: File to write; .png, .pdf or .svg.
-    parts: {measure: what its numbers are, from below}; as many of each.
+    parts: {measure: names of its parts, from bottom to top}.
     xlabel: Label of the x axis.
     ylabel: Label of the y axis.
 
@@ -25,7 +25,7 @@ def draw_stacks(panels, path, parts, *, xlabel, ylabel):
   path = style.check_path(path)
   matplotlib = style.import_matplotlib()
   with style.drawing():
-    # Not `panels_of`, whose axes are shared: wholes differ by magnitudes.
+    # `panels_of` would share axes, but totals differ by orders of magnitude.
     figure = matplotlib.figure.Figure(
         figsize=(7.2, 3.2 * len(panels)), layout='constrained'
     )

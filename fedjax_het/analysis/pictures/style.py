@@ -1,9 +1,9 @@
-"""How all pictures look, and how their files are written.
+"""The style of all pictures, and how their files are written.
 
 Colours are Okabe and Ito's palette, which is safe for colour-blind readers;
 markers repeat the information. Figures are built without pyplot and from
-matplotlib's defaults, so they need no display, change no global state, and do
-not take over the style of a notebook: on a dark page, too, they are white.
+matplotlib's defaults, so they need no display, change no global state, and
+ignore a notebook's style: they stay white on a dark page.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Without yellow, which has low contrast on white; black last.
+# The palette without yellow, which has low contrast on white; black is last.
 COLOURS = (
     '#0072B2',
     '#D55E00',
@@ -57,7 +57,7 @@ class Look(NamedTuple):
   """How one series is drawn, in every picture.
 
   Attributes:
-    colour: As '#0072B2'.
+    colour: Hexadecimal code, such as '#0072B2'.
     marker: A marker of matplotlib.
     dash: The line's style.
     fill: Which part of the marker is filled.
@@ -70,13 +70,13 @@ class Look(NamedTuple):
 
 
 def look(place: int, variant: int = 0) -> Look:
-  """The look of what has a place in some fixed order.
+  """The look of a place in a fixed order, such as that of methods.
 
   Args:
-    place: From 0; 49 places differ in colour or marker, and those of one
-      colour in dashes, too.
-    variant: From 0; variants share colour and marker, and differ in dashes and
-      in what of the marker is filled.
+    place: From 0. The first 49 places differ in colour or marker; dashes
+      change when colours repeat.
+    variant: From 0. Variants share colour and marker, and differ in dashes and
+      in how the marker is filled.
 
   Returns:
     The look.
@@ -90,13 +90,13 @@ def look(place: int, variant: int = 0) -> Look:
 
 
 def looks_by_place(names: Iterable[str]) -> dict[str, Look]:
-  """The looks of names by their order, where no other order is known.
+  """The looks of names in the given order.
 
   Args:
     names: Labels.
 
   Returns:
-    {name: look}; dashes differ, too, since nothing else tells them apart.
+    {name: look}; consecutive names also differ in dashes.
   """
   return {
       name: look(i)._replace(dash=_DASHES[i % len(_DASHES)])
@@ -135,14 +135,14 @@ def natural_key(name):
 
 
 def deviation(values, axis=None):
-  """The sample deviation of tables, 0 for a single value."""
+  """The sample standard deviation (ddof = 1), as in tables; 0 for one value."""
   values = np.asarray(values, float)
   count = values.size if axis is None else values.shape[axis]
   return values.std(axis=axis, ddof=1 if count > 1 else 0)
 
 
 def import_matplotlib():
-  """Matplotlib with the parts that pictures use.
+  """Imports matplotlib and the submodules that pictures use.
 
   Returns:
     The module.
@@ -166,7 +166,7 @@ def import_matplotlib():
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-  """The style of all pictures, whatever style the user has set.
+  """Context with the style of all pictures, whatever style the user has set.
 
   Yields:
     Nothing.
@@ -176,7 +176,7 @@ def drawing() -> Iterator[None]:
 
 
 def shades():
-  """A colour map from white to the palette's blue; grey where there is NaN."""
+  """A colour map from white to the palette's blue, with grey for NaN."""
   matplotlib = import_matplotlib()
   shades = matplotlib.colors.LinearSegmentedColormap.from_list(
       'shades', ['#ffffff', '#56B4E9', '#0072B2', '#003a5d']
@@ -185,16 +185,17 @@ def shades():
 
 
 def panels_of(names, *, width=None, height=None, most=3):
-  """A figure with a titled panel a name, in rows of at most `most`.
+  """Creates a figure with one titled panel per name.
 
   Args:
     names: Titles of the panels; '' for none.
-    width: Inches of a panel; None for smaller ones where there are several.
-    height: Likewise.
-    most: Panels in a row.
+    width: Width of a panel in inches; None for a default that is smaller if
+      there are several in a row.
+    height: Height of a panel; None likewise.
+    most: Largest number of panels in a row.
 
   Returns:
-    The figure and {name: axes}. Axes are shared.
+    The figure and {name: axes}. The panels share their axes.
   """
   matplotlib = import_matplotlib()
   columns = 2 if len(names) == 4 else min(len(names), most)
@@ -213,7 +214,7 @@ def panels_of(names, *, width=None, height=None, most=3):
   axes = dict(zip(names, grid, strict=False))
   for name, one in axes.items():
     if name:
-      # About 12 characters of a title fit into an inch; legends take some.
+      # An inch fits about 12 characters; legends take some of the width.
       lines = textwrap.wrap(name, max(24, int(8 * width)))
       one.set_title('\n'.join(lines), loc='left')
   for one in grid[len(names) :]:
@@ -222,7 +223,7 @@ def panels_of(names, *, width=None, height=None, most=3):
 
 
 def name_axes(axes, **labels) -> None:
-  """Labels the x and y axes of panels where no neighbour says the same.
+  """Labels the x axes of the lowest panels and the y axes of the leftmost.
 
   Args:
     axes: All panels, in order.
@@ -231,15 +232,16 @@ def name_axes(axes, **labels) -> None:
   for i, one in enumerate(axes):
     one.set(**labels)
     one.label_outer()
-    if i + one.get_gridspec().ncols >= len(axes):  # There is none below.
+    if i + one.get_gridspec().ncols >= len(axes):  # No panel is below.
       one.set(xlabel=labels.get('xlabel', ''))
       one.tick_params(labelbottom=True)
 
 
 def add_legend(figure, looks, panels, *, lines: bool) -> None:
-  """One legend for all panels, beside them.
+  """Adds one legend for all panels, beside them.
 
-  Panels that have no label in common are listed below their titles.
+  If no two panels share a label, the legend lists labels under their panel's
+  title.
 
   Args:
     figure: The figure.
@@ -278,7 +280,7 @@ def add_legend(figure, looks, panels, *, lines: bool) -> None:
 
 
 def marker_of(look: Look) -> dict[str, str]:
-  """Options of matplotlib for a series of a look."""
+  """Matplotlib's options for the colour and marker of a look."""
   return dict(
       color=look.colour,
       marker=look.marker,
@@ -295,13 +297,13 @@ def percents(axis) -> None:
 
 
 def check_path(path) -> pathlib.Path:
-  """The path of a picture.
+  """Checks the path of a picture.
 
   Args:
-    path: Its path.
+    path: The path.
 
   Returns:
-    It as a pathlib.Path.
+    The path as a pathlib.Path.
 
   Raises:
     FileNotFoundError: If the folder does not exist.
@@ -319,7 +321,7 @@ def check_path(path) -> pathlib.Path:
 
 
 def save(figure, path: pathlib.Path) -> pathlib.Path:
-  """Writes to a temporary file and renames it, so `path` is never partial."""
+  """Writes to a temporary file and renames it; `path` is never partial."""
   handle, name = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
   try:
     with os.fdopen(handle, 'wb') as file:

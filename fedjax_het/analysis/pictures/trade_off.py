@@ -1,4 +1,4 @@
-"""Accuracy against what it costs: the picture by which a method is chosen."""
+"""Accuracy of methods against their cost."""
 
 from collections.abc import Mapping
 
@@ -17,21 +17,23 @@ def draw_trade_off(
     percent=False,
     unit='B',
 ):
-  """Plots a dot for each method: what it costs, and how good it is.
+  """Plots a dot for each method at its cost and its accuracy.
 
-  A grey line joins the methods than which no other is both cheaper and better.
+  A grey line shows the Pareto frontier: methods that no other beats in both
+  cost and accuracy.
 
   Args:
-    panels: {title: {label: (costs, values)}}, a panel for each title; costs and
-      values are [S] for S runs: a dot at their means, with +- one sample
-      deviation of the values. Costs [S, G] are those of G groups: the
-      dot is at the largest, and a line begins at the smallest.
+    panels: {title: {label: (costs, values)}}, a panel for each title. Costs and
+      values are [S] for S runs: the dot is at their means, with +- one sample
+      deviation of the values. Costs [S, G] are those of G groups: the dot is at
+      the most expensive group, and a line reaches to the cheapest.
     path: File to write; .png, .pdf or .svg.
-    xlabel: What it costs. The axis is logarithmic if costs differ tenfold.
+    xlabel: Label of the x axis, which is logarithmic if costs differ more than
+      tenfold.
     ylabel: Label of the y axis.
     looks: {label: look} of all labels; None for looks in the order of labels.
     percent: Whether to print values in [0, 1] as percentages.
-    unit: Of the costs.
+    unit: Unit of the costs.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -73,7 +75,7 @@ def draw_trade_off(
       axes.grid(True)
       if percent:
         style.percents(axes.yaxis)
-    for axes in axes_of.values():  # When all dots are there: axes are shared.
+    for axes in axes_of.values():  # After all dots, since axes are shared.
       _scale(axes, costs, unit)
     style.name_axes([*axes_of.values()], xlabel=xlabel, ylabel=ylabel)
     style.add_legend(figure, looks, panels, lines=False)
@@ -81,25 +83,25 @@ def draw_trade_off(
 
 
 def _ends(costs) -> tuple[float, float]:
-  """The costs of the smallest and the largest group, means over runs."""
+  """Costs of the cheapest and the most expensive group, means over runs."""
   costs = np.asarray(costs, float)
   by_group = costs.reshape(len(costs), -1).mean(axis=0)
   return float(by_group.min()), float(by_group.max())
 
 
 def _far(costs) -> bool:
-  """Whether costs differ tenfold."""
+  """Whether positive costs differ more than tenfold."""
   some = [cost for cost in costs if cost > 0]
   return len(some) > 0 and max(some) > 10 * min(some)
 
 
 def _scale(axes, costs, unit):
-  """A logarithmic axis for costs that differ much, with a place for zero."""
+  """Scales the x axis: logarithmic, with zero, if costs differ tenfold."""
   matplotlib = style.import_matplotlib()
   far = _far(costs)
   if not far:
     axes.margins(x=0.1)
-    if max(costs) < 1.1 * min(costs):  # Small differences look small.
+    if max(costs) < 1.1 * min(costs):  # Keeps small differences small.
       axes.set_xlim(0.8 * min(costs), 1.2 * max(costs))
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
   elif min(costs) > 0:
