@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: links, and indented equations as blocks."""
+"""Turns docstrings into Markdown: links, and indented equations as blocks."""
 
 import re
 

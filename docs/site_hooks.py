@@ -1,7 +1,7 @@
 """What mkdocs does to the pages before they are rendered.
 
-Pages are written to be read in the repository, too: they link to its files, and
-their lists need no blank line above. The site holds `docs/`, and the tables and
+Pages can also be read in the repository: they link to its files, and their
+lists need no blank line above. The site holds `docs/`, and the tables and
 pictures of `results/`. The README's table of methods is the only list of them:
 the site takes its index and its navigation from there.
 """
@@ -20,7 +20,7 @@ _PAGE = re.compile(r'\(docs/(methods/\w+\.md)\)')
 
 
 def repository() -> str:
-  """The address of the repository, as CITATION.cff states it; '' if not."""
+  """The repository's address from CITATION.cff; '' if it states none."""
   text = (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
   line = r'^repository-code: *[\'"]?(https?://[^\s\'"]+)'
   found = re.search(line, text, re.M)
@@ -56,7 +56,8 @@ def name_files(markdown: str, uri: str) -> str:
     uri: Its place on the site, such as 'methods/moon.md'.
 
   Returns:
-    The page; a link text that names its file stays alone.
+    The page. A link becomes its text and the file's path, or the path alone if
+    the path begins with the text.
   """
   here = posixpath.dirname(uri)
   folder = here if is_result(uri) else posixpath.join('docs', here)
@@ -99,7 +100,7 @@ def on_config(config):
 
 def on_files(files, config):
   """Called by mkdocs once: adds the tables and pictures of `results/`."""
-  # Here, as the tests of this file run without mkdocs.
+  # Imported here, because the tests of this file run without mkdocs.
   from mkdocs.structure.files import File, InclusionLevel
 
   for path in sorted((ROOT / 'results').rglob('*')):
