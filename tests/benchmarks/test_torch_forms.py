@@ -32,6 +32,8 @@ def count(tree):
         ('dropout_cnn', RGB, {}),
         ('simple_cnn', RGB, {'norm': 'batch'}),
         ('mlp', GREY, dict(depth=3, hidden=64)),
+        ('resnet26', RGB, {}),
+        ('vit_t16', RGB, {}),
         *((f'fedhe_cnn{i}', GREY, {}) for i in range(10)),
     ],
 )
