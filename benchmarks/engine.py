@@ -27,10 +27,10 @@ call that is not timed. Slow forms have fewer steps and repetitions.
   naive JAX: `vmap` of `scan` over native convolutions. Quick runs omit FedIN's,
     which compiles slowly.
 
-`--forms` selects forms besides that of 'auto'; those with oneDNN belong to their
-backend. With the full sizes, each case also says which form a run of a hundred
-rounds takes by itself: by the speeds that `fedjax-het tune` has measured here,
-and without these (`experiment.form`).
+`--forms` selects forms besides that of 'auto'; those with oneDNN belong to
+their backend. With the full sizes, each case also says which form a run of a
+hundred rounds takes by itself: by the speeds that `fedjax-het tune` has
+measured here, and without these (`experiment.form`).
 
 The fraction of peak is the operations per second of training (three times the
 matrix products of a forward pass), relative to large float32 products timed in

@@ -167,7 +167,7 @@ FIELDS = dict(
     # all else are float32.
     matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
     # Library of the models' convolutions on a CPU, and how clients are mapped.
-    # 'auto' follows what `fedjax-het tune` has measured on this machine.
+    # 'auto' follows measured speeds, see `experiment.tuned`.
     # Programs with oneDNN are not kept in the compilation cache.
     conv_backend=Field(AUTO, str, choices=(AUTO, *CONV_BACKENDS)),
     backend=Field('auto', str, choices=BACKENDS),
