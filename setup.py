@@ -80,7 +80,9 @@ setuptools.setup(
     project_urls=project_urls(repository()),
     packages=packages(),
     package_dir=INSIDE,
-    package_data={'fedjax_het': ['py.typed']},
+    package_data={
+        'fedjax_het': ['py.typed', 'experiment/reference_speeds.json']
+    },
     entry_points={
         'console_scripts': ['fedjax-het = fedjax_het.launch.cli:main']
     },

@@ -1,6 +1,7 @@
 """Speed, compilation and memory of the engine, PyTorch and naive JAX.
 
-  python -m benchmarks.engine [--workloads=a,b,...] [--quick] [--output=FILE]
+  python -m benchmarks.engine [--workloads=a,b,...] [--forms=shard_map,PyTorch]
+    [--quick] [--output=FILE]
 
 Workloads; `--workloads` selects some, or a case such as `fedin/resnet10`:
 
@@ -26,6 +27,11 @@ call that is not timed. Slow forms have fewer steps and repetitions.
   naive JAX: `vmap` of `scan` over native convolutions. Quick runs omit FedIN's,
     which compiles slowly.
 
+`--forms` selects forms besides that of 'auto'; those with oneDNN belong to
+their backend. With the full sizes, each case also says which form a run of a
+hundred rounds takes by itself: by the speeds that `fedjax-het tune` has
+measured here, and without these (`experiment.form`).
+
 The fraction of peak is the operations per second of training (three times the
 matrix products of a forward pass), relative to large float32 products timed in
 the same turns. Peak memory is XLA's planned memory of a round (arguments,
@@ -36,6 +42,7 @@ the machine be idle.
 
 import argparse
 import concurrent.futures
+import dataclasses
 import datetime
 import functools
 import json
@@ -43,13 +50,18 @@ import os
 import pathlib
 
 import jax
+import numpy as np
 
 from benchmarks import common, engine_table, memory, programs
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import BACKENDS, Case, torch
 from fedjax_het.engine.mapping import resolve_backend
-from fedjax_het.kernels.libraries import why_not
+from fedjax_het.experiment import form as form_lib
+from fedjax_het.experiment import tuned
+from fedjax_het.kernels.libraries import title, why_not
 
+# Of a run that chooses a form.
+NUM_ROUNDS = 100
 LETTERS = dict(zip('abcde', WORKLOADS, strict=True))
 NUM_DEVICES = 2
 
@@ -104,6 +116,32 @@ def onednn_forms(case: Case, auto: str) -> list[str]:
     return []
   backends = dict.fromkeys((auto, *case.backends))
   return [f'{b}, oneDNN' for b in backends if b != 'vmap']
+
+
+def chosen(task: programs.Round) -> dict[str, str]:
+  """The forms that a run takes by itself.
+
+  Args:
+    task: The round.
+
+  Returns:
+    {'tuned' or 'untuned': name of a form}, as far as there are speeds.
+  """
+  federation = dataclasses.replace(
+      task.federation, sizes=np.asarray(task.data.sizes)
+  )
+  found = {}
+  for name, table in dict(
+      tuned=tuned.read(), untuned=tuned.reference()
+  ).items():
+    if table is None:
+      continue
+    seconds = form_lib.predict(federation, task.cohort_size, NUM_ROUNDS, table)
+    form = form_lib.fastest(seconds, {1, table.devices})
+    backend = 'shard_map' if form.devices > 1 else resolve_backend('auto')
+    library = title(form.conv_backend)
+    found[name] = backend + (f', {library}' if library != 'XLA' else '')
+  return found
 
 
 def measure(
@@ -224,16 +262,27 @@ def earlier(path: pathlib.Path, scale: str) -> dict[str, dict]:
 
 
 def run_case(
-    name: str, scale: str, repetitions: int, all_backends: bool = False
+    name: str,
+    scale: str,
+    repetitions: int,
+    all_backends: bool = False,
+    forms: list[str] | None = None,
 ) -> dict[str, object]:
-  """Measures 'workload/case'."""
+  """Measures 'workload/case'; only `forms` and that of 'auto', if given."""
   workload, _, case_name = name.partition('/')
   load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else None
   case = WORKLOADS[workload].make(case_name, scale)
   if all_backends:
     case = case._replace(backends=BACKENDS)
+  if forms is not None:
+    case = case._replace(
+        backends=tuple(b for b in case.backends if b in forms),
+        references={n: r for n, r in case.references.items() if n in forms},
+    )
   result = measure(case, repetitions, 0.1 if scale == 'quick' else 0.3)
   add_measured_alone(result, name, scale, case)
+  if scale == 'full':
+    result['chosen'] = chosen(case.task())
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   return result | dict(load_average_before=load, time=now)
 
@@ -246,6 +295,7 @@ def main() -> None:
   parser.add_argument(
       '--all-backends', action='store_true', help='not of few cases alone'
   )
+  parser.add_argument('--forms', help='such as shard_map,PyTorch')
   parser.add_argument('--output', help='JSON file to write or to add to')
   parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -269,7 +319,13 @@ def main() -> None:
   path = pathlib.Path(args.output or common.RESULTS / f'engine{suffix}.json')
   cases = earlier(path, scale)
   for name in chosen:
-    cases[name] = run_case(name, scale, repetitions, args.all_backends)
+    cases[name] = run_case(
+        name,
+        scale,
+        repetitions,
+        args.all_backends,
+        args.forms.split(',') if args.forms else None,
+    )
     print(f'{name}: done', flush=True)
     common.write(path, {'cases': cases, 'scale': scale})
   touched = {name.partition('/')[0] for name in chosen}

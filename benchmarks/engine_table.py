@@ -69,6 +69,22 @@ def with_totals(measured: dict[str, dict]) -> dict[str, dict]:
   return out
 
 
+def _chosen(name: str, result: dict) -> str:
+  """What a run takes by itself, beside the fastest form of the library."""
+  ours = {
+      form: row['images_per_second']
+      for form, row in result['forms'].items()
+      if form.startswith(('map', 'vmap', 'shard_map'))
+  }
+  best = max(ours, key=ours.__getitem__)
+  words = [
+      f'{how}: {form}, {ours[form] / ours[best]:.3f} of the fastest ({best})'
+      for how, form in result.get('chosen', {}).items()
+      if form in ours
+  ]
+  return f'{name}, as a run chooses: {"; ".join(words)}.' if words else ''
+
+
 def report(results: dict[str, dict], workloads: set[str]) -> str:
   """The table of some workloads, and the memory of large cohorts."""
   shown = {
@@ -76,7 +92,7 @@ def report(results: dict[str, dict], workloads: set[str]) -> str:
       for name, result in with_totals(results).items()
       if name.partition('/')[0] in workloads
   }
-  lines = [table(shown)]
+  lines = [table(shown), *filter(None, map(_chosen, shown, shown.values()))]
   for name, result in shown.items():
     if 'cohort_peak_ratio' in result:
       small, large = result['cohort_megabytes']

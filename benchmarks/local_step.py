@@ -1,14 +1,15 @@
 """Times a local step of every net with each convolution backend.
 
   python -m benchmarks.local_step [--models=resnet18,...] [--quick]
-    [--one-core] [--output=FILE]
+    [--torch] [--one-core] [--output=FILE]
 
 A local step is that of a FedAvg client: batch, forward pass, gradients and
 optimiser, in the compiled loop of a round. The backends take turns; the minimum
 time of each counts. Let the machine be idle.
 
-`--one-core` counts CPU seconds of one thread on one CPU, which depend less on
-other processes, and adds eager PyTorch for nets that `torch_models` mirrors.
+`--torch` adds eager PyTorch with as many threads. `--one-core` does so, too, on
+one CPU, and counts CPU seconds, which other processes change less. The file is
+written after every net.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,13 @@ from fedjax_het.models import create
 
 
 def eager_epoch(name: str) -> Callable[[], None]:
-  """The local steps of `nets.local_epoch` in eager PyTorch, on one thread."""
+  """The local steps of `nets.local_epoch` in eager PyTorch."""
   import torch
 
   from benchmarks import torch_local, torch_models
 
-  torch.set_num_threads(1)
-  batch_size, optimizer = nets.NETS[name]
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  batch_size, optimizer = nets.ZOO[name]
   net = torch_models.mirror(create(name, nets.INPUT_SHAPE, 10))
   params = list(net.parameters())
   options = getattr(optimizer, 'keywords', {})
@@ -45,12 +46,15 @@ def eager_epoch(name: str) -> Callable[[], None]:
   return lambda: torch_local.train(loss, params, stepper, x, y, batch_size)
 
 
-def one_core(name: str, repetitions: int) -> dict[str, float]:
-  """CPU milliseconds of a local step by backend, and of eager PyTorch.
+def beside_torch(
+    name: str, repetitions: int, clock=time.perf_counter
+) -> dict[str, float]:
+  """Milliseconds of a local step by backend, and of eager PyTorch.
 
   Args:
-    name: A key of `nets.NETS` that `torch_models` mirrors.
+    name: A key of `nets.ZOO`.
     repetitions: Calls of each.
+    clock: Counts seconds.
 
   Returns:
     {backend or 'torch': milliseconds}.
@@ -64,36 +68,39 @@ def one_core(name: str, repetitions: int) -> dict[str, float]:
     call()
   seconds = common.interleave(
       {key: (call, repetitions) for key, call in calls.items()},
-      pause=0.0,
-      clock=time.process_time,
+      pause=0.0 if clock is time.process_time else 0.3,
+      clock=clock,
   )
   return {key: 1e3 * s / nets.STEPS for key, s in seconds.items()}
 
 
 def main() -> None:
-  flags = nets.parser(__doc__.splitlines()[0])
+  flags = nets.parser(__doc__.splitlines()[0], nets.ZOO)
+  flags.add_argument('--torch', action='store_true', help='and PyTorch')
   flags.add_argument(
       '--one-core', action='store_true', help='CPU seconds, and PyTorch'
   )
-  args, names = nets.parsed(flags)
+  args, names = nets.parsed(flags, nets.ZOO)
   if args.one_core:  # Before JAX makes its threads.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
   # The compilation cache does not support oneDNN's convolutions.
   jax.config.update('jax_compilation_cache_dir', None)
   found = {}
+  suffix = '_quick' if args.quick else ''
+  path = args.output or common.RESULTS / f'local_step{suffix}.json'
   for name in names:
     repetitions = 2 if args.quick else 8
     if args.one_core:
-      found[name] = one_core(name, repetitions)
+      found[name] = beside_torch(name, repetitions, time.process_time)
+    elif args.torch:
+      found[name] = beside_torch(name, repetitions)
     else:
       found[name], _ = local_steps(name, repetitions)
     print(f'{name}: done', flush=True)
+    common.write(path, {'milliseconds': found})
   header = ['a local step, ms', *next(iter(found.values()))]
   rows = [[name, *steps.values()] for name, steps in found.items()]
   print(common.markdown(header, rows))
-  suffix = '_quick' if args.quick else ''
-  path = args.output or common.RESULTS / f'local_step{suffix}.json'
-  common.write(path, {'milliseconds': found})
 
 
 if __name__ == '__main__':

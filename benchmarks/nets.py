@@ -20,6 +20,15 @@ NETS = {
     'simple_cnn': (64, functools.partial(optax.sgd, momentum=0.9)),
     'vit_t16': (16, optax.sgd),
 }
+# The same with further nets of the library, for local steps beside PyTorch.
+ZOO = NETS | {
+    'resnet10': (16, optax.adam),
+    'resnet26': (16, optax.adam),
+    'fedhe_cnn0': (50, optax.adam),
+    'resnet14_mnist': (32, functools.partial(optax.sgd, momentum=0.9)),
+    'mlp': (32, optax.sgd),
+    'vit_s8': (16, optax.sgd),
+}
 STEPS = 8
 
 
@@ -32,7 +41,7 @@ def local_epoch(
   """Local steps of one FedAvg client.
 
   Args:
-    name: A key of `NETS`.
+    name: A key of `ZOO`.
     steps: Local steps per call.
     matmul_dtype: Dtype of the operands of matrix products.
     conv_backend: Backend of the model's convolutions.
@@ -40,7 +49,7 @@ def local_epoch(
   Returns:
     The program.
   """
-  batch_size, optimizer = NETS[name]
+  batch_size, optimizer = ZOO[name]
   federation, data = common.make_federation(
       create(
           name,
@@ -57,33 +66,34 @@ def local_epoch(
   return programs.library(task, 'map', batch_size * steps)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str, known=NETS) -> argparse.ArgumentParser:
   """The shared arguments of a command over `NETS`.
 
   Args:
     description: First line of help.
+    known: `NETS` or `ZOO`.
 
   Returns:
     The parser, for `parsed`.
   """
   flags = argparse.ArgumentParser(description=description)
-  flags.add_argument('--models', help=f'of {", ".join(NETS)}; all by default')
+  flags.add_argument('--models', help=f'of {", ".join(known)}; all by default')
   flags.add_argument('--quick', action='store_true', help='one small net')
   flags.add_argument('--output', help='JSON file to write')
   return flags
 
 
 def parsed(
-    flags: argparse.ArgumentParser,
+    flags: argparse.ArgumentParser, known=NETS
 ) -> tuple[argparse.Namespace, list[str]]:
   """The arguments (quick, output, ...), and the names of the models."""
   args = flags.parse_args()
-  names = args.models.split(',') if args.models else list(NETS)
+  names = args.models.split(',') if args.models else list(known)
   if args.quick and not args.models:
     names = ['dropout_cnn']
   for name in names:
-    if name not in NETS:
-      flags.error(f'Unknown net {name!r}; known are {", ".join(NETS)}.')
+    if name not in known:
+      flags.error(f'Unknown net {name!r}; known are {", ".join(known)}.')
   return args, names
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedjax_het.models import BlockModel
+from benchmarks import torch_fedin
+from fedjax_het.models import BlockModel, resnet, vit
 from fedjax_het.models import preresnet as pre
 from fedjax_het.models.fedhe_cnn import Unit
-from fedjax_het.models.layers import Flatten, Linear
+from fedjax_het.models.layers import Flatten, GlobalPool, Linear
 from fedjax_het.models.mlp import Layer
 from fedjax_het.models.simple_cnn import ConvUnit, Hidden
 
@@ -142,6 +143,79 @@ class Dense(nn.Module):
     return self.dropout(functional.relu(self.linear(x.flatten(1))))
 
 
+class ResNetStem(nn.Module):
+  """Convolution, norm, ReLU and, maybe, a 3x3 max-pool of stride 2."""
+
+  def __init__(self, block: resnet.Stem, shape):
+    super().__init__()
+    bias = block.use_bias or block.norm == 'none'
+    self.conv = _conv(
+        shape[-1], block.features, block.kernel, block.stride, bias=bias
+    )
+    self.norm, self.pool = _norm(block.norm, block.features), block.pool
+
+  def forward(self, x):
+    x = functional.relu(self.norm(self.conv(x)))
+    return functional.max_pool2d(x, 3, 2, 1) if self.pool else x
+
+
+def _basic_block(block: resnet.BasicBlock, shape):
+  if block.norm != 'batch' or block.shortcut != 'B':
+    raise ValueError('Only batch norm and shortcuts of type B are mirrored.')
+  return torch_fedin.BasicBlock(shape[-1], block.features, block.stride)
+
+
+class Embed(nn.Module):
+  """Patches as tokens behind a class token, plus positions."""
+
+  def __init__(self, block: vit.Embed, shape):
+    super().__init__()
+    height, width, channels = shape
+    tokens = 1 + height // block.patch * (width // block.patch)
+    self.patch = nn.Conv2d(channels, block.dim, block.patch, block.patch)
+    self.token = nn.Parameter(torch.zeros(1, 1, block.dim))
+    self.position = nn.Parameter(0.02 * torch.randn(1, tokens, block.dim))
+
+  def forward(self, x):
+    x = self.patch(x).flatten(2).transpose(1, 2)
+    token = self.token.expand(len(x), -1, -1)
+    return torch.cat([token, x], 1) + self.position
+
+
+class Encoder(nn.Module):
+  """x += attention(norm(x)); x += mlp(norm(x)), with exact GELU."""
+
+  def __init__(self, block: vit.EncoderBlock, shape):
+    super().__init__()
+    dim = shape[-1]
+    self.heads = block.heads
+    inner = block.heads * (block.head_dim or dim // block.heads)
+    # Flax's default epsilon.
+    self.norm1, self.norm2 = (nn.LayerNorm(dim, eps=1e-6) for _ in range(2))
+    self.qkv, self.out = nn.Linear(dim, 3 * inner), nn.Linear(inner, dim)
+    self.mlp1, self.mlp2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+  def forward(self, x):
+    batch, tokens, _ = x.shape
+    qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, -1)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    x = x + self.out(y.reshape(batch, tokens, -1))
+    return x + self.mlp2(functional.gelu(self.mlp1(self.norm2(x))))
+
+
+class Token(nn.Module):
+  """The final norm of the class token."""
+
+  def __init__(self, block: vit.Token, shape):
+    super().__init__()
+    del block
+    self.norm = nn.LayerNorm(shape[-1], eps=1e-6)
+
+  def forward(self, x):
+    return self.norm(x[:, 0])
+
+
 def _linear(block: Linear, shape):
   return nn.Linear(shape[-1], block.features, bias=block.use_bias)
 
@@ -154,6 +228,14 @@ _MIRRORS = {
     ConvUnit: ValidConv,
     Hidden: Dense,
     Layer: Dense,
+    resnet.Stem: ResNetStem,
+    resnet.BasicBlock: _basic_block,
+    GlobalPool: lambda block, shape: nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ),
+    vit.Embed: Embed,
+    vit.EncoderBlock: Encoder,
+    vit.Token: Token,
     Flatten: lambda block, shape: nn.Flatten(),
     Linear: _linear,
 }

@@ -137,7 +137,8 @@ def test_the_wheel_holds_the_package_alone(built):
       for folder in ('configs', 'launch')
       for path in (ROOT / folder).rglob('*.py')
   }
-  assert code == expected | {'fedjax_het/py.typed'}
+  data = {'py.typed', 'experiment/reference_speeds.json'}
+  assert code == expected | {f'fedjax_het/{name}' for name in data}
   with zipfile.ZipFile(wheel) as archive:
     for stub in STUBS:
       assert b'__path__' not in archive.read(stub)

@@ -42,6 +42,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 
@@ -116,10 +117,11 @@ def settings_of(work: tasks.Work, data_dir: str | None) -> dict:
 
 def stored(path: pathlib.Path, settings: dict) -> dict | None:
   """A row of this machine with these settings; None if there is none."""
-  if not path.is_file():
+  try:
+    found = json.loads(path.read_text())
+  except (OSError, ValueError):
     return None
-  found = json.loads(path.read_text())
-  same = found['settings'] == settings and common.same_machine(found)
+  same = found.get('settings') == settings and common.same_machine(found)
   return found if same else None
 
 
@@ -166,6 +168,9 @@ def measure(entries, work, name, args, folder) -> dict:
       warm = run(cache, args.max_rounds)
   except rows.Failed as e:
     return facts | dict(error=str(e))
+  except (OSError, subprocess.SubprocessError, StopIteration, KeyError) as e:
+    # Such as an environment that was damaged, or a full disk.
+    return facts | dict(error=f'failed: {e!r}'[:300])
   once = ('first_round', 'xla_seconds')
   again = {f'{key}_warm': warm[key] for key in once}
   return facts | warm | again | {key: empty[key] for key in once}

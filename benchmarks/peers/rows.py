@@ -160,6 +160,8 @@ def run_child(
     raise Failed(f'stopped after {limit:.0f} s, before the end of round 2')
   if not late and (child.returncode or not result):
     raise Failed(f'failed: {"".join(lines[-1:])[:300]}')
+  if not result.get('round_seconds'):
+    raise Failed('ended before the end of a round')
   peaks.pop(child.pid, None)
   result['peak_megabytes'] += sum(peaks.values()) / peak.MEGABYTE
   return result

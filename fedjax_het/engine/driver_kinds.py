@@ -21,12 +21,14 @@ class DriverKind(NamedTuple):
     states_on_device: Whether the clients' states are in device memory; else
       they are in host memory.
     needs_devices: Whether each client needs a `clock.Device`.
+    over_devices: Whether the clients of a round can be divided over devices.
     setting: Its words in a report's line of settings; '' for none.
   """
 
   make: Callable[[Job], Driver]
   states_on_device: bool = True
   needs_devices: bool = False
+  over_devices: bool = False
   setting: str = ''
 
 
@@ -48,4 +50,4 @@ def driver_kind(
     return DriverKind(make, needs_devices=True, setting=f'{clock_mode} clock')
   if client_store == 'host':
     return DriverKind(streamed_driver, states_on_device=False)
-  return DriverKind(round_driver)
+  return DriverKind(round_driver, over_devices=True)

@@ -170,7 +170,7 @@ FIELDS = dict(
     # sums, parameters and all else are float32.
     matmul_dtype=Field('float32', str, choices=MATMUL_DTYPES),
     # Library of the models' convolutions on a CPU, and how clients are mapped.
-    # 'auto' uses the measurements of `fedjax-het tune` on this machine.
+    # 'auto' follows measured speeds, see `experiment.tuned`.
     # Programs with oneDNN are not kept in the compilation cache.
     conv_backend=Field(AUTO, str, choices=(AUTO, *CONV_BACKENDS)),
     backend=Field('auto', str, choices=BACKENDS),

@@ -18,6 +18,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.local import visit_steps
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment import tuned
@@ -41,11 +42,13 @@ class Form(NamedTuple):
     devices: Over how many devices clients are divided; 1 for what `auto` uses
       without a table.
     date: When the speeds were measured that chose it; '' if none were.
+    machine: The other machine on which they were measured; '' for this one.
   """
 
   conv_backend: str
   devices: int
   date: str = ''
+  machine: str = ''
 
 
 PLAIN = Form(libraries.concrete(AUTO), 1)
@@ -100,7 +103,7 @@ class Chooser:
     if folder is not None and (folder / 'config.json').exists():
       self._begun = _stored(folder) or PLAIN
     else:
-      self._table = tuned.read()
+      self._table = tuned.read() or tuned.reference()
     devices = (self._begun or self._table or PLAIN).devices
     if config.get('backend') == AUTO and devices > 1:
       tuned.start_devices(devices)
@@ -214,8 +217,13 @@ def _line(form: Form, devices: bool) -> str:
   how = _title(form)
   if not devices:
     how = how.partition(' on ')[0]
-  if form.date:
+  if form.date and not form.machine:
     how += f': measured on this machine on {form.date}.'
+  elif form.date:
+    how += (
+        f' follow measurements on another machine ({form.machine}); '
+        '`fedjax-het tune` measures this one in a minute.'
+    )
   else:
     how += ': not measured here; `fedjax-het tune` measures in a minute.'
   return how[0].upper() + how[1:]
@@ -235,16 +243,35 @@ def _choose(
       table,
       cached=config.compilation_cache,
   )
-  numbers = _devices(config, table)
-  seconds = {
-      form: value
-      for form, value in seconds.items()
-      if form.devices in numbers
-      and fixed in (None, form.conv_backend)
-      and libraries.why_not(form.conv_backend) is None
-  }
-  plain = Form(fixed or PLAIN.conv_backend, min(numbers), table.date)
-  if plain not in seconds:
+  return fastest(seconds, _devices(config, table), fixed)
+
+
+def fastest(
+    seconds: dict[Form, float], numbers: set[int], fixed: str | None = None
+) -> Form:
+  """The form that ends first, if it gains enough, else the plain one.
+
+  Args:
+    seconds: From `predict`.
+    numbers: The allowed numbers of devices.
+    fixed: The library of convolutions; None for a choice. Speeds of another
+      machine do not choose one other than XLA, whose calls are internal to XLA.
+
+  Returns:
+    One of `seconds`, or `PLAIN`.
+  """
+
+  def allowed(form):
+    if form.devices not in numbers or libraries.why_not(form.conv_backend):
+      return False
+    if fixed is not None:
+      return form.conv_backend == fixed
+    return not form.machine or form.conv_backend == PLAIN.conv_backend
+
+  seconds = {form: s for form, s in seconds.items() if allowed(form)}
+  wanted = fixed or PLAIN.conv_backend, min(numbers)
+  plain = next((form for form in seconds if form[:2] == wanted), None)
+  if plain is None:
     return PLAIN
   best = min(seconds, key=seconds.__getitem__)
   return best if seconds[best] < _GAIN * seconds[plain] else plain
@@ -255,12 +282,12 @@ def _devices(config, table: tuned.Table) -> set[int]:
   several = table.devices == len(jax.local_devices())
   if config.backend == 'shard_map' and several:
     return {table.devices}
+  kind = driver_kind(config.clock.mode, config.client_store)
   if (
       config.backend == AUTO
       and several
       and config.chunk is None
-      and config.clock.mode == 'synchronous'
-      and config.client_store == 'device'
+      and kind.over_devices
   ):
     return {1, table.devices}
   return {1}
@@ -300,7 +327,7 @@ def predict(
   images = steps * float(federation.local.batch_size)
   cohort = np.random.default_rng(0).permutation(len(images))[:cohort_size]
   forms = [
-      Form(library, devices, table.date)
+      Form(library, devices, table.date, table.machine)
       for library in libraries.CONV_BACKENDS
       for devices in sorted({1, table.devices})
   ]

@@ -1,8 +1,9 @@
-"""Speeds measured on this machine, which `auto` follows on a CPU.
+"""Measured speeds, which `auto` follows on a CPU.
 
-`experiment.tune` measures them. They are a file per machine and version of
-jaxlib in the user's cache folder, or in the folder that `FEDJAX_HET_TUNED`
-names.
+`experiment.tune` measures those of this machine. They are a file per machine
+and version of jaxlib in the user's cache folder, or in the folder that
+`FEDJAX_HET_TUNED` names. Until then the library's own measurements on another
+machine are used, unless `FEDJAX_HET_TUNED` is set.
 """
 
 import contextlib
@@ -24,8 +25,13 @@ from fedjax_het.files import read_json, write_atomically
 _log = logging.getLogger(__name__)
 # Another format is another file, so that old ones are not read.
 _FORMAT = 1
+_FOLDER = 'FEDJAX_HET_TUNED'
+# What `fedjax-het tune` has stored on a machine of two cores.
+_REFERENCE = pathlib.Path(__file__).with_name('reference_speeds.json')
 # Each device has a copy of the data.
 _MOST_DEVICES = 16
+# The reference has two devices. More devices than these were never measured.
+_MOST_UNMEASURED = 4
 _ADVICE = 'it is ignored; `fedjax-het tune` measures again'
 
 
@@ -80,11 +86,13 @@ class Table(NamedTuple):
     date: When they were measured, such as 2026-01-31.
     devices: The most devices of a form.
     cases: {name of a net: its forms}.
+    machine: The other machine that was measured; '' for this one.
   """
 
   date: str
   devices: int
   cases: dict[str, Case]
+  machine: str = ''
 
 
 def cores() -> int:
@@ -123,7 +131,7 @@ def table_path() -> pathlib.Path:
   Raises:
     RuntimeError: If there is no home folder.
   """
-  folder = os.environ.get('FEDJAX_HET_TUNED') or user_folder('tuned')
+  folder = os.environ.get(_FOLDER) or user_folder('tuned')
   name = zlib.crc32(json.dumps(key()).encode())
   return pathlib.Path(folder) / f'{name:08x}.json'
 
@@ -149,7 +157,9 @@ def write(table: Table) -> pathlib.Path:
       )
       for name, case in table.cases.items()
   }
-  contents = dict(key=key(), **table._replace(cases=cases)._asdict())
+  contents = dict(
+      key=key(), date=table.date, devices=table.devices, cases=cases
+  )
   write_atomically(path, json.dumps(contents, indent=2) + '\n')
   return path
 
@@ -158,15 +168,8 @@ def read() -> Table | None:
   """The table of this machine, or None; a damaged one is warned of."""
   try:
     path = table_path()
-    found = read_json(path, _ADVICE)
-    if found.pop('key') != key():
-      return None
-    cases = {
-        name: _case(**case) for name, case in found.pop('cases').items()
-    }
-    table = Table(cases=cases, **found)
-    _check_positive(table.devices)
-    return table
+    measured, table = _parse(**read_json(path, _ADVICE))
+    return table if measured == key() else None
   except (FileNotFoundError, RuntimeError):
     return None
   except (KeyError, TypeError, AttributeError):
@@ -174,6 +177,39 @@ def read() -> Table | None:
   except ValueError as e:
     _log.warning('%s', e)
   return None
+
+
+def reference() -> Table | None:
+  """Speeds of another machine, for one that has no table of its own.
+
+  Its forms with a device per core stand for as many devices as this machine
+  has cores, at most four: their speed relative to one device is taken to be
+  the same.
+
+  Returns:
+    The speeds; None on one core, or if `FEDJAX_HET_TUNED` is set.
+  """
+  number = min(cores(), _MOST_UNMEASURED)
+  if number == 1 or os.environ.get(_FOLDER):
+    return None
+  measured, table = _parse(**json.loads(_REFERENCE.read_text()))
+
+  def here(row):
+    return row._replace(devices=number) if row.devices > 1 else row
+
+  cases = {
+      name: case._replace(rows=tuple(map(here, case.rows)))
+      for name, case in table.cases.items()
+  }
+  machine = f'{measured["cpu"]}, {measured["cores"]} cores'
+  return Table(table.date, number, cases, machine)
+
+
+def _parse(key, date, devices, cases) -> tuple[dict[str, Any], Table]:
+  """What a file holds; TypeError if it is none of tables."""
+  _check_positive(devices)
+  found = {name: _case(**case) for name, case in cases.items()}
+  return key, Table(date, devices, found)
 
 
 def _case(net, rows) -> Case:

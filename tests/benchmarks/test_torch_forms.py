@@ -32,6 +32,8 @@ def count(tree):
         ('dropout_cnn', RGB, {}),
         ('simple_cnn', RGB, {'norm': 'batch'}),
         ('mlp', GREY, dict(depth=3, hidden=64)),
+        ('resnet26', RGB, {}),
+        ('vit_t16', RGB, {}),
         *((f'fedhe_cnn{i}', GREY, {}) for i in range(10)),
     ],
 )
@@ -91,6 +93,31 @@ def assert_same(net, want, rtol=1e-4, atol=2e-6):
     np.testing.assert_allclose(
         got[name].detach(), value, rtol=rtol, atol=atol, err_msg=name
     )
+
+
+def test_a_vision_transformer_computes_the_same():
+  model = create('vit_t16', (8, 8, 2), 4, depth=2, width=2 / 3, head_dim=8)
+  variables = model.init(jax.random.key(0))
+  net = torch_models.mirror(model)
+  params = jax.tree.map(np.asarray, variables.params)
+  embed = params.pop('embed')
+  patch = embed['patch']['kernel'].reshape(4, 4, 2, -1).transpose(3, 2, 0, 1)
+  state = {
+      'embed.token': embed['token'],
+      'embed.position': embed['position'],
+      'embed.patch.weight': patch,
+      'embed.patch.bias': embed['patch']['bias'],
+  }
+  for path, leaf in jax.tree.leaves_with_path(params):
+    *layers, last = (key.key for key in path)
+    state['.'.join((*layers, _WEIGHTS[last]))] = leaf.T
+  state = {n: torch.tensor(np.ascontiguousarray(v)) for n, v in state.items()}
+  net.load_state_dict(state)  # Strict: the same names.
+  x = np.random.default_rng(0).normal(size=(3, 8, 8, 2)).astype(np.float32)
+  want = model.apply(variables, x)
+  want = want[0] if isinstance(want, tuple) else want
+  got = net(torch.tensor(x).permute(0, 3, 1, 2)).detach()
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def sgd(params):

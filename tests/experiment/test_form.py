@@ -159,6 +159,43 @@ def test_without_a_table_nothing_is_chosen(folder, caplog):
   )
 
 
+def test_speeds_of_another_machine_choose_devices_alone(
+    library, monkeypatch, caplog, tmp_path
+):
+  caplog.set_level('INFO', 'fedjax_het')
+  monkeypatch.delenv('FEDJAX_HET_TUNED')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(tuned, 'cores', lambda: DEVICES)
+  other = tuned.reference()
+  assert other.devices == DEVICES and other.machine.endswith(', 2 cores')
+  form = chosen(tiny_config(num_rounds=10_000, cohort_size=None))
+  assert form[:2] == ('xla', DEVICES)
+  assert caplog.messages[-1] == (
+      f"XLA's convolutions on {DEVICES} CPU devices follow measurements on "
+      f'another machine ({other.machine}); `fedjax-het tune` measures this one '
+      'in a minute.'
+  )
+  # oneDNN has to be measured here, or to be asked for.
+  convolutions = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
+  seconds = form_lib.predict(convolutions, None, 10_000, other)
+  both = {1, DEVICES}
+  assert form_lib.fastest(seconds, both).conv_backend == 'xla'
+  assert form_lib.fastest(seconds, both, 'onednn').conv_backend == 'onednn'
+  # What this machine has measured comes first.
+  tuned.write(table(dense=(100.0, 10.0)))
+  assert chosen(tiny_config()) == Form('xla', 1, DATE)
+
+
+@pytest.mark.parametrize('number, found', [(1, None), (2, 2), (64, 4)])
+def test_devices_without_measurements_are_few(monkeypatch, number, found):
+  monkeypatch.delenv('FEDJAX_HET_TUNED')
+  monkeypatch.setattr(tuned, 'cores', lambda: number)
+  table = tuned.reference()
+  assert (table and table.devices) == found
+  monkeypatch.setenv('FEDJAX_HET_TUNED', 'a_folder')
+  assert tuned.reference() is None
+
+
 def test_a_preview_is_of_the_form_that_a_run_takes(
     folder, library, monkeypatch
 ):
