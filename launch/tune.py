@@ -13,14 +13,10 @@ the command is wrong, the device is no CPU or the file cannot be written.
 """
 
 from collections.abc import Iterator, Sequence
-import os
 
 from absl import flags
 
 from . import terminal
-
-# Above this load, other processes make a measurement slower.
-_IDLE = 0.5
 
 
 def define_flags() -> None:
@@ -83,8 +79,7 @@ def _measure(values):
   """Measures and stores the speeds."""
   from fedjax_het.experiment import tune, tuned
 
-  load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0.0
-  if load > _IDLE * tuned.cores():
+  if load := tune.busy():
     terminal.show(
         f'Warning: other processes run (load {load:.1f}); measure again when '
         'the machine is idle.'

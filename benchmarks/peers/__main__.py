@@ -10,7 +10,10 @@ simple-CNN. Images are random, or those of CIFAR-10 with `--data_dir`.
 
 Programs:
 
-  default    the library as `launch.train` runs it with default options
+  default    the library as `launch.train` runs it with default options, by the
+    speeds that are part of it
+  tuned      the same by what `fedjax-het tune` has measured here, as a long run
+    does, whose first one measures
   onednn, shard_map, ...   the library with a form chosen by hand
   torch      eager PyTorch, one client after another, the baseline
   flwr, pfl, fluke, fedjax   peers from the package registry by their public
@@ -24,7 +27,8 @@ partition, and must train the same numbers of parameters and images; otherwise
 the row says what differs. The fastest round after the first counts; these
 rounds take at least `--seconds`. The first round counts from the start of the
 process, with imports, data and compilation, from an empty cache of compiled
-programs; `default` runs a second time with the cache that this leaves. Memory
+programs; `default` and `tuned` run a second time with the cache that this
+leaves. Memory
 is the peak of resident memory, or the sum of the peaks of several processes.
 
 A row is one JSON file in the output folder. It is measured again on the same
@@ -153,16 +157,19 @@ def measure(entries, work, name, args, folder) -> dict:
         overrides=program.overrides,
         device_per_core=program.device_per_core,
     )
-    found = rows.run_child(python, program.module, task, cache, args.limit)
+    found = rows.run_child(
+        python, program.module, task, cache, args.limit, speeds
+    )
     rows.check(found, tasks.num_parameters(work), images, most)
     return rows.summarise(found, images)
 
   try:
+    speeds = rows.speeds_of(program)
     python, facts['versions'] = rows.find_python(
         program, pathlib.Path(args.environments), not args.quick
     )
     with tempfile.TemporaryDirectory() as cache:
-      if name != rows.DEFAULT:
+      if name not in rows.TWICE:
         return facts | run(cache, args.max_rounds)
       empty = run(cache, 1)
       warm = run(cache, args.max_rounds)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import peak
 from benchmarks.peers import environments, meter
+from fedjax_het.experiment import tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.5
@@ -33,6 +34,7 @@ class Program(NamedTuple):
     overrides: Config entries, for the library's forms by hand.
     device_per_core: Whether JAX has a device per core, for the same forms.
     algorithms: Methods that it has; None for all.
+    tuned: Whether the library uses what `fedjax-het tune` has measured.
   """
 
   module: str
@@ -40,6 +42,7 @@ class Program(NamedTuple):
   overrides: dict[str, str] = {}
   device_per_core: bool = False
   algorithms: tuple[str, ...] | None = None
+  tuned: bool = False
 
 
 def _library(device_per_core=False, **overrides) -> Program:
@@ -47,7 +50,9 @@ def _library(device_per_core=False, **overrides) -> Program:
 
 
 # The library with default options, the baseline, and the peers.
-DEFAULT, YARDSTICK = 'default', 'torch'
+DEFAULT, TUNED, YARDSTICK = 'default', 'tuned', 'torch'
+# What runs a second time, with the programs that the first has compiled.
+TWICE = DEFAULT, TUNED
 _PEERS = {
     name: Program(f'benchmarks.peers.with_{name}', name, algorithms=('fedavg',))
     for name in environments.REQUIREMENTS
@@ -82,6 +87,7 @@ def programs(platform: str) -> dict[str, Program]:
   return {
       **(others if platform == 'cpu' else {}),
       DEFAULT: _library(),
+      **({TUNED: _library()._replace(tuned=True)} if platform == 'cpu' else {}),
       **by_hand(platform),
   }
 
@@ -90,10 +96,21 @@ class Failed(Exception):
   """A program cannot be measured; the message says why."""
 
 
-def _environment(cache: str) -> dict[str, str]:
-  """Variables of a child; compiled programs are kept in `cache`."""
+def _environment(cache: str, speeds: str | None) -> dict[str, str]:
+  """Variables of a child.
+
+  Args:
+    cache: Folder of compiled programs.
+    speeds: Folder of what `fedjax-het tune` has measured; None for none.
+
+  Returns:
+    All variables.
+  """
   env = dict(os.environ)
   env.pop('JAX_COMPILATION_CACHE_DIR', None)
+  env.pop('FEDJAX_HET_TUNED', None)
+  if speeds is not None:
+    env['FEDJAX_HET_TUNED'] = speeds
   path = os.pathsep.join(filter(None, (str(ROOT), env.get('PYTHONPATH'))))
   return env | _QUIET | dict(
       PYTHONPATH=path, XDG_CACHE_HOME=cache, **{meter.STARTED: str(time.time())}
@@ -128,7 +145,12 @@ def _watch(child: subprocess.Popen, limit: float) -> tuple[dict, bool]:
 
 
 def run_child(
-    python: str, module: str, task: pathlib.Path, cache: str, limit: float
+    python: str,
+    module: str,
+    task: pathlib.Path,
+    cache: str,
+    limit: float,
+    speeds: str | None = None,
 ) -> dict[str, Any]:
   """Runs a program on a task.
 
@@ -138,6 +160,7 @@ def run_child(
     task: The task's file.
     cache: Folder of compiled programs.
     limit: Largest number of seconds.
+    speeds: See `speeds_of`.
 
   Returns:
     The program's result, with the peak memory of all of its processes.
@@ -150,7 +173,8 @@ def run_child(
   with tempfile.TemporaryFile('w+') as log:
     child = subprocess.Popen(
         [python, '-m', module, str(task)],
-        cwd=ROOT, env=_environment(cache), stdout=log, stderr=log, text=True,
+        cwd=ROOT, env=_environment(cache, speeds), stdout=log, stderr=log,
+        text=True,
     )  # fmt: skip
     peaks, late = _watch(child, limit)
     log.seek(0)
@@ -199,6 +223,15 @@ def summarise(result: dict[str, Any], images: int) -> dict[str, Any]:
       seconds_per_round=seconds,
       images_per_second=images / seconds if seconds else None,
   )
+
+
+def speeds_of(program: Program) -> str | None:
+  """The folder of this machine's speeds, for a program that uses them."""
+  if not program.tuned:
+    return None
+  if tuned.read() is None:
+    raise Failed('this machine was not measured; `fedjax-het tune` does so')
+  return str(tuned.table_path().parent)
 
 
 def find_python(

@@ -16,7 +16,11 @@ def _title(program: str, row: Mapping[str, Any]) -> str:
     package = re.match(r'[\w-]+', environments.REQUIREMENTS[program][0])[0]
     versions = row.get('versions', {})
     return f'{package} {versions.get(package, "")}'.strip()
-  names = {rows.DEFAULT: 'ours by default', rows.YARDSTICK: 'eager PyTorch'}
+  names = {
+      rows.DEFAULT: 'ours by default',
+      rows.TUNED: 'ours, tuned',
+      rows.YARDSTICK: 'eager PyTorch',
+  }
   return names.get(program, f'ours, {program}')
 
 
@@ -70,7 +74,8 @@ def summary(found: Rows, platform: str) -> str:
   peers = [n for n, p in rows.programs(platform).items() if p.peer]
   forms = (rows.DEFAULT, *rows.by_hand(platform))
   header = [
-      'work', 'eager PyTorch', *peers, 'ours by default', 'ours by hand',
+      'work', 'eager PyTorch', *peers, 'ours by default', 'ours, tuned',
+      'ours by hand',
       'form by hand', 'first round, empty / warm cache, s',
   ]  # fmt: skip
   lines = []
@@ -86,6 +91,7 @@ def summary(found: Rows, platform: str) -> str:
         work,
         *(_ratio(s, None) for s in speeds.values()),
         _ratio(ours.get(rows.DEFAULT), base),
+        _ratio(_speed(found, work, rows.TUNED), base),
         _ratio(ours.get(best), base),
         best or '-',
         ' / '.join('-' if s is None else f'{s:.1f}' for s in first),

@@ -32,6 +32,8 @@ _FILE = 'form.json'
 # Another form must be predicted to take less than this share of the time of
 # the one that is used without a table.
 _GAIN = 0.95
+# Predicted seconds of a run before which this machine is measured.
+_LONG = 600.0
 
 
 class Form(NamedTuple):
@@ -76,6 +78,9 @@ def describe(model: BlockModel) -> tuned.Net:
 class Chooser:
   """What a run chooses; `build` calls it.
 
+  Before the first long run on a machine the speeds of that machine are
+  measured, in a process of its own.
+
   Attributes:
     form: The form; None before, and where there is nothing to choose: not on a
       CPU, of several processes, or if the config says both entries.
@@ -83,7 +88,11 @@ class Chooser:
   """
 
   def __init__(
-      self, config, folder: pathlib.Path | None, stack: contextlib.ExitStack
+      self,
+      config,
+      folder: pathlib.Path | None,
+      stack: contextlib.ExitStack,
+      measures: bool = False,
   ):
     """Has JAX start with the devices that a form may use, if it has not.
 
@@ -92,10 +101,12 @@ class Chooser:
       folder: The workdir, or None for a new one.
       stack: Where the compilation cache is left out until the run ends, if the
         programs of the form cannot be stored there.
+      measures: Whether to measure this machine before a long run.
     """
     self.form: Form | None = None
     self.line = ''
     self._stack = stack
+    self._measures = measures
     self._begun: Form | None = None
     self._table: tuned.Table | None = None
     if not _is_open(config):
@@ -127,6 +138,8 @@ class Chooser:
     if self._begun is not None:
       form = _goes_on(self._begun)
     else:
+      if self._measures:
+        self._table = _measured(config, federation, self._table)
       form = _choose(config, federation, self._table)
     if config.conv_backend != AUTO:
       form = form._replace(conv_backend=config.conv_backend)
@@ -229,6 +242,41 @@ def _line(form: Form, devices: bool) -> str:
   return how[0].upper() + how[1:]
 
 
+def _seconds(
+    config, federation: Federation, table: tuned.Table
+) -> dict[Form, float]:
+  """`predict` for a config."""
+  return predict(
+      federation,
+      config.cohort_size,
+      config.num_rounds,
+      table,
+      cached=config.compilation_cache,
+  )
+
+
+def _measured(
+    config, federation: Federation, table: tuned.Table | None
+) -> tuned.Table | None:
+  """The speeds of this machine, measured now if a run is long; else `table`."""
+  from fedjax_het.experiment import tune  # It imports this module.
+
+  if table is None or not table.machine:
+    return table
+  seconds = max(_seconds(config, federation, table).values(), default=0.0)
+  if seconds < _LONG:
+    return table
+  how = f'This run may take {seconds / 60:,.0f} minutes or more'
+  if load := tune.busy():
+    _log.info(
+        '%s. This machine was never measured, and is not now, as other '
+        'processes run (load %.1f).', how, load,
+    )  # fmt: skip
+    return table
+  _log.info('%s: measuring this machine first, once, for a minute ...', how)
+  return tune.measure_apart() or table
+
+
 def _choose(
     config, federation: Federation, table: tuned.Table | None
 ) -> Form:
@@ -236,13 +284,7 @@ def _choose(
   if table is None:
     return PLAIN
   fixed = None if config.conv_backend == AUTO else config.conv_backend
-  seconds = predict(
-      federation,
-      config.cohort_size,
-      config.num_rounds,
-      table,
-      cached=config.compilation_cache,
-  )
+  seconds = _seconds(config, federation, table)
   return fastest(seconds, _devices(config, table), fixed)
 
 

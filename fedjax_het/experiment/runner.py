@@ -126,7 +126,9 @@ def run(
       raise ValueError(f'workdir must be a path, got {workdir!r}.')
     check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
-    choose = form_lib.Chooser(config, workdir and pathlib.Path(workdir), stack)
+    choose = form_lib.Chooser(
+        config, workdir and pathlib.Path(workdir), stack, measures=True
+    )
     stack.enter_context(libraries.allowed_cache(str(config.get('conv_backend'))))
     processes.together(lambda: check(config))
     if workdir is None:

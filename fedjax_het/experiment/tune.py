@@ -4,6 +4,10 @@ from collections.abc import Callable
 import datetime
 import functools
 import itertools
+import logging
+import os
+import subprocess
+import sys
 import time
 from typing import NamedTuple
 
@@ -22,6 +26,9 @@ from fedjax_het.kernels import libraries
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.models import BlockModel, create
 
+_log = logging.getLogger(__name__)
+# Above this load per core, other processes make a measurement slower.
+_IDLE = 0.5
 # A call takes at least about so many seconds. The fastest of `_TURNS` counts,
 # or of those that a net's share of the time allows.
 _CALL, _TURNS, _SHARE = 0.2, 5, 5.0
@@ -93,6 +100,39 @@ class _Program(NamedTuple):
   call: Callable[[list[int]], None]
   images: int
   compile_seconds: float
+
+
+def busy() -> float:
+  """The machine's load if that makes measurements slower, else 0."""
+  load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0.0
+  return load if load > _IDLE * tuned.cores() else 0.0
+
+
+def measure_apart(limit: float = 300.0) -> tuned.Table | None:
+  """Measures and stores the speeds in a process of its own.
+
+  Args:
+    limit: Seconds after which that process is ended.
+
+  Returns:
+    The speeds; None after a warning if that process fails or takes too long.
+  """
+  try:
+    done = subprocess.run(
+        [sys.executable, '-m', __name__],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=limit,
+    )  # fmt: skip
+    failed = done.returncode and (done.stderr.splitlines() or ['nothing'])[-1]
+  except (OSError, subprocess.TimeoutExpired) as e:
+    failed = str(e)
+  if failed:
+    _log.warning(
+        'This machine could not be measured (%s); see `fedjax-het tune`.',
+        failed,
+    )
+    return None
+  return tuned.read()
 
 
 def measure(
@@ -248,3 +288,8 @@ def _noise(shape: tuple[int, ...], number: int):
   channels = shape[-1]
   normalise = Normalise((0.5,) * channels, (0.25,) * channels)
   return federate(images, labels, [np.arange(number)], normalise)
+
+
+if __name__ == '__main__':
+  tuned.start_devices(tuned.devices())
+  tuned.write(measure())

@@ -30,8 +30,6 @@ _FOLDER = 'FEDJAX_HET_TUNED'
 _REFERENCE = pathlib.Path(__file__).with_name('reference_speeds.json')
 # Each device has a copy of the data.
 _MOST_DEVICES = 16
-# The reference has two devices. More devices than these were never measured.
-_MOST_UNMEASURED = 4
 _ADVICE = 'it is ignored; `fedjax-het tune` measures again'
 
 
@@ -182,14 +180,13 @@ def read() -> Table | None:
 def reference() -> Table | None:
   """Speeds of another machine, for one that has no table of its own.
 
-  Its forms with a device per core stand for as many devices as this machine
-  has cores, at most four: their speed relative to one device is taken to be
-  the same.
+  Its forms on two devices stand for as many as this machine uses: their speed
+  relative to one device is taken to be the same.
 
   Returns:
     The speeds; None on one core, or if `FEDJAX_HET_TUNED` is set.
   """
-  number = min(cores(), _MOST_UNMEASURED)
+  number = devices()
   if number == 1 or os.environ.get(_FOLDER):
     return None
   measured, table = _parse(**json.loads(_REFERENCE.read_text()))

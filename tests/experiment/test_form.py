@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import subprocess
 
 import jax
 import pytest
 
 from fedjax_het import experiment
-from fedjax_het.experiment import duration, preview, tuned
+from fedjax_het.experiment import duration, preview, tune, tuned
 from fedjax_het.experiment import form as form_lib
 from fedjax_het.experiment.form import Form
 from fedjax_het.experiment.workdir import settle_config
@@ -143,9 +144,9 @@ def test_unequal_clients_stay_on_one_device():
   assert found[all_of_them] == pytest.approx(found[one] * DEVICES / 3)
 
 
-def chosen(config, folder=None):
+def chosen(config, folder=None, **options):
   with contextlib.ExitStack() as stack:
-    choose = form_lib.Chooser(config, folder, stack)
+    choose = form_lib.Chooser(config, folder, stack, **options)
     experiment.build(config, choose)
     return choose.form
 
@@ -186,8 +187,46 @@ def test_speeds_of_another_machine_choose_devices_alone(
   assert chosen(tiny_config()) == Form('xla', 1, DATE)
 
 
-@pytest.mark.parametrize('number, found', [(1, None), (2, 2), (64, 4)])
-def test_devices_without_measurements_are_few(monkeypatch, number, found):
+def test_before_the_first_long_run_the_machine_is_measured(
+    library, monkeypatch, caplog, tmp_path
+):
+  caplog.set_level('INFO', 'fedjax_het')
+  monkeypatch.delenv('FEDJAX_HET_TUNED')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(tuned, 'cores', lambda: DEVICES)
+  load, commands = [5.0, 0.0, 0.0], []
+  monkeypatch.setattr(tune.os, 'getloadavg', lambda: (load[0],))
+
+  def measured(command, **options):
+    commands.append(command)
+    if len(commands) == 1:
+      return subprocess.CompletedProcess(command, 1, '', 'one\nNo room.\n')
+    tuned.write(table())
+    return subprocess.CompletedProcess(command, 0)
+
+  monkeypatch.setattr(tune.subprocess, 'run', measured)
+  long = tiny_config(num_rounds=100_000_000)
+  other = tuned.reference()
+
+  # Other processes run; then it fails; then it is measured.
+  assert chosen(long, measures=True).machine == other.machine
+  assert 'other processes run (load 5.0)' in caplog.text and not commands
+  load[0] = 0.0
+  for config in (long, tiny_config()):
+    assert chosen(config).machine == other.machine  # Such as of a preview.
+  assert chosen(tiny_config(), measures=True).machine == other.machine
+  assert not commands
+  assert chosen(long, measures=True).machine == other.machine
+  assert 'could not be measured (No room.)' in caplog.text
+  assert chosen(long, measures=True) == Form('xla', DEVICES, DATE)
+  assert 'measuring this machine first, once' in caplog.text
+  assert commands[0][1:] == ['-m', 'fedjax_het.experiment.tune']
+  # Once.
+  assert chosen(long, measures=True).date == DATE and len(commands) == 2
+
+
+@pytest.mark.parametrize('number, found', [(1, None), (2, 2), (64, 16)])
+def test_devices_without_measurements_are_bounded(monkeypatch, number, found):
   monkeypatch.delenv('FEDJAX_HET_TUNED')
   monkeypatch.setattr(tuned, 'cores', lambda: number)
   table = tuned.reference()
