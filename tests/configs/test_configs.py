@@ -24,7 +24,7 @@ METHODS = sorted(
     for path in FOLDER.glob('*.py')
     if path.stem != 'common' and 'def get_config(' in path.read_text()
 )
-# Whose quick run is not marked slow.
+# Methods whose quick run is not marked slow.
 OFTEN = ('fedavg', 'fedepth', 'fedhe', 'fedin')
 
 
@@ -36,12 +36,12 @@ def load(name):
 
 
 def one_model(name):
-  """Whether a method's groups hold one model, in place of a setting's."""
+  """Whether all groups of a method must have the same architecture."""
   return needs_of(ALGORITHMS[name]).one_model
 
 
 def group_options(config):
-  """{group: the method's options of it}."""
+  """{group: its options of the method}."""
   return {name: group_spec(config, name).method for name in config.groups}
 
 
@@ -75,12 +75,12 @@ def test_every_variant_is_a_valid_config_of_its_own(name):
   for variant in variants_of(name):
     config = module.get_config(variant)
     experiment.check(config)
-    if (name, variant) != ('fedasync', 'async'):  # It is what it does anyway.
+    if (name, variant) != ('fedasync', 'async'):  # Its default.
       assert config.to_dict() != plain, variant
     assert config.algorithm.name == name
     if variant in common.SIZES:
       continue
-    # The size comes last, whatever the order on the command line.
+    # The size is applied last, wherever it stands in the argument.
     for arg in (f'quick,{variant}', f'{variant},quick'):
       quick = module.get_config(arg)
       experiment.check(quick)
@@ -111,7 +111,7 @@ def test_the_papers_settings():
   assert sum(v2.groups.to_dict().values()) == 100 and v2.cohort_size == 10
   assert (v2.num_rounds, v2.local.epochs, v2.local.batch_size) == (500, 5, 16)
   assert (v2.algorithm.lam, v2.algorithm.mu) == (1.0, 0.1)
-  assert v2.algorithm.num_pairs is None  # A batch.
+  assert v2.algorithm.num_pairs is None  # One batch.
   assert (v1.algorithm.num_pairs, v1.algorithm.max_pair_age) == (1024, None)
   # As the authors' loaders do; the default experiment keeps all examples.
   assert v1.local.drop_last and v2.local.drop_last
@@ -120,16 +120,16 @@ def test_the_papers_settings():
   for name in METHODS:
     other = load(name).get_config('v2').to_dict()
     mine = v2.to_dict()
-    # FedMD needs a public set, Fed-ET a model of the server, FedAsync runs by
-    # another clock.
+    # FedMD needs a public set, Fed-ET a server model, FedAsync the asynchronous
+    # clock.
     own_entries = [
         'algorithm', 'public_size', 'server_model', 'clock', 'devices'
     ]  # fmt: skip
-    # Widths have groups of their own.
+    # Methods that need one architecture define their own groups.
     own_entries += ['groups'] if one_model(name) else []
     for own in own_entries:
       del other[own], mine[own]
-    # Whose optimisers stay is the method's, where a setting does not say it.
+    # The default of `keep_optimizer` depends on the method.
     del other['local']['keep_optimizer'], mine['local']['keep_optimizer']
     assert other == mine
 
@@ -163,7 +163,7 @@ def test_the_clocks_share_one_fleet(size):
 
 
 def test_fedepths_setting_and_budgets():
-  """Quarters of 25 clients; the budgets follow the groups' names."""
+  """Four groups of 25 clients, with the budgets of each variant."""
   config = load('fedepth').get_config('fedepth')
   assert [group['clients'] for group in config.groups.values()] == [25] * 4
   assert config.partition.to_dict() == dict(
@@ -203,7 +203,7 @@ def test_fedepths_fine_tuning():
 
 
 def test_fedavg_beside_fedepths_fine_tuning():
-  """The whole ViT-T/16, and 33 of its 192 features without weights."""
+  """Pretrained ViT-T/16, and a width of 33 of 192 features from scratch."""
   fedavg, fedepth = load('fedavg'), load('fedepth')
   whole, thin = (
       fedavg.get_config(f'fedepth,{name}') for name in ('vit', 'vit_sixth')
@@ -253,7 +253,7 @@ def test_fine_tuning_begins_with_a_file_or_says_what_differs(tmp_path):
 
 
 def test_fedepths_case_studies():
-  """One setting; Fig. 2 leaves widths out, Fig. 3 has bases of one width."""
+  """One setting: Fig. 2 leaves out widths, Fig. 3 varies the bases' width."""
   widths = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
   rows = fedepth_fig2.get_table().rows
   left_out = {
@@ -344,7 +344,7 @@ def test_quick_runs_end_to_end(name, tmp_path):
     'variant', [v for v in load('fedin').VARIANTS if v != 'wo_in']
 )
 def test_every_variant_of_fedin_can_be_traced(variant):
-  """What the options do, `tests/algorithms/test_fedin.py` shows."""
+  """`tests/algorithms/test_fedin.py` tests what the options do."""
   built = build(load('fedin').get_config(f'quick,{variant}'))
   run_round = make_round(
       built.algorithm, built.federation, cohort_size=built.cohort_size

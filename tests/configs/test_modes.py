@@ -10,7 +10,7 @@ def test_the_mode_of_the_papers():
   mode = parse_mode('a4-b2-c2-d1-e1')
   assert mode.width == 1
   assert mode.fix(10) == dict(a=4, b=2, c=2, d=1, e=1)
-  # Whole blocks of N // 10; the last level takes the rest.
+  # A weight of 1 is N // 10 clients; the last level takes the rest.
   assert mode.fix(25) == dict(a=8, b=4, c=4, d=2, e=7)
   assert {k: str(rate) for k, rate in mode.rates.items()} == dict(
       a='1', b='1/2', c='1/4', d='1/8', e='1/16'

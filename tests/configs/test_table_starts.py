@@ -1,4 +1,4 @@
-"""Rows of FedIN v2's Table 1 start alike: weights, partition and cohorts."""
+"""Rows of FedIN v2's Table 1 share parameters, partition and cohorts."""
 
 import functools
 
@@ -12,9 +12,9 @@ from fedjax_het.experiment.programs import run_keys
 from launch.table_files import find_table
 
 ROWS = tuple(find_table('fedin_v2_table1').table.rows)
-# Their clients train parts of one net.
+# Methods whose clients train submodels of one global model.
 PARTS_OF_ONE_NET = ('HeteroFL', 'FedRolex', 'ScaleFL')
-# What partition, groups, cohorts, weights and local training follow from.
+# Entries that decide partition, groups, cohorts, parameters and training.
 DRAWN_FROM = (
     'seed', 'sampling_seed', 'group_seed', 'cohort_size', 'num_rounds',
     'partition', 'dataset', 'train_size', 'local',
@@ -28,7 +28,7 @@ def first_weights(experiment, key):
   for group in experiment.federation.groups:
     client = algorithm.init_client(group, group.client_ids[0], key)
     evaluated = algorithm.client_model(server, client, group)
-    # Fed-ET's has the server's model besides.
+    # Fed-ET's is a tuple that also holds the server's model.
     variables = evaluated[0] if type(evaluated) is tuple else evaluated
     for path, leaf in jax.tree.leaves_with_path(variables):
       found[group.name, jax.tree_util.keystr(path)] = np.asarray(leaf)
@@ -37,7 +37,7 @@ def first_weights(experiment, key):
 
 @functools.cache
 def start(row):
-  """A row's experiment with three clients a round, its cohorts and weights."""
+  """A row's experiment with cohorts of three, its cohorts and parameters."""
   table = find_table('fedin_v2_table1', 'quick').table
   config = table.config(row, table.columns[-1])
   config.cohort_size = 3
@@ -58,7 +58,7 @@ def test_a_row_starts_as_fedavg(row):
   if experiment.config.public_size is None:
     assert all(map(np.array_equal, experiment.parts, fedavg.parts))
   else:
-    # The same split, of the examples that are not public.
+    # The partition covers all examples that are not public.
     private = np.sort(np.concatenate(experiment.parts))
     total = len(experiment.dataset.train_labels)
     assert len(private) == total - experiment.config.public_size

@@ -13,7 +13,7 @@ from launch.table_files import find_table, names
 
 FOLDER = pathlib.Path(tables.__file__).parent
 SCALES = ('cpu', 'full', 'quick')
-# Tables of the papers have all scales, the others one.
+# Tables of the papers have all scales, the others only one.
 PAPERS = [
     name
     for name in names()
@@ -29,7 +29,7 @@ def found(name, scale=None):
 
 @functools.cache
 def cells(name, scale=None):
-  """{(row, column): config} of the cells that a table has."""
+  """{(row, column): config} of a table's cells."""
   table = found(name, scale)
   configs = {
       (row, column): table.config(row, column)
@@ -53,7 +53,7 @@ def test_every_cell_can_be_run(name):
     table, configs = found(name, scale), cells(name, scale)
     for config in configs.values():
       check(config)
-    # No two cells share a file, and nothing is named that is not there.
+    # No two cells share a file, and every name is that of a row or column.
     assert len({cell_name(*key) for key in configs}) == len(configs)
     assert len({slug(row) for row in table.labels}) == len(table.labels)
     assert set(table.paper) <= set(table.labels)
@@ -81,7 +81,7 @@ def test_scales_differ_in_size_and_quick_needs_no_data(name):
 
 @pytest.mark.parametrize('name', PAPERS)
 def test_quick_cells_fit_the_digits(name):
-  """With models, split and batches: what `check` cannot see."""
+  """Builds models, partition and batches, which `check` does not."""
   configs = cells(name, 'quick')
   for row in found(name, 'quick').rows:
     columns = [column for r, column in configs if r == row]
@@ -122,7 +122,7 @@ def test_fedins_other_tables():
   for row in rest.rows:
     config = rest.config(row, 'fashion_mnist IID')
     assert config.algorithm.aggregation == 'architecture'
-    # Eq. 21; not all methods can weight clients.
+    # Eq. 21; not all methods have the option `weights`.
     assert config.algorithm.get('weights', 'data') == 'data'
   same = found('fedin_v2_table5a', 'full')
   config = same.config('FedIN', 'cifar10 non-IID')
@@ -179,8 +179,8 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
     of = {row: table.config(row, column) for row in table.rows}
     ours = of['FedIN'].local.to_dict()
     assert ours['optimizer'] == 'adam' and ours['drop_last']
-    # One trains as FedIN does, one as its authors' code, which alone stands
-    # beside the paper's number.
+    # One row trains as FedIN does, one as its authors' code. Only the latter
+    # has the paper's number.
     for method in ('FedGKT-server', 'HeteroFL'):
       # FedGKT's clients keep their optimisers by themselves.
       kept = dict(keep_optimizer=method.startswith('FedGKT'))
@@ -192,7 +192,7 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
     assert (own.batch_size, own.epochs, own.clip_norm) == (10, 5, 1.0)
     own = of['FedGKT-server'].local
     assert (own.optimizer, own.batch_size, own.epochs) == ('adam', 256, 1)
-    # FedAvg is one global model; of shared parts it is FedIN without IN.
+    # FedAvg has one global model; with shared parts it is FedIN without IN.
     for row, model in (('FedAvg', 'a'), ('FedAvg (model E)', 'e')):
       assert of[row].groups.to_dict() == {f'fedin_{model}': 10}
       assert of[row].local.to_dict() == ours
@@ -218,7 +218,7 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
 
 
 def test_tables_say_which_mean_their_paper_reports():
-  """FedIN v1 has ten clients of unequal groups, v2 one client a group."""
+  """FedIN v1 averages over clients in unequal groups, v2 over groups."""
   means = {
       name: found(name).mean
       for name in names()
@@ -253,7 +253,7 @@ def test_fedepths_tables_are_the_papers():
   config = table.config('HeteroFL Lack', 'cifar10 alpha 0.3')
   rates = {group.rate for group in config.groups.values()}
   assert config.algorithm.mask == 'none' and '1/8' in rates
-  # The same with the authors' mask, beside the same figure of the paper.
+  # The masked rows add the authors' mask and have the same paper targets.
   for label in ('HeteroFL', 'SplitMix', 'HeteroFL Lack', 'SplitMix Lack'):
     plain, masked = (
         table.config(name, 'cifar10 beta 2').to_dict()

@@ -1,4 +1,4 @@
-"""Users' arrays: stored as they are, or refused in one line."""
+"""Users' arrays are stored unchanged, or refused in one line."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_64_bits_become_32(wide, narrow):
 
 
 def test_float_images_in_0_1_are_not_rounded():
-  """They once became uint8 zeros without a word."""
+  """They were once rounded to uint8 zeros without a warning."""
   x = np.linspace(0, 0.99, 5 * 16).reshape(5, 4, 4, 1)
   data = federate(x, np.arange(5), PARTS)
   np.testing.assert_allclose(np.asarray(data.images), x, rtol=1e-6)
@@ -192,7 +192,7 @@ def test_standardised_features_are_augmented_with_a_key():
 
 
 class _Tracked:
-  """An array of a library that refuses to be one of NumPy's."""
+  """An array that NumPy cannot convert, such as a tensor with gradients."""
 
   def __array__(self, dtype=None, copy=None):
     raise RuntimeError('Use tensor.detach().numpy() instead.')

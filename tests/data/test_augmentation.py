@@ -1,4 +1,4 @@
-"""Crops, flips and cut-outs: where they are, and in what colour."""
+"""Crops, flips and cut-outs: their places and colours."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def preprocess(**local):
 
 @pytest.fixture(scope='module')
 def images():
-  """Without black or mean colour anywhere."""
+  """Random images without a black pixel."""
   draw = np.random.default_rng(0).integers(1, 256, (32, 20, 20, 1), np.uint8)
   return jnp.asarray(draw)
 
@@ -29,7 +29,7 @@ def test_a_cut_out_is_one_square_around_a_pixel(images):
   for image, before in zip(cut, np.asarray(images)[..., 0], strict=True):
     rows, cols = np.nonzero(image == 0)
     low, high = (rows.min(), cols.min()), (rows.max() + 1, cols.max() + 1)
-    # The whole square, cut off at the border of the image.
+    # The whole square, cropped at the border of the image.
     for begin, end in zip(low, high, strict=True):
       assert side // 2 <= end - begin <= side
       assert end - begin == side or begin == 0 or end == 20
@@ -39,9 +39,9 @@ def test_a_cut_out_is_one_square_around_a_pixel(images):
 
 
 def test_a_cut_out_has_the_mean_colour_or_is_black():
-  """The same square and the same crops; nothing else differs."""
+  """Squares and crops are the same; only the colour differs."""
   key = jax.random.key(3)
-  # Brighter than black, so that the crop's padding alone is black besides.
+  # Grey images, so that outside the squares only the crop's padding is black.
   images = jnp.full((64, 32, 32, 1), 200, jnp.uint8)
   augment = 'crop_flip_cutout'
   after = preprocess(augment=augment)

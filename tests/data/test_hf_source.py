@@ -1,4 +1,4 @@
-"""Folders that Hugging Face `datasets` has saved."""
+"""Folders saved by Hugging Face `datasets`."""
 
 import numpy as np
 import pytest

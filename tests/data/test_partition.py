@@ -8,14 +8,14 @@ from fedjax_het.data import partition as forms
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
-# Uneven classes and a size that no number of clients divides.
+# Uneven classes, and a size that is not a multiple of ten clients.
 UNEVEN = np.random.default_rng(0).choice(7, 1437, p=np.arange(1, 8) / 28)
 DRAWN = sorted(set(forms.PARTITIONS) - {'file'})
 COVERING = sorted(set(DRAWN) - {'beta_heterofl'})
 
 
 def histograms(labels, parts):
-  """[N, C] examples of each class with each client."""
+  """[N, C] number of examples of each class on each client."""
   num_classes = labels.max() + 1
   return np.stack(
       [np.bincount(labels[p], minlength=num_classes) for p in parts]
@@ -23,7 +23,7 @@ def histograms(labels, parts):
 
 
 def mixing(labels, parts):
-  """Mean number of classes of a client, mean share of its largest class."""
+  """Mean number of classes and mean share of the largest class per client."""
   counts = histograms(labels, parts)
   largest = counts.max(axis=1) / counts.sum(axis=1)
   return (counts > 0).sum(axis=1).mean(), largest.mean()
@@ -148,12 +148,12 @@ def test_priors_have_the_largest_share_of_a_dirichlet_draw(alpha, largest):
 def test_balanced_dirichlet_at_its_limits(form):
   even = histograms(CIFAR10, form(CIFAR10, 100, seed=0, alpha=1e6))
   np.testing.assert_allclose(even.mean(axis=0), 50)
-  # Binomial(500, 0.1): standard deviation 6.7, six of them.
+  # Binomial(500, 0.1) has a standard deviation of 6.7; 40 is six of them.
   assert np.abs(even - 50).max() < 40
   skewed = histograms(CIFAR10, form(CIFAR10, 100, seed=0, alpha=1e-3))
   largest = skewed.max(axis=1) / 500
-  # A class favoured by more than N / C clients runs out and forces them to
-  # mix; the others stay pure.
+  # If more than N / C clients prefer a class, it runs out and they get other
+  # classes too; the others have nearly one class.
   assert np.mean(largest > 0.7) > 0.8
   assert np.mean(largest > 0.9) > 0.25
   assert largest.min() > 0.35
@@ -209,7 +209,7 @@ def test_sizes_of_the_capped_dirichlet(labels, alpha, low, high, num_classes):
       for seed in range(5)
   ]
   assert min(sizes(parts).min() for parts in draws) >= 50
-  # Of what a validation split of 20 % leaves for training.
+  # Training sizes after a validation split of 20 %.
   spread = np.mean([np.std(0.8 * sizes(parts)) for parts in draws])
   assert low <= spread <= high
   if num_classes:
@@ -255,7 +255,7 @@ def test_beta_straddling_decks_gives_double_shares():
   held = [(histograms(CIFAR100, p) > 0).sum(axis=1) for p in draws]
   np.testing.assert_allclose(np.mean(held), 29.6, atol=0.15)
   assert 20 <= np.min(held) < 30
-  # 500 up to one example for each of the 30 cards: 500 / 30 is no integer.
+  # 500 / 30 is no integer, so each of the 30 shares is rounded up or down.
   assert all(np.abs(sizes(p) - 500).max() <= 15 for p in draws)
   assert all(sizes(p).sum() == 50000 for p in draws)
 

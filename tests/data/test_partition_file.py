@@ -1,4 +1,4 @@
-"""Partitions by file: read as written, or refused in one line."""
+"""Partitions by file are read as written, or refused in one line."""
 
 import json
 

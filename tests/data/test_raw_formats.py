@@ -1,4 +1,4 @@
-"""Readers of published formats, against files written here byte by byte."""
+"""Readers of published formats, on files written here byte by byte."""
 
 import gzip
 import hashlib

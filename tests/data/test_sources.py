@@ -1,4 +1,4 @@
-"""`load`: look-up, verification and facts, on tiny files and on real data."""
+"""`load`: look-up, verification and contents, on tiny and on real data."""
 
 import gzip
 import pathlib
@@ -259,7 +259,7 @@ class TestRefusals:
 
 
 class TestRealData:
-  """Against the published files; skipped with a reason where absent."""
+  """Reads the published files; skipped with a reason if they are absent."""
 
   def load(self, real_data, name, **kwargs):
     folder = sources.DATASETS[name].folders[0]
@@ -284,7 +284,7 @@ class TestRealData:
     facts = sources.DATASETS[name]
     assert data.train_images.shape == (facts.num_train, *facts.image_shape)
     assert data.test_images.shape == (facts.num_test, *facts.image_shape)
-    # The constants in common use, to their four digits.
+    # The commonly used constants, which have four digits.
     np.testing.assert_allclose(data.mean, mean, atol=5e-5)
     np.testing.assert_allclose(data.std, std, atol=5e-5)
 

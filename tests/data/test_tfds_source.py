@@ -34,7 +34,7 @@ def assert_same(got, want):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A data_dir that holds a small prepared `mnist`; not to be changed."""
+  """A data_dir with a small prepared `mnist`; tests must not change it."""
   data_dir = tmp_path_factory.mktemp('prepared')
   folder = tfds_source.write_prepared(tiny_splits(), 'mnist', data_dir)
   assert folder == data_dir / 'mnist' / '1.0.0'
@@ -200,7 +200,7 @@ def test_failure_while_writing_leaves_nothing(tmp_path, failure, expected):
 
 
 def test_stock_features_are_read(tmp_path):
-  """PNG images, class labels and a further feature, as stock builders write."""
+  """PNG images, class labels and one more feature, as TFDS builders write."""
   image_module = pytest.importorskip('PIL.Image')
   splits = tiny_splits(6, 4, (32, 32, 3))
 
@@ -234,7 +234,7 @@ def test_stock_features_are_read(tmp_path):
   assert data.test_images.shape == (4, 32, 32, 3)
   assert data.test_images.dtype == np.uint8
 
-  def examples(images, labels):  # Stock builders shuffle.
+  def examples(images, labels):  # TFDS builders shuffle.
     return sorted(
         (int(label), image.tobytes())
         for image, label in zip(images, labels, strict=True)

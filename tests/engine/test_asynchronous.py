@@ -1,4 +1,4 @@
-"""The asynchronous driver does what its schedule says, and nothing else."""
+"""The asynchronous driver follows its schedule exactly."""
 
 import heapq
 
@@ -21,7 +21,7 @@ SPEEDS = (4.0, 1.0, 2.5, 2.0)  # Seconds a visit.
 
 
 def make_fleet(seconds, **options):
-  """One example a visit and nothing to send: a visit takes what is given."""
+  """Visits of one example, with nothing to send, that take `seconds`."""
   options = dict(latency=0.0) | options
   devices = [Device(examples_per_second=1 / s, **options) for s in seconds]
   nothing = [0] * len(devices)
@@ -38,7 +38,7 @@ def first_state(algorithm, federation, data):
 
 
 def run(algorithm, federation, data, events, through_host=False, **options):
-  """The state after all events, on the host, and the reports."""
+  """Returns the state after all events, on the host, and the reports."""
   run_round = asynchronous.make_async_round(
       algorithm,
       federation,
@@ -89,7 +89,7 @@ def reference(federation, data, stale):
     [
         ('private', {}, {}),
         ('fedasync', dict(staleness='constant'), {}),
-        # One by one, half the change of each of two clients is their mean.
+        # Two updates with server_lr=0.5, one by one, are the clients' mean.
         (
             'fedavg',
             dict(aggregation='architecture'),
@@ -125,9 +125,9 @@ def test_equal_devices_act_as_in_synchronous_rounds(
 
 @pytest.mark.parametrize('limit', [None, 1])
 def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
-  """Visits trained one by one, from a list of all models that ever were.
+  """Trains visits one by one, from a list of all server models so far.
 
-  An upload that is staler than `limit` makes no new one.
+  An upload that is staler than `limit` adds no model.
   """
   algorithm = ALGORITHMS['fedasync'](federation, max_staleness=limit)
   first = first_state(algorithm, federation, data)
@@ -148,7 +148,7 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
   trainers = {group.name: train(group) for group in federation.groups}
   history, began, visits = [jax.device_get(first.server)], {}, [0] * 4
   stale = []
-  queue = [(0.0, 'then download', k) for k in range(4)]  # A heap as it is.
+  queue = [(0.0, 'then download', k) for k in range(4)]  # Already a heap.
   while len(stale) < 6:
     time, what, k = heapq.heappop(queue)
     if what == 'then download':
@@ -196,7 +196,7 @@ def test_backends_agree(federation, data, stale, reference, backend, chunk):
   got, reports = run(
       algorithm, federation, data, stale, backend=Backend(backend, chunk)
   )
-  # What is in flight beyond the last upload was trained from the same.
+  # Not compared: visits in flight, which no upload has used yet.
   assert_close(got[:3], reference[0][:3], rtol=1e-5, atol=1e-6)
   assert_close(reports, reference[1], rtol=1e-5, atol=1e-6)
 
@@ -209,9 +209,9 @@ def test_resume_is_exact(federation, data, stale, reference):
 
 
 def probe(num_uploads, broken=-1):
-  """Trains nothing; the server logs what reaches it.
+  """An algorithm without training, whose server logs the uploads.
 
-  A client counts its visits. `broken` is a client whose visit 1 is NaN.
+  A client counts its visits. Client `broken` uploads NaN in its visit 1.
   """
 
   def client_update(group, client, sent, data, visit):
@@ -260,11 +260,11 @@ def test_the_server_is_given_what_the_plan_says(federation, data):
   assert number == 40 and state.round_num == 10
   np.testing.assert_array_equal(log[:, 0], schedule.client)
   np.testing.assert_array_equal(log[:, 1], schedule.staleness)
-  # The version that was really downloaded is the one planned.
+  # The clients downloaded the planned versions.
   np.testing.assert_array_equal(log[:, 2], schedule.staleness)
   np.testing.assert_array_equal(log[:, 3], schedule.visit)
-  assert np.all(log[:, 5] == 1)  # One upload in all groups' sums.
-  # Lost visits leave a client as it was: it has seen those that arrived.
+  assert np.all(log[:, 5] == 1)  # The sums of all groups hold one upload.
+  # Lost visits do not change a client's state, which counts the others.
   for k in range(4):
     mine = log[schedule.client == k]
     np.testing.assert_array_equal(mine[:, 4], np.arange(len(mine)))
@@ -284,7 +284,7 @@ def test_what_is_not_finite_is_left_out(federation, data):
   state, reports = run(probe(12, broken=2), federation, data, events)
   wrong = (schedule.client == 2) & (schedule.visit == 1)
   assert wrong.sum() == 1
-  want = np.where(wrong, 4, schedule.client)  # No client sent it.
+  want = np.where(wrong, 4, schedule.client)  # 4 is padding.
   np.testing.assert_array_equal(state.server[0][:, 0], want)
   np.testing.assert_array_equal(state.server[0][:, 5], ~wrong)
   group = next(g for g in federation.groups if 2 in g.client_ids)
@@ -318,7 +318,7 @@ def test_every_download_is_trained_once_between_download_and_upload():
     turn = int(schedule.client[u]), int(schedule.visit[u])
     assert downloaded[turn] == schedule.version[u]
     assert downloaded[turn] <= trained[turn] <= u
-  # Waves serve several clients where they can.
+  # Waves train several clients where possible.
   assert len(set(trained.values())) < 0.7 * len(trained)
 
 
@@ -352,7 +352,7 @@ def test_no_recompilation_after_the_first_round(federation, data):
   assert len(events) == 4 and len(traces) == first and not compiled
 
 
-@pytest.mark.slow  # With one group `tests/algorithms/test_clocks.py` does.
+@pytest.mark.slow  # `tests/algorithms/test_clocks.py` has one group.
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_keeps_its_shapes(name):
   from tests.algorithms.suite import NUM_PUBLIC, make

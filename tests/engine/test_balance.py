@@ -11,7 +11,7 @@ from tests.tiny import tiny_data, tiny_federation
 
 
 def by_hand(loads, num_devices, capacity):
-  """Longest first to the least loaded, in plain Python."""
+  """Assigns the longest first, to the least loaded device, in Python."""
   total, who = [0.0] * num_devices, [[] for _ in range(num_devices)]
   for client in np.argsort(-np.asarray(loads), kind='stable'):
     free = [d for d in range(num_devices) if len(who[d]) < capacity]
@@ -22,7 +22,7 @@ def by_hand(loads, num_devices, capacity):
 
 
 def clients_of(loads, num_valid, num_devices):
-  """The clients of each device, after a look at the fields' agreement."""
+  """Checks that the fields agree; returns the clients of each device."""
   result = jax.jit(assign, static_argnums=2)(
       jnp.asarray(loads), num_valid, num_devices
   )
@@ -56,16 +56,16 @@ def test_equal_loads_are_assigned_in_turn():
 
 @pytest.mark.parametrize('seed', range(20))
 def test_keeps_grahams_bound(seed):
-  """Where no device is full: at most 4/3 - 1/(3 D) of the best."""
+  """If no device is full, at most 4/3 - 1/(3 D) of the optimum."""
   rng = np.random.default_rng(seed)
   num_devices, num = 4, 30
-  # Slots for twice the clients, as where a group shares a cohort.
+  # Twice as many slots as clients, as if a group had half of a cohort.
   loads = np.ceil(rng.lognormal(2, 1, 2 * num)).astype(np.int32)
   who = clients_of(loads, num, num_devices)
   largest = max(sum(loads[c] for c in mine) for mine in who)
   jobs = np.sort(loads[:num])[::-1]
-  # No schedule is shorter than the mean, the longest job, or the two that
-  # must share a device among the first D + 1.
+  # Lower bounds of the optimum: the mean, the longest job, and the sum of the
+  # shortest two of the D + 1 longest, two of which share a device.
   best = max(
       jobs.sum() / num_devices,
       jobs[0],
@@ -77,7 +77,7 @@ def test_keeps_grahams_bound(seed):
 
 
 def test_a_full_device_gets_no_more():
-  # Memory before balance: three places each.
+  # Three places on each device bound its memory.
   loads = np.array([100, 1, 1, 1, 1, 1])
   assert clients_of(loads, 6, 2) == [[0, 4, 5], [1, 2, 3]]
 
@@ -86,7 +86,7 @@ def test_a_second_group_goes_on_from_the_first():
   first = assign(jnp.array([5.0]), 1, 2)
   second = assign(jnp.array([3.0, 1.0]), 2, 2, first.total)
   np.testing.assert_array_equal(first.num, [1, 0])
-  # One place a device: the longer one to the device that is free.
+  # One place per device: the longer job goes to the idle device.
   np.testing.assert_array_equal(second.slot, [1, 0])
   np.testing.assert_array_equal(second.total, [6.0, 3.0])
 

@@ -1,4 +1,4 @@
-"""Operations of a visit: products of every pass, as often as loops run."""
+"""FLOPs of a visit: the products of every pass, times loop iterations."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from fedjax_het.engine.client_flops import client_flops
 from fedjax_het.models.flops import product_flops
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
-# Batches of 4, and 2 epochs: 4 and 2 steps, 6 and 4 steps.
+# In 2 epochs with batches of 4 the clients take 4, 2, 6 and 4 steps.
 SIZES = (5, 3, 12, 8)
 STEPS = dict(tiny1=(4 + 6) / 2, tiny3=(2 + 4) / 2)
 

@@ -1,4 +1,4 @@
-"""The memory of a visit is that of the arrays that are alive at once."""
+"""The memory of a visit is the largest sum of its live arrays."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The virtual clock: schedules worked out by hand, and what must not matter."""
+"""The virtual clock: schedules worked out by hand, and their invariances."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from fedjax_het.engine.clock import (
 
 
 def device(seconds, **options):
-  """A device that takes so long for a visit of one example."""
+  """A device that takes `seconds` for a visit of one example."""
   options = dict(latency=0.0, up=1e30, down=1e30) | options
   return Device(examples_per_second=1 / seconds, **options)
 
@@ -49,7 +49,7 @@ def test_uploads_that_are_dropped_make_nobody_staler():
   # Client 1 is dropped at 5 s, so that client 0 is not stale at 6 s.
   assert got.staleness.tolist() == [0, 0, 2, 0, 0, 0, 3]
   assert free.staleness.tolist() == [0, 0, 2, 1, 0, 0, 3]
-  # Who trains when, and from what, is the same.
+  # All other fields are the same.
   for a, b in zip(got[:-1], free[:-1], strict=True):
     np.testing.assert_array_equal(a, b)
 
@@ -66,7 +66,7 @@ def test_a_visit_takes_what_its_parts_take():
 def test_at_one_time_uploads_come_first_each_by_client_id():
   got = plan(fleet(*[device(1)] * 3), 6)
   assert got.client.tolist() == [0, 1, 2, 0, 1, 2]
-  # As in synchronous rounds, all download what all have uploaded to.
+  # As in synchronous rounds, all download after all have uploaded.
   assert got.version.tolist() == [0, 0, 0, 3, 3, 3]
   assert got.staleness.tolist() == [0, 1, 2, 0, 1, 2]
   assert got.visit.tolist() == [0, 0, 0, 1, 1, 1]
@@ -91,11 +91,11 @@ def test_deterministic_and_extendable(mode):
 
 
 def test_streams_belong_to_clients():
-  """What one client draws does not hang on who else there is."""
+  """A client's draws do not depend on the other clients."""
   shaky = device(1, **SHAKY)
   alone, pair = plan(fleet(shaky), 5), plan(fleet(shaky, device(3)), 20)
   np.testing.assert_array_equal(pair.time[pair.client == 0][:5], alone.time)
-  # An option of the device does not shift the draws of the others.
+  # An option of a device does not shift the draws for other options.
   steady = dataclasses.replace(shaky, jitter=0.0)
   np.testing.assert_array_equal(
       plan(fleet(steady), 9).visit, plan(fleet(shaky), 9).visit
@@ -106,7 +106,7 @@ def test_lost_visits_never_arrive():
   got = plan(fleet(device(1, drop_out=0.5), device(1)), 60)
   lost = np.flatnonzero(got.lost_client == 0)
   assert len(lost) == len(got.lost_client) > 5
-  # They are counted as visits, and need no training.
+  # They count as visits, and are not trained.
   visits = got.visit[got.client == 0]
   assert visits[-1] + 1 == len(visits) + np.sum(
       got.lost_version[lost] <= np.flatnonzero(got.client == 0)[-1]
@@ -140,7 +140,7 @@ def test_synchronous_rounds_wait_for_the_slowest():
   three = fleet(device(1), device(2), device(7))
   times = synchronous_times(three, np.array([[0, 1], [0, 2], [1, 2]]))
   assert times.tolist() == [2.0, 9.0, 16.0]
-  # A lost visit is begun anew, so the same draws give the clock's own times.
+  # A lost visit is repeated, so the same draws give the times of `plan`.
   shaky = fleet(device(1, **SHAKY), seed=3)
   np.testing.assert_allclose(
       synchronous_times(shaky, np.zeros((8, 1), int)), plan(shaky, 8).time

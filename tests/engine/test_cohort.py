@@ -22,7 +22,7 @@ LARGE = [233791, 472804, 506465, 513290, 945261]
 
 
 def test_recorded_cohorts_do_not_change():
-  """Of both samplers, as they were drawn first."""
+  """Both samplers draw the cohorts that were recorded first."""
   key = jax.random.key(3, impl='threefry2x32')
   for num, want in SMALL.items():
     np.testing.assert_array_equal(sample_cohort(key, 2, num, 5), want)
@@ -43,7 +43,7 @@ def test_no_built_in_data_set_has_a_client_more_than_are_permuted():
 def test_large_populations_are_not_permuted(num, size, permuted):
   jaxpr = str(jax.make_jaxpr(lambda r: sample_cohort(KEY, r, num, size))(0))
   assert (f'i32[{num}]' in jaxpr) == permuted
-  # What is drawn of a population has nothing of its size.
+  # Without a permutation no array has the size of the population.
   assert (f'[{num}]' in jaxpr) == permuted
 
 
@@ -64,7 +64,7 @@ def test_a_large_population_gives_each_client_once():
 
 @pytest.mark.parametrize('num, size, spare', [(8, 2, 64), (4, 3, 0)])
 def test_every_sample_is_equally_likely(num, size, spare):
-  """Also if most draws are too few, and are made again (no spare ones)."""
+  """Also without spare draws, where many draws fall short and are repeated."""
   times = 24_000
   keys = jax.random.split(KEY, times)
   found = np.asarray(
@@ -80,7 +80,7 @@ def test_every_sample_is_equally_likely(num, size, spare):
 
 
 def test_a_cohort_follows_from_key_and_round_alone():
-  """So a resumed run, or the clock's plan of all rounds, finds the same."""
+  """A resumed run and the clock's plan of all rounds find the same one."""
   draw = jax.jit(lambda r: sample_cohort(KEY, r, MILLION, 50))
   planned = jax.lax.map(
       lambda r: sample_cohort(KEY, r, MILLION, 50), jnp.arange(4)

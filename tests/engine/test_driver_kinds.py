@@ -1,4 +1,4 @@
-"""What is asked of a run's driver before it is made."""
+"""Properties of a run's driver that are known before it is made."""
 
 import pytest
 

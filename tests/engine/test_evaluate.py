@@ -1,4 +1,4 @@
-"""Evaluation: further views, and what calibration may and may not change."""
+"""Evaluation: views, confusion matrices, calibration and shared models."""
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def test_models_are_batched_as_clients_are(backend, chunk):
     np.testing.assert_array_equal(got[name].confusion, scores.confusion)
     counts = np.asarray(scores.confusion)
     assert counts.shape == (2, NUM_CLASSES, NUM_CLASSES)
-    # Padding of the last batch counts nowhere.
+    # Padding of the last batch is not counted.
     np.testing.assert_array_equal(
         counts.sum(axis=2), [np.bincount(LABELS, minlength=NUM_CLASSES)] * 2
     )
@@ -89,7 +89,7 @@ def test_confusion_matrices_count_by_true_and_predicted_class():
 
 
 def test_calibration_replaces_the_server_for_evaluation_alone():
-  """All weights zero but one bias: everything is of that class."""
+  """If all parameters but one bias are 0, that class is predicted."""
 
   def calibrate(server, data):
     zeros = jax.tree.map(jnp.zeros_like, server)

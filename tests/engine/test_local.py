@@ -89,7 +89,7 @@ def test_drop_last_leaves_out_the_partial_batch():
   data = make_data([7, 2])
   batches = seen_batches(data.client(0), epochs=2, batch_size=3, drop_last=True)
   assert [len(b) for b in batches] == [3, 3, 3, 3]
-  # All that a client below one batch has is one partial batch an epoch.
+  # A client with less than one batch has one partial batch per epoch.
   short = data.client(1)
   batches = seen_batches(short, epochs=2, batch_size=3, drop_last=True)
   assert [sorted(b) for b in batches] == [[10, 11], [10, 11]]
@@ -98,7 +98,7 @@ def test_drop_last_leaves_out_the_partial_batch():
 @pytest.mark.parametrize('drop_last', [False, True])
 @pytest.mark.parametrize('steps', [None, 5])
 def test_steps_and_examples_of_a_visit_are_those_of_training(drop_last, steps):
-  """What the clock and the balance count is what `train_epochs` does."""
+  """The clock and the balance count as `train_epochs` does."""
   sizes = [1, 2, 3, 4, 7, 9]
   data = make_data(sizes)
   training = LocalTraining(
@@ -122,7 +122,7 @@ def test_steps_and_examples_of_a_visit_are_those_of_training(drop_last, steps):
 
 
 def test_one_partial_batch_is_masked_like_any_other():
-  """A mean over it is over the client's own examples."""
+  """Its mean is over the client's own examples."""
   data = make_data([2, 9])
 
   def step(carry, batch, step_num, key):
@@ -224,14 +224,14 @@ def test_masked_examples_do_not_count_in_the_loss():
 
 
 def features(size, length, width=2):
-  """Rows of which the first `size` count; the padding is far away."""
+  """Examples of which the first `size` are real; padding is 1e6."""
   x = jnp.arange(length * width, dtype=jnp.float32).reshape(length, width)
   x = jnp.where(jnp.arange(length)[:, None] < size, x, 1e6)
   return InMemory(x, jnp.arange(length) % 3, jnp.int32(size))
 
 
 def test_examples_in_memory_are_trained_on_and_mapped_like_a_clients():
-  """Same order, same batches as of a client of that size; as they are."""
+  """The order is that of a client of equal size; nothing is preprocessed."""
   data, own = features(7, 16), make_data([7], 16).client(0)
   assert data.length == own.length == 16
   key = jax.random.key(3)

@@ -1,4 +1,4 @@
-"""Rounds on 1, 2 and 4 devices: the same results, and states in their place."""
+"""Rounds on 1 to 4 devices: equal results, and client states sharded."""
 
 import functools
 
@@ -11,14 +11,14 @@ from fedjax_het.engine import mapping, placement, rounds
 from fedjax_het.engine.evaluate import make_evaluate
 from tests.tiny import preprocess, tiny_data, tiny_federation
 
-# XLA does not divide the numbers of conftest's generator between devices.
+# XLA does not partition conftest's random number generator.
 KEYS = tuple(jax.random.key(i, impl='threefry2x32') for i in (1, 2))
 # Two groups of four clients, some with several times the work of others.
 SIZES = (5, 31, 3, 7, 18, 6, 9, 4)
 
 
 def run(name, num_devices, cohort_size=6, per_group=4):
-  """State, reports and scores after two rounds; None devices: 'map'."""
+  """State, reports and scores after two rounds; 'map' if no `num_devices`."""
   federation = tiny_federation(
       (1, 2), per_group, norm=False, sizes=np.array(SIZES)
   )

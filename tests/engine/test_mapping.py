@@ -69,7 +69,7 @@ def test_closed_form(backend, chunk, num_valid):
 
 
 def test_padding_is_never_run_by_map():
-  """A padding slot that would divide the sum by zero is not even started."""
+  """A padding slot, which would divide by zero, does not run."""
 
   def fn(shared, arg):
     return shared / arg, ()
@@ -96,7 +96,7 @@ def test_parts_without_entries(backend, chunk):
 
 @pytest.mark.usefixtures('optimised')
 def test_memory_does_not_grow_with_the_cohort():
-  """The temporaries of 1,000 clients are those of 10."""
+  """1,000 clients need no more temporary memory than 10."""
 
   def fn(shared, arg):
     return jnp.outer(shared, shared) * arg, ()
@@ -118,7 +118,7 @@ def test_unknown_backend_is_named():
 
 @pytest.mark.parametrize('num', [1, 2])
 def test_no_client_no_work(optimised, num):
-  """XLA must not move the work of a lone client in front of the loop."""
+  """XLA must not move the work of a single client out of the loop."""
 
   def fn(shared, x):
     return jnp.sum(x), jnp.sort(x * shared)

@@ -15,7 +15,7 @@ KEY = jax.random.key(1)
 
 
 def broken(algorithm, client):
-  """The same algorithm, in which one client computes NaN and infinity."""
+  """The same algorithm, in which one client uploads infinity."""
 
   def client_update(group, state, sent, data, visit):
     updated, uplink, metrics = algorithm.client_update(

@@ -1,4 +1,4 @@
-"""Personalised evaluation: equal to each client's model on its own examples."""
+"""Personalised evaluation tests each client's model on its own examples."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ TWO_GROUPS = tiny_federation((1, 2), per_group=3, norm=False)
 ONE_GROUP = tiny_federation((1,), per_group=6, norm=False)
 DATA = tiny_data((5, 8, 3, 7, 6, 4))
 IMAGES, LABELS = np.asarray(DATA.images), np.asarray(DATA.labels)
-# Of several batches, of one, of none; client 4 shares examples with client 0.
+# Several batches, one and none; clients 4 and 0 share examples.
 LISTS = [[0, 1, 2, 3, 4, 5, 6, 7], [9], [], [20, 21, 22], [7, 1, 2], [30]]
 TESTS = federate(IMAGES, LABELS, LISTS, preprocess, allow_empty=True)
 
@@ -44,7 +44,7 @@ def numpy_model(model, variables, images):
 
 
 def expected(algorithm, federation, state):
-  """{client: (accuracy, loss)} of its model on its own examples."""
+  """{client: (accuracy, loss)} of each model on the client's examples."""
   found = {}
   for group in federation.groups:
     for row, client_id in enumerate(group.client_ids):
@@ -95,8 +95,8 @@ def test_states_on_the_host_and_on_devices_give_the_same():
   want = expected(algorithm, ONE_GROUP, state)
   on_host = jax.tree.map(np.array, state.clients)
   mesh = client_mesh(jax.devices()[:2])
-  # Five of six clients: three on one device, two and a repeated one on the
-  # other.
+  # Five of six clients: one device has three, the other two and a repeated
+  # one.
   rows = {'tiny1': np.array([0, 1, 3, 4, 5])}
   for clients, backend in (
       (on_host, Backend('map')),

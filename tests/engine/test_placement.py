@@ -1,4 +1,4 @@
-"""Tables of client states over devices: what moves, and that no bit changes."""
+"""Client states over devices: rows move without a change of a bit."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_rows_travel_bit_for_bit(num_rows, num_devices, buffer, monkeypatch):
   mesh, host = mesh_of(num_devices), table(num_rows)
   rng = np.random.default_rng(1)
   wanted = rng.permutation(num_rows)[:num_devices].astype(np.int32)
-  # Three places a device, of which the first has one, the others two or none.
+  # Of three places per device, device 0 uses one, device 1 two, others none.
   rows = np.zeros((num_devices, 3), np.int32)
   num = np.zeros(num_devices, np.int32)
   rows[0, 0], num[0] = wanted[0], 1
@@ -72,7 +72,7 @@ def test_rows_travel_bit_for_bit(num_rows, num_devices, buffer, monkeypatch):
 
 @pytest.mark.usefixtures('optimised')
 def test_no_device_holds_the_whole_table(monkeypatch):
-  """Beyond its part a device needs a few rows, by XLA's own account."""
+  """Besides its shard a device needs a few rows, by XLA's statistics."""
   monkeypatch.setattr(placement, '_BUFFER', 1 << 12)
   num_rows, row = 512, 1024
   shape = jax.ShapeDtypeStruct((num_rows, row), jnp.float32)
@@ -103,7 +103,7 @@ def test_no_device_holds_the_whole_table(monkeypatch):
   for num_devices in (2, 4):
     argument, temporary = bytes_of(num_devices)
     assert argument <= whole / num_devices + 4096
-    # The rows of its clients, here of all, before and after their visit, and
-    # what is on its way.
+    # The rows of its clients (here a shard's worth) before and after the
+    # visit, and the buffers of the exchange.
     limit = 2.1 * whole / num_devices + 8 * num_devices * row * 4
     assert temporary <= limit

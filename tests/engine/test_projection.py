@@ -154,7 +154,7 @@ def test_fixed_is_infeasible_exactly_below_the_dual_solution():
 
 def test_exact_does_not_depend_on_the_length_of_the_local_gradient():
   g_local, g_in = jnp.array([1.0, 0.0]), jnp.array([-1.0, 1.0])
-  for length in (1e-25, 1e25):  # Their squares leave float32.
+  for length in (1e-25, 1e25):  # Their squares are out of float32's range.
     got = project(g_in, length * g_local)
     np.testing.assert_allclose(got, [0.0, 1.0], atol=1e-6)
 

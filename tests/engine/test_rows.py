@@ -1,4 +1,4 @@
-"""Rows of trees, against NumPy; both ways of writing several."""
+"""Rows of trees, compared with NumPy; both ways of writing several."""
 
 import jax
 import jax.numpy as jnp

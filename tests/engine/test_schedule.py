@@ -1,4 +1,4 @@
-"""A schedule planned as rounds need it is the one planned as a whole."""
+"""A schedule planned round by round equals the one planned as a whole."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ def fleet(*seconds, seed=0, **options):
 
 
 def at_once(schedule, federation, cohort_size):
-  """The rounds of a schedule that is known as a whole, by its versions."""
+  """The rounds of a whole schedule, found by the versions of downloads."""
   group_of, row_of = federation.places()
   rounds, waiting, begin = [], {}, 0
   for round_num in range(len(schedule.client) // cohort_size):
@@ -98,7 +98,7 @@ def test_rounds_are_those_of_the_whole_schedule(mode, options, cohort_size):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       np.testing.assert_array_equal(a, b)
       assert a.dtype == b.dtype
-  # The timeline of each round.
+  # End and lost visits of each round.
   ends = schedule.time[cohort_size - 1 :: cohort_size]
   assert [one.time for one in planned] == ends.tolist()
   for number, one in enumerate(planned):
@@ -148,7 +148,7 @@ def test_a_fleet_that_loses_nearly_all_is_refused(monkeypatch):
       plan(losing, 1, mode)
   with pytest.raises(ValueError, match='1000 visits of client 0 in a row'):
     synchronous_times(losing, np.array([[0]]))
-  # Very many losses of one client between two uploads of another.
+  # One client loses very many visits between two uploads of another.
   mixed = fleet(1e-7, 1)
   mixed = dataclasses.replace(
       mixed, devices=[fleet(1e-7, drop_out=1.0).devices[0], mixed.devices[1]]

@@ -26,7 +26,7 @@ def counting(broken=-1, measure=True):
     number = server['updates'] + 1
     bad = number == broken + 1
     count = jnp.where(bad, jnp.nan, server['count'] + 1)
-    # A measure of every second update alone.
+    # A metric of every second update only.
     odd = jnp.where(number % 2, server['count'], jnp.nan)
     metrics = dict(before=server['count'], odd=odd) if measure else {}
     return dict(server, count=count, updates=number), metrics
@@ -74,7 +74,7 @@ def test_rounds_report_the_servers_metrics(make, init):
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
   state, reports = run(counting(broken=1), 2)
   assert [bool(r.server_finite) for r in reports] == [True, False]
-  # All of its state, not its floats alone: the same turn comes again.
+  # The whole state is kept, not only its floats: the same turn comes again.
   assert state.server['count'] == 1 and state.server['updates'] == 1
   assert state.server['key'] == jax.random.key(5)
 

@@ -1,4 +1,4 @@
-"""Clients' states in host memory give the numbers of those on the device."""
+"""Client states in host memory give the same results as on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def run(
     make_round, init, num_rounds=4, cohort_size=4, stable=False, **options
 ):
   federation = tiny_federation((1, 2), 3)
-  if stable:  # Adam and norms of four examples multiply rounding.
+  if stable:  # Adam and norms over four examples amplify rounding.
     local = tiny_local(optax.sgd, 0.1)
     federation = tiny_federation((1, 2), 3, norm=False, local=local)
   algorithm = ALGORITHMS['private'](federation)
@@ -38,8 +38,8 @@ def run(
     pytest.param('vmap', marks=pytest.mark.slow),
 ])
 def test_equals_states_on_the_device(backend):
-  """Four of six clients a round: every two cohorts share some."""
-  # The program of 'map' is the same; others differ in the order of sums.
+  """Cohorts are four of six clients, so every two share some."""
+  # 'map' compiles to the same program; others sum in another order.
   stable = backend != 'map'
   options = dict(backend=backend, stable=stable)
   want = run(rounds.make_round, rounds.init_state, **options)
@@ -60,8 +60,8 @@ def test_the_tables_stay_on_the_host():
 
 
 def test_another_state_is_not_given_the_rows_of_the_last():
-  """What was brought ahead belongs to one run and one round."""
-  # Not Adam, which makes of rounding near zero a whole step.
+  """Prefetched rows belong to one run and one round."""
+  # Not Adam, which amplifies rounding near zero to a whole step.
   federation = tiny_federation((1, 2), 3, local=tiny_local(optax.sgd, 0.1))
   algorithm = ALGORITHMS['private'](federation)
   run_round = streaming.make_streamed_round(

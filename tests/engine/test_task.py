@@ -1,4 +1,4 @@
-"""A task other than classification is a file, and no edit of algorithms."""
+"""Tasks other than classification need no change of algorithms."""
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,7 @@ LENGTH, WORDS = 4, 5
 
 
 class Reshape(nn.Module):
-  """A dense layer whose outputs get a shape of their own."""
+  """A dense layer whose outputs are reshaped."""
 
   shape: tuple[int, ...]
 
@@ -55,7 +55,7 @@ SEQUENCE = Task(
 
 
 def examples(task, num=24):
-  """Images of one brightness, and labels that follow from it."""
+  """Images of constant brightness, which determines the labels."""
   level = np.linspace(0, 255, num).astype(np.uint8)
   images = np.broadcast_to(level[:, None, None, None], (num, *SHAPE))
   if task is REGRESSION:
@@ -125,7 +125,7 @@ def test_methods_learn_another_task(name, task):
     ('name', 'options'),
     [
         *((name, {}) for name in ('fedhe', 'fd', 'fedmd', 'fedgkt')),
-        # Label masks, and a KL of classes.
+        # These use label masks or a KL divergence of class probabilities.
         *((name, {}) for name in ('heterofl', 'fedrolex', 'splitmix')),
         ('fedepth', dict(mkd_models=2)),
     ],
