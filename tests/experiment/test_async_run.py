@@ -1,4 +1,4 @@
-"""Runs by the virtual clock: rows, resume, reports, and what is refused."""
+"""Runs on the virtual clock: rows, resuming, reports and refused configs."""
 
 import ml_collections
 import numpy as np
@@ -39,7 +39,7 @@ def test_rows_carry_virtual_time(finished):
   summary = finished.summary
   assert summary.virtual_time == times[-1]
   assert summary.lost == sum(row['lost'] for row in train) > 0
-  # A lost visit costs a download and an upload: the model twice, and a weight.
+  # A lost visit costs the model twice, down and up, and one coefficient up.
   sizes = {
       4 * (2 * (g['parameters'] + g['statistics']) + 1)
       for g in finished.facts['groups'].values()
@@ -48,7 +48,6 @@ def test_rows_carry_virtual_time(finished):
     a, b = sorted(sizes)
     costs = {i * a + (row['lost'] - i) * b for i in range(row['lost'] + 1)}
     assert row['bytes_lost'] in costs
-  # Fast clients come more often.
   assert tests[-1]['accuracy'] > tests[0]['accuracy']
 
 
@@ -77,9 +76,9 @@ def test_reports_show_virtual_time(finished, tmp_path):
   )
   train = [row for row in other.rows if row['split'] == 'train']
   assert 'staleness' not in train[0]
-  # A round of four of five clients has a slow one in it: 100 examples a second.
+  # Four of five clients include a slow one, of 100 examples per second.
   assert train[0]['virtual_time'] > 1.0
-  # In that time fast clients come several times.
+  # Meanwhile fast clients upload several times.
   assert finished.rows[1]['virtual_time'] < train[0]['virtual_time']
   folders = [finished.workdir, tmp_path / 'sync']
   table = experiment.write_comparison(folders, tmp_path / 'out')
@@ -103,7 +102,7 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
   assert result.rows[0]['clients'] == 5 and result.rows[2]['clients'] == 4
   assert result.rows[2]['staleness'] == 0
   assert result.rows[1]['virtual_time'] == 0
-  # The first round goes on from the warm-up.
+  # The first round starts from the models of the warm-up.
   assert result.rows[2]['loss'] < result.rows[0]['loss']
 
 
@@ -159,7 +158,7 @@ def test_wrong_clocks_are_refused(config, expected):
 
 @pytest.mark.parametrize('mode', ['async', 'sequential'])
 def test_a_hundred_million_rounds_begin_at_once(tmp_path, mode):
-  """Nothing is planned that no round needs, and nothing is stacked."""
+  """Only rounds that run are planned, and none are stacked."""
   config = tiny_config('private', num_rounds=10**8, clock__mode=mode)
   config.rounds_per_dispatch = config.checkpoint_every = 10**6
   config.eval_every = 2

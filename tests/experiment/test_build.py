@@ -1,4 +1,4 @@
-"""From config to experiment: what is built, and what does not fit the data."""
+"""Building an experiment, and refusing configs that do not fit the data."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_builds_what_the_config_says():
   assert built.cohort_size == 4
   assert built.data.num_clients == 5
   assert int(np.min(built.data.sizes)) >= 16
-  # What preprocessing promises, on the training set that it was made for.
+  # Preprocessing standardises the training set.
   x = np.asarray(built.preprocess(built.data.images))
   np.testing.assert_allclose(x.mean(), 0, atol=1e-4)
   np.testing.assert_allclose(x.std(), 1, atol=1e-4)
@@ -102,9 +102,9 @@ def warnings_of(caplog, config):
 
 
 def test_warns_where_batch_norm_meets_a_few_examples(caplog):
-  """In one line, and not where no batch is so small, or no norm looks at it."""
+  """Warns in one line, and only if batch norm gets a small batch."""
   parts = experiment.build(tiny_config()).parts
-  size = 5  # Of 16 and more examples, some leave a rest of 1 to 3.
+  size = 5  # The last batch of some clients has 1 to 3 examples.
   few = sum(0 < len(part) % size < 4 for part in parts)
   assert 0 < few < len(parts)
   (line,) = warnings_of(caplog, tiny_config(local__batch_size=size))

@@ -58,7 +58,7 @@ def test_early_stopping_counts_evaluations(values, patience, options, stops):
   callback.on_start(start())
   found = [bool(callback.on_row(line)) for line in evaluations(values)]
   assert found.index(True) == stops if stops else not any(found)
-  # A restart at any line goes on in the same way.
+  # A restart after any line gives the same decisions.
   for i in range(len(values) + 1):
     again = fh.EarlyStopping(patience, **options)
     reason = again.on_start(start(rows=evaluations(values)[:i]))
@@ -144,11 +144,11 @@ def test_a_profile_is_taken_of_its_rounds(tmp_path, monkeypatch):
 
 
 def test_the_loggers_of_extras_make_these_calls(tmp_path, monkeypatch):
-  """Fakes with the functions that are used: the packages are not needed."""
+  """Uses fakes of the packages, which need not be installed."""
   calls = []
 
   class Fake(types.ModuleType):
-    """Records calls; it is its own result, and no experiment is found."""
+    """Records calls, which return the fake; no experiment is found."""
 
     def __getattr__(self, name):
       if name.startswith('__'):
@@ -234,7 +234,7 @@ def test_a_wrong_entry_is_refused(changes, message):
 
 
 class Recorder(fh.Callback):
-  """Notes its calls."""
+  """Records its calls."""
 
   def __init__(self):
     self.calls = []
@@ -399,7 +399,7 @@ def test_a_run_needs_no_workdir_and_shows_its_progress(tmp_path, monkeypatch):
   assert 'Round 0/4' in shown[0]
   last = f'accuracy {result.summary.last["accuracy"]:.3f}'
   assert 'value="4"' in shown[-1] and last in shown[-1]
-  bar = progress._NotebookBar(4, 0)  # Of a run that is stopped.
+  bar = progress._NotebookBar(4, 0)  # As in a stopped run.
   bar.update(1)
   assert 's left' in shown[-1]
   bar.close()

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, verified, and one back when the last is damaged."""
+"""Checkpoints: exact and verified, with a fallback if the last is damaged."""
 
 import errno
 import os
@@ -172,7 +172,7 @@ def test_falls_back_twice(saved):
 
 
 def test_a_checksum_finds_what_the_format_does_not(saved, monkeypatch):
-  # Data that read well and differ in one bit from what was stored.
+  # Readable data that differ in one bit from what was stored.
   checkpoints = Checkpoints(saved)
   read = checkpoints._manager.restore
 
@@ -216,7 +216,7 @@ def test_none_left_is_a_clear_error(saved):
   assert text.startswith(
       f'None of the checkpoints in {saved} (rounds 5, 10, 15) can be read; '
   )
-  # Nothing was moved: they may yet be restored from elsewhere.
+  # They are not moved, so that the user can restore them from a backup.
   assert {p.name for p in saved.iterdir()} >= {'5', '10', '15'}
 
 
@@ -260,7 +260,7 @@ def test_a_failed_write_leaves_the_others(saved, monkeypatch):
 def test_a_failed_write_behind_another_error_is_logged(
     tmp_path, monkeypatch, caplog
 ):
-  """Then nobody waits for it, and closing is the last chance to say it."""
+  """After another error nobody waits for the write, so `close` logs it."""
 
   def full(*args, **kwargs):
     raise OSError(errno.ENOSPC, 'No space left on device')
@@ -273,7 +273,7 @@ def test_a_failed_write_behind_another_error_is_logged(
 
 
 def test_writing_takes_a_copy_and_does_not_wait(tmp_path, monkeypatch):
-  """`save` returns before it is written, whatever becomes of the state."""
+  """`save` returns before writing; later changes of the state do not count."""
   checkpoints = Checkpoints(tmp_path)
   may_write, save = threading.Event(), checkpoints._manager.save
 
@@ -298,7 +298,7 @@ def test_writing_takes_a_copy_and_does_not_wait(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-  """A file system of 2 MB, where this process may mount one."""
+  """A file system of 2 MB; skips if this process may not mount one."""
   folder = tmp_path / 'small'
   folder.mkdir()
   command = ['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(folder)]

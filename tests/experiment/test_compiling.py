@@ -35,7 +35,7 @@ def _config():
 
 @pytest.mark.slow
 def test_the_first_evaluation_does_not_wait(tmp_path, monkeypatch):
-  """Nor is it compiled again, and the results are those without a thread."""
+  """Nothing is compiled twice, and results are those without a thread."""
 
   def now(lowered):
     done = futures.Future()

@@ -28,7 +28,7 @@ def test_the_table_of_algorithms_holds_every_module_of_its_folder():
   modules = set()
   for path in paths:
     name = path.parent.name if path.stem == '__init__' else path.stem
-    # A module of pieces has no constructor of its own name.
+    # Helper modules have no constructor of their own name.
     if f'def {name}(' in path.read_text():
       modules.add(name)
   assert modules == {
@@ -198,7 +198,7 @@ def test_refuses_values(change, expected):
     ],
 )
 def test_refuses_what_a_locked_config_would_not_hold(name, value, expected):
-  # A config made by hand, without the types that a ConfigDict insists on.
+  # A config made by hand, without the types that a ConfigDict enforces.
   plain = tiny_config().to_dict()
   plain[name] = value
   assert message(ml_collections.ConfigDict(plain)) == expected
@@ -236,7 +236,7 @@ def test_model_options_go_to_the_models_that_have_them():
 
 
 def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
-  """What was stored stays, and chosen sections are not mixed with defaults."""
+  """Stored entries stay, and chosen groups are not mixed with the defaults."""
   config = default_config('fedprox')
   config.local.epochs = 7
   config.groups = ml_collections.ConfigDict(dict(mlp=3))
@@ -248,7 +248,7 @@ def test_a_config_of_an_older_version_gets_the_defaults_of_what_is_new():
 
 
 def test_cut_outs_of_older_versions_were_black():
-  """The default has changed; a config without a cut-out does not notice."""
+  """The default has changed; configs without a cut-out are not affected."""
   config = default_config('fedavg')
   for augment, cutout in (('crop_flip_cutout', 'before'), ('none', 'after')):
     config.local.augment = augment
@@ -273,7 +273,7 @@ def test_what_preresnets_of_older_versions_were():
 
 
 def test_whose_optimisers_stay_is_read_from_older_configs():
-  """Once an option of two methods; others did what they do by themselves."""
+  """It was an option of two methods; the others had a fixed choice."""
   for name, stored, want in (
       ('private', True, True),
       ('private', False, False),

@@ -1,4 +1,4 @@
-"""What does not fit into memory is refused before it is made."""
+"""Runs that do not fit into memory are refused before they allocate it."""
 
 import resource
 
@@ -63,7 +63,7 @@ def test_the_entry_that_needs_most_is_named(monkeypatch):
 
 
 def test_clients_states_are_counted(monkeypatch):
-  """Adam keeps two numbers a weight, and a private client its weights."""
+  """Adam keeps two numbers per parameter, and a private client its model."""
   needs = {}
   monkeypatch.setattr(
       footprint, 'refuse_if_too_large', lambda n, what: needs.update(n)

@@ -1,4 +1,4 @@
-"""The form that `auto` takes: from a table, stored, and resumed with."""
+"""The form that `auto` chooses, stores, and keeps when a run resumes."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ from fedjax_het.kernels import libraries, onednn
 from fedjax_het.models import create
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
-DEVICES = 4  # Of tests.
+DEVICES = 4  # The tests' CPU devices.
 DATE = '2026-01-31'
 DENSE = tuned.Net(work=1e5, kernels=3, width=64.0, convolutional=False)
 CONVOLUTIONS = tuned.Net(work=1e7, kernels=3, width=32.0, convolutional=True)
 
 
 def table(dense=(100.0, 1000.0), convolutions=(100.0, 150.0, 200.0, 250.0)):
-  """Images a second with one device and with one a core; oneDNN's last."""
+  """A table of images per second: XLA on 1 and 4 devices, then oneDNN."""
   forms = [('xla', 1), ('xla', DEVICES), ('onednn', 1), ('onednn', DEVICES)]
   cases = {
       'dense': (DENSE, dense), 'convolutions': (CONVOLUTIONS, convolutions)
@@ -38,14 +38,14 @@ def table(dense=(100.0, 1000.0), convolutions=(100.0, 150.0, 200.0, 250.0)):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """A folder of tables of its own."""
+  """A folder without tables, in place of the user's."""
   monkeypatch.setenv('FEDJAX_HET_TUNED', str(tmp_path / 'tuned'))
   return tmp_path
 
 
 @pytest.fixture
 def library(monkeypatch):
-  """oneDNN, wherever the tests run."""
+  """Makes oneDNN available wherever the tests run."""
   monkeypatch.setattr(libraries, 'why_not', lambda conv_backend: None)
 
 
@@ -68,7 +68,7 @@ def test_a_table_of_another_version_is_not_used(folder, monkeypatch):
   other = {**tuned.key(), 'jaxlib': '0.0.1'}
   monkeypatch.setattr(tuned, 'key', lambda: other)
   assert tuned.read() is None
-  # Nor if a file has the name of another key.
+  # Nor if the file has the name of the other key.
   path.rename(tuned.table_path())
   assert tuned.read() is None
 
@@ -135,7 +135,7 @@ def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
 
 
 def test_unequal_clients_stay_on_one_device():
-  """A client alone leaves the other devices idle."""
+  """A cohort of one client leaves the other devices idle."""
   found = form_lib.predict(
       federation_of(tiny_config()), 1, 10, table(dense=(100.0, 300.0))
   )
@@ -176,13 +176,13 @@ def test_speeds_of_another_machine_choose_devices_alone(
       f'another machine ({other.machine}); `fedjax-het tune` measures this one '
       'in a minute.'
   )
-  # oneDNN has to be measured here, or to be asked for.
+  # oneDNN is used only if it was measured here, or is asked for.
   convolutions = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
   seconds = form_lib.predict(convolutions, None, 10_000, other)
   both = {1, DEVICES}
   assert form_lib.fastest(seconds, both).conv_backend == 'xla'
   assert form_lib.fastest(seconds, both, 'onednn').conv_backend == 'onednn'
-  # What this machine has measured comes first.
+  # Measurements of this machine come first.
   tuned.write(table(dense=(100.0, 10.0)))
   assert chosen(tiny_config()) == Form('xla', 1, DATE)
 
@@ -208,12 +208,12 @@ def test_before_the_first_long_run_the_machine_is_measured(
   long = tiny_config(num_rounds=100_000_000)
   other = tuned.reference()
 
-  # Other processes run; then it fails; then it is measured.
+  # First other processes run, then measuring fails, then it succeeds.
   assert chosen(long, measures=True).machine == other.machine
   assert 'other processes run (load 5.0)' in caplog.text and not commands
   load[0] = 0.0
   for config in (long, tiny_config()):
-    assert chosen(config).machine == other.machine  # Such as of a preview.
+    assert chosen(config).machine == other.machine  # As for a preview.
   assert chosen(tiny_config(), measures=True).machine == other.machine
   assert not commands
   assert chosen(long, measures=True).machine == other.machine
@@ -221,7 +221,7 @@ def test_before_the_first_long_run_the_machine_is_measured(
   assert chosen(long, measures=True) == Form('xla', DEVICES, DATE)
   assert 'measuring this machine first, once' in caplog.text
   assert commands[0][1:] == ['-m', 'fedjax_het.experiment.tune']
-  # Once.
+  # It is measured only once.
   assert chosen(long, measures=True).date == DATE and len(commands) == 2
 
 
@@ -307,7 +307,7 @@ def test_a_library_that_is_gone_is_not_resumed_with(
 def test_a_run_that_goes_on_keeps_its_form(folder):
   (folder / 'config.json').write_text('{}')
   tuned.write(table())
-  # Begun before anything was measured.
+  # The run began before anything was measured.
   assert chosen(tiny_config(), folder) == form_lib.PLAIN
   form = Form('xla', 1, DATE)
   (folder / 'form.json').write_text(json.dumps(form._asdict()))
@@ -316,7 +316,7 @@ def test_a_run_that_goes_on_keeps_its_form(folder):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
-  """Also if other speeds were measured since."""
+  """Even if other speeds have been measured since."""
   config = tiny_config(cohort_size=None, num_rounds=2, checkpoint_every=1)
   plain = experiment.run(config, folder / 'plain')
   assert not (folder / 'plain' / 'form.json').exists()
@@ -336,7 +336,7 @@ def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
   assert without_seconds(cut / 'metrics.jsonl') == without_seconds(
       folder / 'whole' / 'metrics.jsonl'
   )
-  # And a run that began before does not take it up.
+  # A run that began without a table keeps the plain form.
   tuned.write(table())
   config.num_rounds = 3
   longer = experiment.run(config, folder / 'plain')
@@ -361,7 +361,7 @@ def test_runs_of_versions_without_auto_go_on(folder):
 
 
 def test_devices_are_left_to_a_user_who_sets_them(folder, monkeypatch):
-  """Here the tests do, and JAX has started."""
+  """The tests set them, and JAX has started."""
   before = jax.config.jax_num_cpu_devices
   tuned.write(table()._replace(devices=2))
   form_lib.Chooser(tiny_config(), None, contextlib.ExitStack())

@@ -24,7 +24,7 @@ def tiny(algorithm, **changes):
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-  """A run with models of groups, and one with models of clients."""
+  """A run with a model per group, and one with a model per client."""
   folder = tmp_path_factory.mktemp('runs')
   return {
       name: experiment.run(tiny(name, seed=3), folder / name)

@@ -1,4 +1,4 @@
-"""A run over the devices of one process: the metrics, and what it stores."""
+"""Runs on several devices of one process: metrics, resuming, a warning."""
 
 import importlib
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures('undrawn')
 
 
 def sharded(num_devices, monkeypatch):
-  """Makes the backend of several devices use so many."""
+  """Makes the backend `shard_map` use `num_devices` devices."""
   devices = jax.devices()[:num_devices]
   make = mapping.client_mesh
   monkeypatch.setattr(
-      # The package has a function of the same name.
+      # The package also has a function `build`.
       importlib.import_module('fedjax_het.experiment.build'),
       'client_mesh',
       lambda: make(devices),
@@ -42,7 +42,7 @@ def close(rows, want):
 def test_one_two_and_four_devices_give_the_same_metrics(
     name, tmp_path, monkeypatch
 ):
-  # Not Adam, which makes of rounding near zero a whole step.
+  # Not Adam, which amplifies rounding near zero to a whole step.
   config = tiny_config(
       name, num_rounds=2, backend='shard_map', local__optimizer='sgd'
   )
@@ -66,7 +66,7 @@ def test_goes_on_with_another_number_of_devices(mode, tmp_path, monkeypatch):
       local__optimizer='sgd',
   )
   with config.unlocked():
-    config.groups.small.clients = 4  # Divides by 2 and 4; the other group not.
+    config.groups.small.clients = 4  # A multiple of 4; `large` has 2.
   sharded(4, monkeypatch)
   whole = experiment.run(config, tmp_path / 'whole')
   experiment.run(config, tmp_path / 'parts', stop=lambda: True)

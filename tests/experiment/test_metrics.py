@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl: what they add up to, torn lines, missing rounds."""
+"""Lines of metrics.jsonl: sums and means, torn lines, missing rounds."""
 
 import types
 import zlib
@@ -114,7 +114,7 @@ def test_test_row_means_over_groups_not_clients():
   assert row['accuracy/a'] == pytest.approx(0.4)
   assert row['accuracy/a/worst'] == 0.2 and row['accuracy/worst'] == 0.2
   assert row['models/a'] == 3 and row['models/b'] == 1
-  # What JSON cannot hold is null, and so is a mean over it.
+  # Numbers that JSON cannot hold are null, and so are means over them.
   assert row['loss/a'] == 1.0 and row['loss/b'] is None and row['loss'] is None
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_marks_lines_and_keeps_a_copy(tmp_path):
   file.append({'round': 0, 'split': 'test'})
   mark, keep = file.mark()
   file.append({'round': 1, 'split': 'train'})
-  keep()  # By another thread, while lines are written.
+  keep()  # As by another thread, while lines are written.
   first = b'{"round": 0, "split": "test"}\n'
   assert copy.read_bytes() == first
   assert mark == dict(bytes=len(first), crc32=zlib.crc32(first))
@@ -209,7 +209,7 @@ def test_a_checkpoint_marks_lines_and_keeps_a_copy(tmp_path):
   assert copy.read_bytes() == path.read_bytes()
   rows = metrics_file.restore_rows(path, copy, 0, mark)
   assert rows == [{'round': 0, 'split': 'test'}]
-  # Both are now as they were; a run goes on from there.
+  # Both files are restored; a run continues from there.
   assert copy.read_bytes() == path.read_bytes() == first
   file = metrics_file.MetricsFile(path, copy)
   file.append({'round': 1, 'split': 'train'})

@@ -1,6 +1,6 @@
-"""A method's needs: what a config is refused for, and what the builder gives.
+"""A method's needs: which configs are refused, and what the builder provides.
 
-A toy method, which stands in no table but `ALGORITHMS`, declares needs.
+A toy method, which is registered only in `ALGORITHMS`, declares needs.
 """
 
 import json
@@ -34,7 +34,7 @@ def side_exit(group, federation):
 
 @pytest.fixture
 def toy(monkeypatch):
-  """Registers FedAvg with further needs, and returns a function for them."""
+  """A function that registers FedAvg as 'toy' with the given needs."""
 
   def register(**needs):
     @requires(**needs)
@@ -69,7 +69,7 @@ def test_needs_that_do_not_exist_are_refused():
 
 
 def test_a_registered_method_needs_no_further_line(toy, tmp_path):
-  """Its default config is right, it runs, resumes and passes the suite."""
+  """Its default config is valid; it runs, resumes and passes the suite."""
   toy(
       public='unlabelled', sizes=True, one_model=True, server_model=True,
       partner=True, keep_optimizer=True, group_options=dict(share='1', top=2),
@@ -90,7 +90,7 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   assert dict(small.options) == dict(share='1/2', top=2)
   assert dict(large.options) == dict(share='1', top=5)
   assert large.model.head_names == small.model.head_names == ('side', 'head')
-  # Options of `model` are those of every model that has them.
+  # Options in `model` apply to every model that has them.
   assert small.partner.shapes[0] == (8,) and large.partner.shapes[0] == (3,)
   assert federation.server_model.name == 'mlp4'
   assert federation.num_rounds == 1 and federation.num_public == 100
@@ -227,7 +227,7 @@ def test_what_a_method_lacks_or_cannot_use_is_refused(
 
 
 def test_one_model_may_be_written_in_two_ways(toy):
-  """An option at its default is the same model."""
+  """An option set to its default gives the same model."""
   toy(one_model=True)
   config = tiny_config('toy')
   config.groups = section(
@@ -337,7 +337,7 @@ def test_a_method_may_have_an_option_of_an_old_name(toy, monkeypatch):
 
 
 def test_group_options_reach_the_methods():
-  """Half of the width holds fewer numbers, whatever the method."""
+  """A group of half the width receives fewer numbers."""
   config = tiny_config('heterofl')
   config.groups.small.rate, config.groups.large.rate = '1/2', '1'
   built = experiment.build(config)

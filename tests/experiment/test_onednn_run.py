@@ -1,4 +1,4 @@
-"""Runs with oneDNN: near to those of XLA, resumed exactly, not stored."""
+"""Runs with oneDNN are close to XLA's, resume exactly and are not cached."""
 
 import jax
 import numpy as np
@@ -23,13 +23,13 @@ def config(conv_backend, **changes):
   made.num_rounds, made.checkpoint_every, made.cohort_size = 2, 1, 3
   made.groups = dict(dropout_cnn=3)
   made.model = dict(width=1 / 8)
-  # Adam would make rounding as large as a step.
+  # Adam would amplify rounding to a whole step.
   made.local.optimizer, made.local.learning_rate = 'sgd', 0.05
   return made
 
 
 def test_a_run_is_near_to_one_of_xla_and_resumes_exactly(tmp_path):
-  """And nothing is stored in a cache that a user has chosen."""
+  """Nothing is stored in a cache that the user has chosen."""
   stored, folder = tmp_path / 'stored', jax.config.jax_compilation_cache_dir
   stored.mkdir()
   jax.config.update('jax_compilation_cache_dir', str(stored))
@@ -60,7 +60,7 @@ def test_a_run_is_near_to_one_of_xla_and_resumes_exactly(tmp_path):
 def test_auto_takes_it_where_it_was_measured_to_be_faster(
     tmp_path, monkeypatch
 ):
-  """The run is the one that asks for it by name, with a cache in use, too."""
+  """The run equals one that asks for oneDNN by name, also with a cache."""
   monkeypatch.setenv('FEDJAX_HET_TUNED', str(tmp_path / 'tuned'))
   slow = table(convolutions=(1e-4, 1e-4, 1e-2, 1e-4))
   tuned.write(slow._replace(devices=1))

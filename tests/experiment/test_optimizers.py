@@ -14,7 +14,7 @@ from launch import config_flag
 
 WEIGHTS = dict(w=np.arange(6.0).reshape(2, 3), b=np.ones(3))
 WEIGHTS = jax.tree.map(np.float32, WEIGHTS)
-# Its line search calls the loss, which local steps do not hand on.
+# Its line search needs the loss, which local steps do not pass to it.
 UNFIT = {'lbfgs'}
 
 

@@ -1,4 +1,4 @@
-"""A run without what only POSIX systems have, as on Windows."""
+"""Runs without POSIX modules and functions, as on Windows."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ from tests.test_docs import ROOT
 
 pytest.importorskip('filelock')
 
-# The libraries that the package uses see to this themselves, so modules are
-# taken from the package alone, and functions once those are imported.
+# Other libraries may need POSIX: modules are hidden from this package alone,
+# and functions are deleted after the libraries are imported.
 _TAKE_AWAY = '''
 import asyncio, builtins, os, pathlib, signal, subprocess, sys, warnings
 import jax, matplotlib.pyplot, optax, orbax.checkpoint, scipy.stats, sklearn
@@ -51,7 +51,7 @@ warnings.filterwarnings(
 
 
 def other_system(code, folder):
-  """Runs code in a Python without what only POSIX systems have."""
+  """Runs code in a Python without POSIX modules and functions."""
   script = _TAKE_AWAY + textwrap.dedent(code)
   done = subprocess.run(
       [sys.executable, '-X', 'warn_default_encoding', '-c', script],

@@ -1,4 +1,4 @@
-"""Experiments on users' own data, and what is registered from outside."""
+"""Experiments on users' data, registered sources and partitions."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ COLUMNS = 6
 
 
 def table(num, seed=0):
-  """Rows of two classes, with columns of very different sizes."""
+  """Rows of two classes, with columns of very different scales."""
   rng = np.random.default_rng(seed)
   y = rng.integers(0, 2, num)
   x = rng.normal(size=(num, COLUMNS)) + y[:, None]
@@ -48,7 +48,7 @@ def test_a_table_of_floats_is_standardised_and_learnt(config, tmp_path):
   result = experiment.run(config, tmp_path / 'run')
   before, *_, after = [row for row in result.rows if row['split'] == 'test']
   assert after['accuracy'] > max(0.8, before['accuracy'] + 0.1)
-  # The file may have moved when the run is read again.
+  # A run can be resumed after its file has moved.
   moved = tmp_path / 'moved.npz'
   (tmp_path / 'table.npz').rename(moved)
   config.data_file = str(moved)

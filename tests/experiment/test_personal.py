@@ -32,14 +32,14 @@ def test_statistics_over_clients_by_hand():
       'a': scores([0.5, 1.0, 0.0, 0.75], [2, 10, 0, 4]),
       'b': scores([0.25], [4], first=4),
   })
-  # Client 2 has no test example: it counts nowhere.
+  # Client 2 has no test example and is not counted.
   assert row['personal/clients/a'] == [0.5, 1.0, None, 0.75]
   assert row['personal/clients/b'] == [0.25]
   values = dict(
       accuracy=0.625,  # (0.5 + 1 + 0.75 + 0.25) / 4
       std=np.sqrt((0.125**2 + 0.375**2) / 2),
       worst=0.25,
-      p10=0.25 + 0.3 * 0.25,  # A tenth of the way over three gaps.
+      p10=0.25 + 0.3 * 0.25,  # Position 0.1 x 3 of the sorted values.
       pooled=(1 + 10 + 3 + 1) / 20,
       loss=1.25,
   )
@@ -61,11 +61,11 @@ def test_a_group_without_test_examples_has_no_numbers():
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  """A run without and one with own test examples."""
+  """A run without and one with personalised evaluation."""
   folder = tmp_path_factory.mktemp('runs')
   config = tiny_config('private', num_rounds=2)
   config.groups.large.depth = 2  # One shape: less to compile.
-  with jax.default_prng_impl('threefry2x32'):  # They learn enough.
+  with jax.default_prng_impl('threefry2x32'):  # With it they learn enough.
     plain = experiment.run(config, folder / 'plain')
     config.personal_test = True
     return plain, experiment.run(config, folder / 'own')
@@ -101,7 +101,7 @@ def test_clients_are_tested_on_examples_dealt_like_their_own(runs):
       *last['personal/clients/large'], *last['personal/clients/small']
   ]
   assert len(clients) == 5
-  # Clients see a few classes, on which they are better than on all ten.
+  # Clients have few classes, on which they are better than on all ten.
   assert last['personal/accuracy'] > last['accuracy/clients'] + 0.05
   pooled = np.average(clients, weights=[len(part) for part in want])
   np.testing.assert_allclose(last['personal/pooled'], pooled, rtol=1e-6)
@@ -133,7 +133,7 @@ def test_a_file_gives_the_partition_and_the_tests(tmp_path):
   built = experiment.build(config)
   assert [part.tolist() for part in built.parts] == train
   assert [part.tolist() for part in built.own_tests] == test
-  # The public set is of what the file leaves.
+  # The public set is drawn from examples that the file does not list.
   public = np.asarray(built.data.public)
   assert len(set(public)) == 200 and public.min() >= 1200
   config.public_size = 242

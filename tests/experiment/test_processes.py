@@ -1,4 +1,4 @@
-"""What processes tell each other is, in one process, nothing."""
+"""Communication between processes, which does nothing in one process."""
 
 import pathlib
 

@@ -72,13 +72,13 @@ def test_methods_that_have_an_old_name_keep_it():
     stored = dict(algorithm={'name': method, option: 0.2})
     assert with_moved_entries(stored) == stored
     assert experiment.algorithm_config(method, **{option: 0.2})[option] == 0.2
-  # Entries of other sections are no options.
+  # Entries of other sections are not a method's options.
   assert new_name('partition.alpha', 'fedgkt') == ''
   assert new_name('alpha') == new_name('algorithm.alpha') == ''
 
 
 def test_one_name_has_one_meaning():
-  """No old name is left, and `mu` is of the methods with a proximal term."""
+  """No old name is left, and only methods with a proximal term have `mu`."""
   for method, old, new in OLD:
     options = keyword_options(ALGORITHMS[method])
     assert new in options and old not in options
@@ -127,14 +127,14 @@ def test_a_checkpoint_with_an_old_field_is_read(tmp_path, reader):
 def test_a_block_called_weights_is_no_field():
   paths = ['server/params/weights/kernel', 'server/model/x']
   assert current_paths(paths, paths) == {path: path for path in paths}
-  # Of another state: nothing is renamed, and the reader names what it lacks.
+  # If the states differ, nothing is renamed; the reader names missing arrays.
   assert current_paths(['a/weights/x'], ['a/y']) == {
       'a/weights/x': 'a/weights/x'
   }
 
 
 def test_stored_cells_have_the_options_of_this_version():
-  """Those of FD and FedHe have the old names."""
+  """The stored cells of FD and FedHe have the old names."""
   found = set()
   for path in ROOT.glob('results/fedhe_*/cells/*-0.json'):
     stored = json.loads(path.read_text())['config']

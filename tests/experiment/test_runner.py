@@ -1,4 +1,4 @@
-"""Runs: the files of the workdir, and that a run resumes exactly."""
+"""Runs: the files of the workdir, exact resuming, and damage."""
 
 import errno
 import itertools
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.usefixtures('undrawn')
 
 
 class Killed(BaseException):
-  """Ends a run as a kill would: nothing of ours handles it."""
+  """Ends a run as a kill would: the library does not catch it."""
 
 
 def killed_at(row_number):
-  """An observer that ends the run when it has seen so many rows."""
+  """An observer that ends the run after `row_number` rows."""
   seen = []
 
   def observe(row):
@@ -54,7 +54,7 @@ def _programs():
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  """A whole run and its result."""
+  """The result of a whole run."""
   folder = tmp_path_factory.mktemp('runs') / 'whole'
   return experiment.run(tiny_config(), folder)
 
@@ -108,7 +108,7 @@ def test_metrics_schema(finished):
 
 
 def test_bytes_are_those_of_the_arrays(tmp_path):
-  # FedAvg sends its weights and statistics, and up one number more: 4 bytes
+  # FedAvg sends parameters and statistics, and one more number up, of 4 bytes
   # each. Every client of the cohort does so in every round.
   result = experiment.run(
       tiny_config(cohort_size=5, num_rounds=1), tmp_path / 'w'
@@ -146,7 +146,7 @@ def test_resumes_exactly(finished, tmp_path, row):
 
 
 def test_the_first_checkpoint_is_written_before_anything(tmp_path, monkeypatch):
-  """Lines without a checkpoint would be a run that cannot be resumed."""
+  """A run with lines but no checkpoint could not be resumed."""
   save, seen = checkpoints_lib.ocp.CheckpointManager.save, []
 
   def slow(self, *args, **kwargs):
@@ -176,7 +176,7 @@ def assert_rows_agree(path, want_path):
 
 
 def test_several_rounds_in_a_dispatch(tmp_path):
-  """Up to the next evaluation or checkpoint, whether R divides that or not."""
+  """A dispatch ends at the next evaluation or checkpoint at the latest."""
   config = tiny_config(num_rounds=7, eval_every=4, checkpoint_every=5)
   config.groups.large.depth = 2  # One shape: less to compile.
   experiment.run(config, tmp_path / 'one')
@@ -204,9 +204,9 @@ def test_a_dispatch_is_no_longer_than_it_can_be():
 
 
 def test_client_states_in_host_memory(tmp_path):
-  """The same rows as on the device; resumes, too."""
+  """The rows are those of states on the device, also after resuming."""
   config = tiny_config('private', eval_every=2)
-  config.model.norm = 'none'  # Biases in front of a norm learn from rounding.
+  config.model.norm = 'none'  # Biases before a norm learn from rounding.
   config.groups.large.depth = 2  # One shape: less to compile.
   experiment.run(config, tmp_path / 'device')
   config.client_store = 'host'
@@ -226,7 +226,7 @@ def test_client_states_in_host_memory(tmp_path):
 def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):
   changes = dict(num_rounds=3, nonfinite='drop')
   experiment.run(tiny_config(name, **changes), tmp_path / 'whole')
-  # Stopped after the first round, which is none of `checkpoint_every`.
+  # Stops after round 1, which is not a multiple of `checkpoint_every`.
   stopped = experiment.run(
       tiny_config(name, **changes), tmp_path / 'parts', stop=lambda: True
   )
@@ -425,7 +425,7 @@ def test_a_run_of_a_version_without_the_copy_goes_on(finished, tmp_path):
   for step in (0, 2, 4):
     path = folder / 'checkpoints' / str(step) / 'notes' / 'metadata'
     notes = json.loads(path.read_text())
-    notes.pop('metrics', None)  # The first is from before any line.
+    notes.pop('metrics', None)  # The first has no mark.
     del notes['notes']
     path.write_text(json.dumps(notes))
   damaged = tmp_path / 'damaged'
@@ -545,7 +545,7 @@ class _BadClient:
     self.client_id, self.round_num = client_id, round_num
     self.make_round = rounds.make_round
     monkeypatch.setattr(drivers, 'make_round', self)
-    # Its programs are its own.
+    # It must not share compiled programs.
     monkeypatch.setattr(runner, 'compile_programs', programs.compile_programs)
 
   def __call__(self, algorithm, federation, **kwargs):
@@ -605,7 +605,7 @@ def test_a_client_that_is_not_finite_can_be_left_out(
   config = tiny_config(cohort_size=5)
   with pytest.raises(FloatingPointError):
     experiment.run(config, tmp_path / 'w')
-  # The same run goes on where it was, with the other policy.
+  # The same run continues, with the other policy.
   config.nonfinite = 'drop'
   result = experiment.run(config, tmp_path / 'w')
   assert result.finished and result.summary.dropped == 1
@@ -651,7 +651,7 @@ def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', ['loop', 'shard_map'])
 def test_other_backends_resume_too(backend, tmp_path):
-  # Not Adam, which makes of rounding near zero a whole step.
+  # Not Adam, which amplifies rounding near zero to a whole step.
   config = tiny_config(
       num_rounds=2, checkpoint_every=1, local__optimizer='sgd'
   )

@@ -1,4 +1,4 @@
-"""Runs whose server trains: its metrics in the rows, and NaN in it by name."""
+"""Runs whose server trains: its metrics in the rows, and its NaN."""
 
 import logging
 

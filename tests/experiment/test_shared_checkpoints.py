@@ -1,4 +1,4 @@
-"""Checksums that do not depend on who holds which rows."""
+"""Checkpoints of sharded states: checksums do not depend on the sharding."""
 
 import zlib
 
@@ -59,7 +59,7 @@ def test_checksums_are_those_of_one_device():
 
 
 def test_reads_and_writes_what_one_process_does(tmp_path):
-  """The class for several processes, in one: the files are the same."""
+  """In one process `SharedCheckpoints` and `Checkpoints` share a format."""
   want = jax.device_get(state())
   for num, kind, other in (
       (4, SharedCheckpoints, Checkpoints),

@@ -1,4 +1,4 @@
-"""A table's cells run once each, go on when interrupted, and are shared."""
+"""Cells of a table run once each, resume, and are shared by processes."""
 
 import contextlib
 import json
@@ -50,11 +50,11 @@ def finished(table, tmp_path_factory):
 
 
 class Runs:
-  """Stands in for `run`, and counts."""
+  """Replaces `run` and records what runs."""
 
   def __init__(self, monkeypatch):
     self.begun, self.finished, self.trained = [], [], []
-    self.at = lambda name, round_num: None  # Called before a round counts.
+    self.at = lambda name, round_num: None  # Called before a round is recorded.
     self._run = sweep.run
     monkeypatch.setattr(sweep, 'run', self)
 
@@ -74,7 +74,7 @@ class Runs:
 
 @pytest.fixture
 def fake(table, finished, monkeypatch):
-  """Runs that train nothing: all have the numbers of one real run."""
+  """Runs without training, which all have the result of one real run."""
   config = sweep_table.with_seed(table.rows['Private'], 0, {})
   result = sweep.run(config, finished[0] / 'runs' / 'private-0')
   rounds = [dict(split='train', round=1), dict(split='train', round=2)]
@@ -147,7 +147,7 @@ def test_interrupted_and_resumed_each_cell_runs_once(
   runs.at = lambda name, round_num: None
   cells = sweep.run_cells(*arguments)
   assert runs.finished == NAMES[:2]
-  # Of the cell that was broken off, too, no round counts twice.
+  # No round runs twice, not even of the interrupted cell.
   assert sorted(runs.trained) == sorted(
       (name, round_num) for name in NAMES[:2] for round_num in (1, 2)
   )
@@ -173,7 +173,7 @@ def test_interrupted_in_every_cell_each_runs_once(table, tmp_path, fake):
 
 
 def test_a_workdir_in_use_is_passed_over(table, tmp_path):
-  """With the lock of `run` itself."""
+  """The lock is the one that `run` takes."""
   one = table._replace(rows={'Private': table.rows['Private']}, seeds=(0,))
   lines = []
   with lock(tmp_path / 'runs' / 'private-0'):
@@ -309,9 +309,9 @@ def test_a_cell_says_where_it_comes_from(finished):
     assert cell['config']['num_rounds'] == 2
     assert {'jax', 'device', 'python', 'flax'} <= set(cell['versions'])
     assert 'cores' in cell['hardware']
-    # Tables without columns have the cells that they had before there were any.
+    # Cells of a table without columns have neither entry.
     assert 'column' not in cell and 'views' not in cell
-  # No path of the machine is kept.
+  # No path of this machine is stored.
   stored = out / 'results' / 'cells' / 'private-0.json'
   assert str(out) not in stored.read_text()
 
@@ -369,7 +369,7 @@ def test_a_result_of_another_config_is_refused(table, finished):
 
 @pytest.fixture
 def unequal(table, tmp_path, monkeypatch):
-  """A table of one row whose groups have 4, 1 and 1 clients, and its result."""
+  """A table of one row with groups of 4, 1 and 1 clients, and a folder."""
   config = table.rows['Private'].copy_and_resolve_references()
   config.groups.mlp2.clients, config.groups.mlp3.clients = 4, 1
   config.groups.mlp4.clients = 1
@@ -397,7 +397,7 @@ def unequal(table, tmp_path, monkeypatch):
     return Result(workdir, rows, {}, summary, None, True)
 
   monkeypatch.setattr(sweep, 'run', run)
-  # Costs are traced, which takes longer than all else here.
+  # Tracing the costs would take most of the time.
   each = dict.fromkeys(config.groups, 1)
   monkeypatch.setattr(
       sweep,
@@ -408,7 +408,7 @@ def unequal(table, tmp_path, monkeypatch):
 
 
 def test_a_cell_holds_the_mean_that_its_table_reports(unequal):
-  """Means, the best round and the target's round, all of one mean."""
+  """The best round and the target's round refer to the same mean."""
   table, out = unequal
   (cell,) = sweep.run_cells(table, out / 'a', out / 'runs')
   assert cell['mean'] == 'clients'
@@ -423,12 +423,12 @@ def test_a_cell_holds_the_mean_that_its_table_reports(unequal):
 
 
 def test_a_result_of_another_mean_is_refused(unequal):
-  """Unless all groups are equally large: both means are then one."""
+  """Unless all groups have one size: then both means are equal."""
   table, out = unequal
   path = out / 'cells' / 'private-0.json'
   (cell,) = sweep.run_cells(table, out, out / 'runs')
   assert sweep_table.read_cells(table, out) == [cell]
-  del cell['mean']  # As older cells.
+  del cell['mean']  # As in older cells.
   path.write_text(json.dumps(cell))
   assert sweep_table.read_cells(table._replace(mean='groups'), out) == [cell]
   with pytest.raises(ValueError) as error:

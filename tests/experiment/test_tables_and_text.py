@@ -86,7 +86,7 @@ def test_a_round_takes_texts_and_tables(method, kind, tmp_path):
 def test_methods_learn_texts(method, tmp_path):
   config = text_config(method, tmp_path / 'text.npz')
   config.num_rounds = config.checkpoint_every = config.eval_every = 3
-  if method == 'fedin':  # Its steps follow the pairs, too.
+  if method == 'fedin':  # It also trains on pairs, and needs more rounds.
     config.num_rounds = config.checkpoint_every = config.eval_every = 8
   result = experiment.run(config, tmp_path / 'run')
   assert summarise(result.rows).last['accuracy'] > 0.8

@@ -1,4 +1,4 @@
-"""Runs whose clients hold examples out, on which the best round is chosen."""
+"""Runs whose clients hold out examples, on which the best round is chosen."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_validation_rows_stand_before_test_rows(whole):
 
 
 def test_the_accuracy_is_that_on_the_held_out_examples(whole):
-  # The last model's hits among them, counted without the evaluation program.
+  # The last models' accuracy, computed without the evaluation program.
   built = experiment.build(tiny_config(num_rounds=2, validation=0.2))
   images = built.dataset.train_images[built.validation]
   labels = built.dataset.train_labels[built.validation]

@@ -1,4 +1,4 @@
-"""Runs of a method with a warm-up: its row, and that a run resumes exactly."""
+"""Runs of a method with a warm-up: its row, and exact resuming."""
 
 import jax
 import pytest
@@ -42,8 +42,8 @@ def test_the_warm_up_is_a_row_of_its_own(whole):
       (2, 'test'),
   ]
   warm = whole.rows[0]
-  # All five clients, though a cohort has four: logits up, and a seed down;
-  # with either the number of the subset.
+  # All five clients take part, though a cohort has four. Each sends logits and
+  # gets a seed, both with the number of the subset.
   seed = jax.random.key_data(jax.random.key(0)).nbytes
   up, down = 4 * (20 * 10 + 1), seed + 4
   assert warm['clients'] == 5 and whole.rows[2]['clients'] == 4

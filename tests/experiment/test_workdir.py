@@ -40,7 +40,7 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_cache():
-  """jax without a compilation cache, as a new process has it."""
+  """JAX without a compilation cache, as in a new process."""
   old = jax.config.jax_compilation_cache_dir
   seconds = jax.config.jax_persistent_cache_min_compile_time_secs
   jax.config.update('jax_compilation_cache_dir', None)
@@ -114,7 +114,7 @@ def test_progress_on_a_terminal_is_one_bar():
 
 
 def test_a_workdir_of_an_older_version_keeps_its_cut_outs(tmp_path):
-  """It lacks `local.cutout`, which made no difference without a cut-out."""
+  """It lacks `local.cutout`, which has no effect without a cut-out."""
   for augment, fits in (('none', True), ('crop_flip_cutout', False)):
     config = tiny_config(local__augment=augment)
     folder = tmp_path / augment

@@ -26,7 +26,7 @@ def tiny_config(algorithm='fedavg', **changes):
   config.num_rounds = 4
   config.checkpoint_every = 2
   config.cohort_size = 4
-  config.compilation_cache = False  # The tests have their own.
+  config.compilation_cache = False  # The tests set their own folder.
   needs = needs_of(ALGORITHMS[algorithm])
   if needs.public is not None:
     config.public_size = 100
@@ -52,8 +52,8 @@ def tiny_config(algorithm='fedavg', **changes):
 def compiled_once():
   """Runs of one config share their programs.
 
-  Not where a program keeps more than its code: a plan, or rows of the next
-  cohort.
+  Programs with a state are not shared: those with the plan of a clock, or with
+  the rows of the next cohort.
   """
   made, compile_programs = {}, runner.compile_programs
 
@@ -72,7 +72,7 @@ def compiled_once():
 
 
 def without_seconds(path):
-  """The rows of a metrics file, but for their wall times."""
+  """The rows of a metrics file, without their wall times."""
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   for row in rows:
     assert row.pop('seconds') >= 0

@@ -1,4 +1,4 @@
-"""The table of what `auto` chooses, and who reads it."""
+"""The table of the choices of `auto`, and the code that reads it."""
 
 import jax
 import jax.numpy as jnp

@@ -80,7 +80,7 @@ def test_value_and_gradients_are_those_of_lax(
 def test_rows_give_the_gradient_of_lax(
   size, kernel, strides, padding, cached_images, monkeypatch
 ):
-  """However many of the six images are taken at once: 1, 1, 2 and all."""
+  """The gradient takes 1, 1, 2 or all of the six images at once."""
   x, w = draw((6, *size, 3), 0), draw((*kernel, 3, 4), 1)
   image = 4 * size[0] * size[1] * 4
   monkeypatch.setattr(products, '_CACHED_BYTES', int(cached_images * image))
@@ -197,7 +197,7 @@ def test_large_slices_are_not_held_for_the_backward_pass(monkeypatch):
 
   assert temporary() < 5
   monkeypatch.setattr(products, 'LARGE_BYTES', 1 << 40)
-  assert temporary() > 6  # What XLA does if it is let.
+  assert temporary() > 6  # Without the limit, XLA holds them.
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_max_pool_of_a_map_of_one_pixel():
   'size, share', [(1, 0), (2, 20 / 36), (4, 44 / 144), (8, 92 / 576)]
 )
 def test_share_of_padding(size, share):
-  """Of the 9 n^2 pixels that 3x3 taps see, (3 n - 2)^2 are none."""
+  """For n > 1, (3 n - 2)^2 of the 9 n^2 pixels under 3x3 taps are real."""
   geometry = taps.resolve_padding(
     'SAME', (size, size), (3, 3), (1, 1)
   )
@@ -385,7 +385,7 @@ def test_wide_layers_on_small_maps_are_cropped():
 
 @pytest.mark.parametrize('limit', [0, 1 << 30])
 def test_large_strips_are_not_stored_for_the_gradient(limit, monkeypatch):
-  """Then they depend on the output's gradient; the result is the same."""
+  """Large strips depend on the output's gradient; the result is the same."""
   monkeypatch.setattr(products, 'LARGE_BYTES', limit)
   x, w = draw((2, 6, 7, 3), 0), draw((3, 3, 3, 4), 1)
 
@@ -464,7 +464,7 @@ def test_what_products_read_many_times_is_computed_once(monkeypatch):
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason='for CPUs')
 @pytest.mark.parametrize('least, sines', [(1, 1), (1 << 30, 2)])
 def test_xla_writes_it_once(least, sines, monkeypatch):
-  """The other way round XLA computes it for each reader."""
+  """Small arrays are not materialised, and XLA computes them twice."""
   monkeypatch.setattr(materialise_lib, '_LEAST', least)
 
   @jax.jit

@@ -1,4 +1,4 @@
-"""The one place that answers what a library of convolutions needs."""
+"""The only module that knows the needs of a library of convolutions."""
 
 import contextlib
 import pathlib

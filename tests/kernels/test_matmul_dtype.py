@@ -16,7 +16,7 @@ def draw(shape, seed):
 
 
 def rounded(x):
-  """To eight bits, as the definition of bfloat16 says: nearest, ties even."""
+  """Rounds to the eight bits of bfloat16: to nearest, ties to even."""
   bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
   bits = bits + 0x7FFF + ((bits >> 16) & 1)
   return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)

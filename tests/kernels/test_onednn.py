@@ -1,4 +1,4 @@
-"""Convolutions of the oneDNN inside jaxlib against matrix products."""
+"""Compares convolutions of jaxlib's oneDNN with matrix products."""
 
 import jax
 from jax import lax
@@ -48,7 +48,7 @@ def calls(fn, *args):
 def test_value_and_gradients_are_those_of_products(
     size, kernel, strides, padding, part_bytes, monkeypatch
 ):
-  """With the kernel's gradient image by image, and of all images at once."""
+  """The kernel's gradient is of one image at a time, or of all at once."""
   monkeypatch.setattr(onednn, '_PART_BYTES', part_bytes)
   x, w = draw((4, *size, 3), 0), draw((*kernel, 3, 5), 1)
 

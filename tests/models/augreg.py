@@ -1,4 +1,4 @@
-"""Files in the layout of the AugReg checkpoints, of a narrow ViT."""
+"""Files of a narrow ViT in the layout of the AugReg checkpoints."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ DIM, HEADS, PATCH = 64, 1, 4
 
 
 def augreg(depth=3, channels=3, patches=4, seed=0):
-  """Leaves by their published names: a ViT of one head."""
+  """Leaves of a ViT with one head, by their published names."""
   rng = np.random.default_rng(seed)
   leaves = {
       'cls': (1, 1, DIM),

@@ -106,7 +106,7 @@ def test_a_span_needs_its_own_variables_only():
 
 
 def test_equal_models_are_equal_and_hash_alike():
-  # A model can thus be a static argument without compiling anew.
+  # So a model can be a static argument without recompilation.
   for name in ('resnet10', 'vit_s8', 'fedhe_cnn5', 'preresnet20', 'mlp'):
     one, two = create(name, (32, 32, 1), 10), create(name, (32, 32, 1), 10)
     assert one == two

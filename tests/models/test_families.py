@@ -29,7 +29,7 @@ SMALL = {
 
 
 def random_like(variables, seed=0):
-  """Positive random numbers: no leaf is at a special value."""
+  """Positive random numbers, so that no leaf has a special value."""
   flat, back = ravel_pytree(variables)
   return back(jax.random.uniform(jax.random.key(seed), flat.shape, minval=0.2))
 
@@ -227,7 +227,7 @@ def test_encoder_block_is_the_published_one():
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
   module = EncoderBlock(2)
   params = jax.jit(module.init)(jax.random.key(1), x)['params']
-  # Weights of size 1, so that attention is far from uniform.
+  # Parameters of size 1, so that attention is far from uniform.
   params = jax.tree.map(lambda p: 20 * p, params)
   got = jax.jit(module.apply)({'params': params}, x)
   p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)

@@ -1,4 +1,4 @@
-"""Side exits: each is the end of a chain, and the trunk does not notice."""
+"""Side exits: each ends a chain of blocks, and the trunk does not change."""
 
 import dataclasses
 import functools
@@ -112,7 +112,7 @@ def test_the_trunk_does_not_notice_its_heads(model):
   assert_equal(
       model.apply(drawn, X, train=True)[0], chain.apply(plain, X, train=True)[0]
   )
-  # A head is drawn by its name, whatever trunk it hangs on.
+  # A head's initial parameters depend on its name, not on its trunk.
   deeper = exits(trunk(depth=6)).init(key)
   assert_equal(deeper.params['exit2'], drawn.params['exit2'])
 
@@ -152,7 +152,7 @@ def test_exits_are_the_ends_of_their_chains_bit_for_bit(
     if train:
       assert np.any(moved['stem']['norm']['mean'] != (
           variables.stats['stem']['norm']['mean']))  # fmt: skip
-  # An exit too early to be a model of its own.
+  # `exit1` is too early to end a model.
   z, _ = model.apply(variables, X, stop=1, **kwargs)
   want, _ = model.apply(variables, z, start=1, head='exit1', **kwargs)
   assert_equal(together['exit1'], want)
@@ -165,7 +165,7 @@ def test_a_pass_goes_as_far_as_its_exits_need(model, variables):
   got, stats = model.apply_heads(some, X, ('exit2', 'exit1'), train=False)
   assert tuple(got) == ('exit2', 'exit1')
   assert_equal(stats, some.stats)
-  # From the middle of the trunk on.
+  # A pass may start in the middle of the trunk.
   z, _ = model.apply(variables, X, stop=2)
   late, _ = model.apply_heads(variables, z, ('exit2', 'head'), start=2)
   assert_equal(late['exit2'], got['exit2'])
@@ -174,7 +174,7 @@ def test_a_pass_goes_as_far_as_its_exits_need(model, variables):
 
 
 def test_the_trunk_is_computed_once(model):
-  """Products of all exits: those of the trunk, and each exit's own."""
+  """FLOPs of all exits are those of the trunk and each exit's own."""
   trunk_flops = 2 * (16 * 8 + 3 * 8 * 8 + 8 * CLASSES)
   exit1, exit2 = 2 * 8 * CLASSES, 2 * (8 * 5 + 5 * CLASSES)
   assert forward_flops(model) == forward_flops(trunk()) == trunk_flops
@@ -255,7 +255,7 @@ def test_a_model_that_ends_in_an_exit_keeps_the_earlier_ones(model):
   )
   with pytest.raises(ValueError, match="'exti1'"):
     model.chain('exit2', keep=('exti1',))
-  # The exit behind is not on its trunk.
+  # `exit2` is behind the end of this trunk.
   with pytest.raises(ValueError, match="of the head 'exit2' 'layer2'"):
     model.chain('exit1', keep=('exit2',))
 
@@ -276,7 +276,7 @@ def test_a_stage_of_m_fedepth_ends_in_a_head_of_the_model():
     assert stage.head == end and stage.model.cut == (1, end)
     assert not stage.model.heads
     assert_equal(stage.model.init(key), part(drawn, stage.model.block_names))
-    # It is the model's own head without a ReLU, on the unit's width.
+    # A copy of the model's head without ReLU, for the unit's width.
     for (name, module), (old, like) in zip(
         head.blocks, model.blocks[-len(head.blocks) :], strict=True
     ):
@@ -288,7 +288,7 @@ def test_a_stage_of_m_fedepth_ends_in_a_head_of_the_model():
 
 
 def test_a_private_head_stays_on_its_client(model):
-  """InclusiveFL: the sharing gives None for its name; all else travels."""
+  """InclusiveFL: its shared key is None; all other blocks are sent."""
   groups = (
       Group('a', model, np.array([0, 1])),
       Group('b', trunk(), np.array([2])),

@@ -1,4 +1,4 @@
-"""How every family draws its numbers: the option `init` and its defaults."""
+"""Initialisation of every family: the option `init` and its defaults."""
 
 import math
 
@@ -12,7 +12,7 @@ from fedjax_het.models import MODELS, create, layers, model_options
 from fedjax_het.models.preresnet import PreactBlock
 
 SHAPE = (32, 32, 3)
-# What the code of each family's paper does; the smallest member stands for it.
+# The scheme of each family's paper, for the family's smallest member.
 DEFAULTS = dict(
     preresnet20='torch',
     fedin_e='torch',
@@ -53,7 +53,7 @@ def test_the_default_is_that_of_the_papers_code(name):
 
 
 def standard_deviation(init, shape):
-  """Of kernels [..., I, O], by each scheme's definition."""
+  """That of kernels [..., I, O], by the scheme's definition."""
   fan_in, fan_out = (math.prod(shape) // n for n in (shape[-1], shape[-2]))
   return dict(
       torch=math.sqrt(1 / (3 * fan_in)),
@@ -61,7 +61,7 @@ def standard_deviation(init, shape):
       he_fan_in=math.sqrt(2 / fan_in),
       lecun=math.sqrt(1 / fan_in),
       glorot=math.sqrt(2 / (fan_in + fan_out)),
-      # A normal of deviation 0.02, cut at two of them.
+      # A normal of deviation 0.02, truncated at two deviations.
       truncated=0.02 * 0.8796,
   )[init]
 
@@ -81,7 +81,7 @@ def test_a_scheme_draws_every_hidden_layer(init):
 
 
 def test_preresnet_starts_as_pytorch_does_with_a_bias_of_zero():
-  """He normal by fan-out, the rule before, makes kernels sqrt(6) larger."""
+  """He normal by fan-out, the former default, draws sqrt(6) larger kernels."""
   leaves = drawn('preresnet20', {'stem', 'stage2_block0', 'head'})
   for path, leaf in leaves.items():
     if path.endswith('kernel'):
@@ -104,7 +104,7 @@ def test_an_unknown_scheme_is_refused():
 
 @pytest.mark.parametrize('preact', [True, False])
 def test_the_shortcut_takes_u_or_x(preact):
-  """Without its convolutions a block is relu(norm(x)), or x itself."""
+  """With zero kernels a block is relu(norm(x)), or x itself."""
   block = PreactBlock(4, norm='none', preact=preact)
   x = jax.random.normal(jax.random.key(0), (2, 8, 8, 4))
   variables = jax.tree.map(jnp.zeros_like, block.init(jax.random.key(1), x))

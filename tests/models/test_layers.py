@@ -56,7 +56,7 @@ def test_initialisers_have_the_distribution_of_flax(ours, theirs):
   shape = (3, 3, 8, 40)
   got = np.sort(ours(jax.random.key(0), shape).ravel())
   want = np.sort(theirs(jax.random.key(1), shape).ravel())
-  # Quantiles of 2880 draws: the error of one is below 0.1 deviations.
+  # The error of a quantile of 2880 draws is below 0.1 deviations.
   quantiles = np.linspace(0.05, 0.95, 19)
   np.testing.assert_allclose(
       np.quantile(got, quantiles),

@@ -206,6 +206,6 @@ def test_every_model_maps_a_masked_batch_to_logits(name):
   assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {
       np.dtype(np.float32)
   }
-  # What FedIN exchanges: s_out is a vector in every model.
+  # FedIN exchanges s_out, which is a vector in every model.
   assert len(model.shapes[model.cut[1] - 1]) == 1
   assert model.classifier == ('head',)

@@ -1,4 +1,4 @@
-"""Users' linen modules whose classes have `slices`, under widths."""
+"""Users' linen modules with `slices`, in methods over widths."""
 
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 class Net(nn.Module):
-  """Two convolutions of linen, maps behind them."""
+  """Two linen convolutions, whose output is a map."""
 
   slices = Slices(('features',), dict(Conv_0=('x', 'h'), Conv_1=('h', 'y')))
 
@@ -52,7 +52,7 @@ class Layer(nn.Module):
 
 
 class Normed(nn.Module):
-  """A norm of the library, by the field that methods over widths change."""
+  """A library norm, with the field `norm` that width methods change."""
 
   slices = Slices((), dict(norm=('x', 'x')))
 
@@ -125,7 +125,7 @@ def test_a_narrow_copy_is_the_net_built_narrow_by_hand(modules):
   cut = extract(whole, level.index)
   want = jax.tree.map(jnp.shape, small.abstract_variables.params)
   assert jax.tree.map(jnp.shape, cut) == want
-  # The other channels are set to zero in every leaf, but by the classes.
+  # The other channels of every leaf are zero; all classes are kept.
   masked = jax.tree.map(
       lambda axes, leaf: np.where(_held(axes, leaf), leaf, 0),
       level.index,
@@ -146,7 +146,7 @@ def test_a_narrow_copy_is_the_net_built_narrow_by_hand(modules):
 
 
 def _held(axes, leaf):
-  """Which numbers a narrow leaf holds."""
+  """A mask of the entries that a narrow leaf holds."""
   held = np.zeros(leaf.shape, bool)
   sets = (np.arange(n) if a is None else a for a, n in zip(axes, leaf.shape))
   held[np.ix_(*sets)] = True

@@ -129,7 +129,7 @@ def test_masked_examples_may_hold_anything():
 
 
 def test_a_part_of_masked_examples_leaves_deep_gradients_finite():
-  """Of 30 layers, each of which would divide what it is given by 0.003."""
+  """Each of 30 layers would divide the gradient by sqrt(eps) = 0.003."""
   x = jnp.concatenate([images(), jnp.zeros_like(images())])
   mask = jnp.stack([MASK, jnp.zeros(4, bool)])
   norm = BatchNorm()
@@ -153,7 +153,7 @@ def test_a_part_of_masked_examples_leaves_deep_gradients_finite():
 
 @pytest.mark.parametrize('policy', POLICIES)
 def test_parts_of_a_batch_are_normalised_apart(policy):
-  """As one call each; the running statistics follow the first part."""
+  """Each as in its own call; running statistics follow the first part."""
   x = jnp.concatenate([images(), 3 * images(seed=1) - 2])
   masks = jnp.stack([MASK, ~MASK])
   module = norm_layer(policy, 'norm')
@@ -171,7 +171,7 @@ def test_parts_of_a_batch_are_normalised_apart(policy):
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), stats, want
   )
-  if policy == 'batch':  # An empty first part moves nothing.
+  if policy == 'batch':  # An empty first part has no effect.
     _, stats = run(x, jnp.stack([jnp.zeros(4, bool), MASK]))
     jax.tree.map(
         np.testing.assert_array_equal,

@@ -12,7 +12,7 @@ from tests.models.augreg import DIM, HEADS, PATCH, augreg, save
 
 
 def small(path, size=8, channels=3, depth=2):
-  """A third of ViT-T's three heads."""
+  """ViT-T with one of its three heads."""
   return vit(
       (size, size, channels), 5, depth=depth, variant='t', patch=PATCH,
       width=0.34, pretrained=str(path),
@@ -20,7 +20,7 @@ def small(path, size=8, channels=3, depth=2):
 
 
 def reference(leaves, x, depth):
-  """The class token's features, written from the published model."""
+  """The class token's features, computed as in the published model."""
 
   def norm(x, name):
     x = x - x.mean(-1, keepdims=True)
@@ -89,7 +89,7 @@ def test_the_head_is_drawn_and_everything_else_is_the_files(tmp_path):
 
 @pytest.mark.parametrize('prefix', ['opt/target/', 'target/', 'params/'])
 def test_a_whole_training_state_gives_its_model(tmp_path, prefix):
-  """The same leaves behind a prefix, beside the optimiser's."""
+  """The leaves have a prefix; those of the optimiser are ignored."""
   leaves = save(tmp_path / 'plain.npz')
   state = {prefix + name: leaf for name, leaf in leaves.items()}
   moments = {
@@ -116,7 +116,7 @@ def test_positions_are_resized_and_the_class_tokens_stays(tmp_path):
   assert position.shape == (1, 17, DIM)
   np.testing.assert_array_equal(position[:, 0], leaves[name][:, 0])
   grid = position[0, 1:, 0].reshape(4, 4)
-  # Halves of pixels: the rows of a plane go from 0 to 2 by 0, .25, .75, 1.
+  # Pixel centres lie at halves, so from 0 to 1 the values are 0, .25, .75, 1.
   steps = np.array([0.0, 0.25, 0.75, 1.0])
   np.testing.assert_allclose(
       grid, 2 * steps[:, None] + steps[None], atol=1e-6
@@ -166,7 +166,7 @@ def test_blocks_of_a_wider_model_are_refused(tmp_path):
 
 
 def damaged_header(data):
-  """The first array's header is no Python literal any more."""
+  """Makes the header of the first array an invalid Python literal."""
   place = data.index(b"{'descr'")
   return data[:place] + b'{(((((((' + data[place + 8 :]
 

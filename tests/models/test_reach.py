@@ -1,4 +1,4 @@
-"""Weights that no example reaches, and training without them."""
+"""Parameters that no example reaches, and training without them."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ class Head(nn.Module):
 
 
 def small_maps(depth=1) -> BlockModel:
-  """Kernels that use 4 of 9 taps, then 1 of 9."""
+  """A model whose kernels use 4 of 9 taps, then 1 of 9."""
   middle = [Block(f'mid{i}', Conv(1)) for i in range(depth)]
   return BlockModel(
     f'small{depth}',
