@@ -1,4 +1,4 @@
-"""Rows of FedIN v2's Table 1 share parameters, partition and cohorts."""
+"""Rows of FedIN v2's Table 1 share initial models, partition and cohorts."""
 
 import functools
 

@@ -182,7 +182,7 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
     # One row trains as FedIN does, one as its authors' code. Only the latter
     # has the paper's number.
     for method in ('FedGKT-server', 'HeteroFL'):
-      # FedGKT's clients keep their optimisers by themselves.
+      # FedGKT's clients keep their optimisers by default.
       kept = dict(keep_optimizer=method.startswith('FedGKT'))
       assert of[f'{method} (as FedIN)'].local.to_dict() == {**ours, **kept}
       assert table.target(f'{method} (as FedIN)', column) is None

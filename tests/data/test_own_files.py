@@ -21,7 +21,7 @@ def save(path, **changes):
 
 
 def damage(path):
-  """Writes a compressed file whose numbers cannot be unpacked."""
+  """Writes a compressed file whose data cannot be decompressed."""
   np.savez_compressed(path, **arrays())
   data = bytearray(path.read_bytes())
   data[60:90] = bytes(byte ^ 0x5A for byte in data[60:90])

@@ -17,7 +17,7 @@ from fedjax_het.engine.visits import client_key
 from tests.tiny import tiny_data, tiny_federation
 
 KEY = jax.random.key(1)
-SPEEDS = (4.0, 1.0, 2.5, 2.0)  # Seconds a visit.
+SPEEDS = (4.0, 1.0, 2.5, 2.0)  # Seconds per visit.
 
 
 def make_fleet(seconds, **options):
@@ -264,7 +264,7 @@ def test_the_server_is_given_what_the_plan_says(federation, data):
   np.testing.assert_array_equal(log[:, 2], schedule.staleness)
   np.testing.assert_array_equal(log[:, 3], schedule.visit)
   assert np.all(log[:, 5] == 1)  # The sums of all groups hold one upload.
-  # Lost visits do not change a client's state, which counts the others.
+  # A client's state counts its visits that arrived, not the lost ones.
   for k in range(4):
     mine = log[schedule.client == k]
     np.testing.assert_array_equal(mine[:, 4], np.arange(len(mine)))
@@ -352,7 +352,7 @@ def test_no_recompilation_after_the_first_round(federation, data):
   assert len(events) == 4 and len(traces) == first and not compiled
 
 
-@pytest.mark.slow  # `tests/algorithms/test_clocks.py` has one group.
+@pytest.mark.slow  # `tests/algorithms/test_clocks.py` tests one group.
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_keeps_its_shapes(name):
   from tests.algorithms.suite import NUM_PUBLIC, make

@@ -98,7 +98,7 @@ def test_drop_last_leaves_out_the_partial_batch():
 @pytest.mark.parametrize('drop_last', [False, True])
 @pytest.mark.parametrize('steps', [None, 5])
 def test_steps_and_examples_of_a_visit_are_those_of_training(drop_last, steps):
-  """The clock and the balance count as `train_epochs` does."""
+  """The clock and the balance count what `train_epochs` runs."""
   sizes = [1, 2, 3, 4, 7, 9]
   data = make_data(sizes)
   training = LocalTraining(
@@ -244,7 +244,7 @@ def test_examples_in_memory_are_trained_on_and_mapped_like_a_clients():
 
 
 def test_a_record_of_training_passes_goes_with_the_steps():
-  """Each example's output is that of its last step; `fit` is the same."""
+  """It holds each example's last step; the training equals that of `fit`."""
   data, turn = features(5, 8), Turn(jnp.int32(1), jax.random.key(0))
   training = LocalTraining(optax.sgd, lambda r: 0.1 * r, 3, 2)
   start = Variables({'w': jnp.zeros(2)}, {'steps': jnp.int32(0)})

@@ -1,4 +1,4 @@
-"""Client states over devices: rows move without a change of a bit."""
+"""Client states sharded over devices: rows move bit for bit."""
 
 import jax
 import jax.numpy as jnp

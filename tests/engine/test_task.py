@@ -140,7 +140,7 @@ def test_methods_for_classification_refuse_another_task(name, options):
 
 
 def test_scores_are_means_of_the_tasks_functions():
-  """Over all examples, whatever the batch size."""
+  """The means are over all examples, whatever the batch size."""
   federation = federation_of(REGRESSION)
   images, labels = examples(REGRESSION)
   algorithm = ALGORITHMS['fedavg'](federation)

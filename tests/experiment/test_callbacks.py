@@ -47,7 +47,7 @@ def evaluations(values):
 
 
 @pytest.mark.parametrize('values, patience, options, stops', [
-    ([.1, .2, .3, .25, .3], 2, {}, 4),  # Equal is no improvement.
+    ([.1, .2, .3, .25, .3], 2, {}, 4),  # An equal value is no improvement.
     ([.1, .2, .3, .25, .31, .3], 2, {}, None),
     ([.1, None, .05], 2, {}, 2),  # Not finite: no improvement.
     ([.3, .2, .1, .2], 1, dict(mode='min'), 3),

@@ -273,7 +273,7 @@ def test_what_preresnets_of_older_versions_were():
 
 
 def test_whose_optimisers_stay_is_read_from_older_configs():
-  """It was an option of two methods; the others had a fixed choice."""
+  """`keep_optimizer` was an option of two methods; others had no choice."""
   for name, stored, want in (
       ('private', True, True),
       ('private', False, False),

@@ -106,7 +106,7 @@ def test_rows_give_the_gradient_of_lax(
   ),
 )
 def test_any_geometry(size, kernel, strides, padding, lowering):
-  padding = tuple(  # Enough for one output.
+  padding = tuple(  # Padding for at least one output.
     (low, max(high, k - n - low))
     for n, k, (low, high) in zip(size, kernel, padding, strict=True)
   )

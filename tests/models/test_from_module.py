@@ -1,4 +1,4 @@
-"""Users' linen modules as models, by hand and by import path."""
+"""Users' linen modules as models, given directly or by import path."""
 
 import logging
 

@@ -12,7 +12,7 @@ from fedjax_het.models import MODELS, create, layers, model_options
 from fedjax_het.models.preresnet import PreactBlock
 
 SHAPE = (32, 32, 3)
-# The scheme of each family's paper, for the family's smallest member.
+# The scheme in the code of each family's paper, for its smallest member.
 DEFAULTS = dict(
     preresnet20='torch',
     fedin_e='torch',
@@ -53,7 +53,7 @@ def test_the_default_is_that_of_the_papers_code(name):
 
 
 def standard_deviation(init, shape):
-  """That of kernels [..., I, O], by the scheme's definition."""
+  """Standard deviation of kernels [..., I, O], by the scheme's definition."""
   fan_in, fan_out = (math.prod(shape) // n for n in (shape[-1], shape[-2]))
   return dict(
       torch=math.sqrt(1 / (3 * fan_in)),
