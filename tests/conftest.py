@@ -7,13 +7,13 @@ import pathlib
 import jax
 import pytest
 
-# The nets of tests are tiny: compiling them takes longer than running them,
-# and half as long with the older code for fused loops. An unknown flag ends a
-# process, so it is set for the versions that are known to have it, and where
-# no other flags are set. Two processes run tests, so one thread each is to
-# compile. The tests of a file run in one of them (`--dist loadfile`), and share
-# what they compile.
-# Programs that tests start take these settings from the environment.
+# The nets of tests are tiny: compiling them takes longer than running them, and
+# half as long with XLA's older emitter of fused loops. An unknown flag ends a
+# process, so the flags are set only for JAX versions that are known to have
+# them, and only if no other flags are set. Two processes run the tests, so each
+# compiles in one thread. The tests of a file run in one process
+# (`--dist loadfile`) and share what they compile.
+# Programs that tests start inherit these settings from the environment.
 if jax.__version_info__[:2] == (0, 10):
   os.environ.setdefault(
       'XLA_FLAGS',
@@ -24,12 +24,14 @@ os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_num_cpu_devices', 4)
-# Tracing makes many objects and little garbage, and no test reads the lines
-# that programs note of where they come from: together a fifth of the time.
+# Tracing creates many objects and little garbage, and no test reads the source
+# locations in compiled programs. Both settings together save a fifth of the
+# time.
 gc.set_threshold(200_000, 50, 100)
 jax.config.update('jax_traceback_in_locations_limit', 0)
 # Compiled programs are kept between test runs; delete the folder to start anew.
-# Operations that run by themselves are not: most take longer to write.
+# Programs that compile in less than 0.1 s, such as single operations, are not
+# stored: writing most of them takes longer than compiling.
 _CACHE = pathlib.Path(
     os.environ.get('XDG_CACHE_HOME', pathlib.Path.home() / '.cache')
 )
@@ -37,18 +39,19 @@ jax.config.update(
     'jax_compilation_cache_dir', str(_CACHE / 'fedjax_het' / 'xla_tests')
 )
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-# Tests choose what users without measured speeds have, also where there are
-# some.
+# Tests ignore the user's measured speeds, and so choose the same form on every
+# machine.
 os.environ['FEDJAX_HET_TUNED'] = str(_CACHE / 'fedjax_het' / 'not_tuned')
-# Of programs in a process that runs tests.
+# Growth of a test process, in bytes, after which its compiled programs are
+# dropped.
 _MOST_BYTES = 3 << 30
 
 
-# Half of the operations of a round of tiny nets are those of JAX's default
-# generator of random numbers. Tests compare what is made of the same numbers,
-# so that one with less to compile serves as well. Programs that tests start
-# have the users', and all tests have the one that the environment names. Not
-# all versions of JAX have this one.
+# JAX's default random number generator makes up half of the operations of a
+# round of tiny nets. Tests compare results of the same numbers, so a generator
+# with less to compile serves as well. Programs that tests start keep the
+# default, and JAX_DEFAULT_PRNG_IMPL overrides this choice. Not all versions of
+# JAX have this generator.
 _GENERATOR = jax.config.jax_default_prng_impl
 if (
     jax.__version_info__ >= (0, 10, 2)
@@ -58,10 +61,10 @@ if (
 
 
 def pytest_configure(config):
-  """Slow tests have the users' generator, but for those that use `philox`.
+  """Sets the generator; slow tests keep JAX's, except those using `philox`.
 
-  XLA does not compile the other for several devices. Their files are not sorted
-  by the number of tests: few tests of a file may take minutes.
+  XLA cannot compile philox2x32 for several devices. Files of slow tests are not
+  sorted by their number of tests: a file's few tests may take minutes.
   """
   if config.option.markexpr == 'not slow':
     jax.config.update('jax_default_prng_impl', _GENERATOR)
@@ -70,7 +73,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Slow tests from the last file: those of whole programs come first."""
+  """Reverses the files of slow tests, so that whole programs run first."""
   if config.option.markexpr == 'slow':
     files = list(dict.fromkeys(item.path for item in items))
     place = {path: -number for number, path in enumerate(files)}
@@ -78,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _resident_bytes() -> int:
-  """Memory of this process; 0 where the system does not say."""
+  """Resident memory of this process in bytes; 0 if it is unknown."""
   status = pathlib.Path('/proc/self/statm')
   if not status.is_file():
     return 0
@@ -90,7 +93,7 @@ _after_forgetting = [0]
 
 @pytest.fixture(autouse=True)
 def bounded_memory():
-  """Forgets compiled programs whenever they have taken gigabytes."""
+  """Clears JAX's caches whenever the process has grown by `_MOST_BYTES`."""
   yield
   if _resident_bytes() > _after_forgetting[0] + _MOST_BYTES:
     jax.clear_caches()
@@ -100,7 +103,7 @@ def bounded_memory():
 
 @pytest.fixture
 def optimised():
-  """Compiles as users do, for tests of what XLA makes of a program."""
+  """Compiles with all optimisations, for tests of the optimised program."""
   jax.config.update('jax_disable_most_optimizations', False)
   yield
   jax.config.update('jax_disable_most_optimizations', True)
@@ -108,21 +111,21 @@ def optimised():
 
 @pytest.fixture
 def philox():
-  """The default tests' generator, for a slow test on one device."""
+  """The generator of the fast tests, for a slow test on one device."""
   with jax.default_prng_impl(_GENERATOR):
     yield
 
 
 @pytest.fixture(scope='module')
 def philox_of_a_file():
-  """The same for all tests of a file, and what they share."""
+  """The same for all tests of a file and their module fixtures."""
   with jax.default_prng_impl(_GENERATOR):
     yield
 
 
 @pytest.fixture
 def not_stored():
-  """For programs with oneDNN's calls, which the cache cannot store."""
+  """Disables the cache, which cannot store programs that call oneDNN."""
   from fedjax_het.kernels.onednn import no_compilation_cache
 
   with no_compilation_cache():
@@ -131,7 +134,7 @@ def not_stored():
 
 @pytest.fixture(scope='module')
 def undrawn():
-  """Reports of runs without pictures, which take longer than a tiny run."""
+  """Omits the pictures of reports; drawing takes longer than a tiny run."""
   from fedjax_het.analysis import pictures
 
   with pytest.MonkeyPatch.context() as patch:
@@ -142,7 +145,7 @@ def undrawn():
 
 @pytest.fixture(scope='session')
 def real_data() -> pathlib.Path:
-  """Folder with real raw data sets; skips where there is none."""
+  """Folder with real raw data sets; skips the test if there is none."""
   folder = os.environ.get('FEDJAX_HET_DATA')
   if not folder:
     pytest.skip('real data: set FEDJAX_HET_DATA to a folder that holds it')

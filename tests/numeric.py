@@ -1,4 +1,4 @@
-"""Dense nets in NumPy with gradients by differences, for oracles of rounds."""
+"""Dense nets in NumPy with finite-difference gradients, to check rounds."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def gradient(loss, params):
     params: {block: {leaf: float64 array}}.
 
   Returns:
-    The gradient, of the same tree.
+    The gradient, with the structure of `params`.
   """
   params = {n: {i: a.copy() for i, a in tree.items()}
             for n, tree in params.items()}  # fmt: skip
@@ -48,7 +48,7 @@ def dense(x, layer):
 
 
 def net(params, names, x):
-  """[B, C]: dense layers with ReLU, but for the last."""
+  """[B, C] outputs of dense layers, with ReLU after all but the last."""
   for name in names[:-1]:
     x = np.maximum(dense(x, params[name]), 0.0)
   return dense(x, params[names[-1]])
@@ -61,7 +61,7 @@ def log_softmax(z):
 
 
 def cross_entropies(z, y):
-  """[B] of [B, C] logits and [B] labels."""
+  """[B] cross-entropies of [B, C] logits and [B] labels."""
   return -log_softmax(z)[np.arange(len(y)), y]
 
 

@@ -33,7 +33,7 @@ class Curvature(nn.Module):
 
 
 class Weight(nn.Module):
-  """Adds one number, which starts at zero, in a column of its own."""
+  """Adds one scalar parameter, initialised to zero, to its own column."""
 
   column: int
 
@@ -62,7 +62,7 @@ TASK = Task('quadratic', losses, {'loss': losses})
 
 
 def model_of(owned) -> BlockModel:
-  """A model that owns some of `WEIGHTS`."""
+  """A model with some of the parameters `WEIGHTS`."""
   blocks = [Block('stem', Curvature())]
   blocks += [Block(n, Weight(1 + WEIGHTS.index(n))) for n in owned]
   blocks += [Block('head', Same())]
@@ -78,18 +78,19 @@ def quadratics(
 
   Args:
     minima: a_k, integers.
-    curvature: h_k, integers, one for all or for each.
-    sizes: Equal examples of each client, which takes epochs * ceil(size /
-      batch_size) steps.
-    owned: Names of the weights that each client owns, separated by spaces.
-    epochs: Of each client.
-    batch_size: Of each client.
+    curvature: h_k, integers, one for all clients or one for each.
+    sizes: Numbers of (equal) examples, one for all clients or one for each; a
+      client takes epochs * ceil(size / batch_size) steps.
+    owned: Names of the parameters in `WEIGHTS` that a client owns, separated by
+      spaces; one string for all clients or one for each.
+    epochs: Local epochs.
+    batch_size: Local batch size.
     rate: Learning rate.
-    tx: Maps it to the local optimiser.
+    tx: Maps the learning rate to the local optimiser.
     **kwargs: For `Federation`.
 
   Returns:
-    The federation, with one group for each set of weights, and the data.
+    The federation, with one group for each value of `owned`, and the data.
   """
   num = len(minima)
   h, n = (np.broadcast_to(v, num) for v in (curvature, sizes))
@@ -113,13 +114,13 @@ def quadratics(
 
 
 def play(algorithm, federation, data, cohorts):
-  """Plays rounds whose cohorts are given; algorithms with a summed uplink.
+  """Runs rounds with given cohorts, for algorithms with a summed uplink.
 
   Args:
     algorithm: The algorithm.
     federation: The federation.
     data: Its data.
-    cohorts: The clients' ids of each round.
+    cohorts: The client ids of each round.
 
   Yields:
     The server's state and {client id: its state} after each round.

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and hold the outputs that they give."""
+"""The notebooks run from top to bottom, and store their current outputs."""
 
 import os
 import pathlib
@@ -39,12 +39,12 @@ def printed(notebook):
 
 
 def without_numbers(text):
-  """A text in which machines, versions and seconds make no difference."""
+  """The text without numbers and spacing, which differ between machines."""
   return re.sub(r'[\s-]+', ' ', re.sub(r'[\d.,]+', '#', text))
 
 
 def outline(notebook):
-  """What each cell gives: names of streams, texts, and kinds of pictures."""
+  """The outputs of each cell: stream names, texts, and kinds of pictures."""
   return [
       [
           (output.name, without_numbers(output.text))
@@ -87,13 +87,13 @@ def test_notebooks_are_set_up_alike_and_their_links_lead_somewhere(path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-  """Runs a notebook on CPUs; programs are kept for the next time."""
+  """Runs a notebook on the CPU, with the tests' compilation cache."""
   pytest.importorskip('matplotlib', reason='the notebooks draw')
   monkeypatch.setenv('TMPDIR', str(tmp_path))
 
   def run(name, through=None, **environ):
     notebook = read(ROOT / 'colabs' / name)
-    if through is not None:  # No cell after the one that holds this.
+    if through is not None:  # Keep the cells up to this text.
       last = [through in cell.source for cell in notebook.cells].index(True)
       notebook.cells = notebook.cells[: last + 1]
     nbformat.write(notebook, tmp_path / name)
@@ -109,7 +109,7 @@ def run(tmp_path, monkeypatch):
 
 
 def check_stored(notebook, name):
-  """Its outputs are those that are stored, but for numbers and pictures."""
+  """Asserts that the outputs are the stored ones up to numbers and pictures."""
   found, stored = outline(notebook), outline(read(ROOT / 'colabs' / name))
   assert found == stored, f'python colabs/run.py {name} stores new outputs.'
 
@@ -128,7 +128,7 @@ def test_the_quickstart_runs(run):
 def test_fedin_on_fashion_mnist_runs(run, real_data):
   if not (pathlib.Path(real_data) / 'fashion_mnist').is_dir():
     pytest.skip('real data: no fashion_mnist')
-  # As users compile: training takes longer here than compiling.
+  # With all optimisations: training takes longer here than compiling.
   notebook = run(
       'fedin_images.ipynb',
       FEDJAX_HET_DATA=str(real_data),
@@ -141,7 +141,7 @@ def test_fedin_on_fashion_mnist_runs(run, real_data):
 
 @pytest.mark.slow
 def test_fedin_takes_the_digits_without_a_folder(run):
-  """All of it where the test above has no data."""
+  """Runs all cells if the test above is skipped for lack of data."""
   some = 'here are the digits' if os.environ.get('FEDJAX_HET_DATA') else None
   notebook = run('fedin_images.ipynb', some, FEDJAX_HET_DATA='')
   assert 'here are the digits instead' in printed(notebook)

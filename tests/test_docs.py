@@ -1,4 +1,4 @@
-"""README and docs: what they show runs, and what they list is there."""
+"""README and docs: their examples run, and what they list exists."""
 
 from fractions import Fraction
 import functools
@@ -62,7 +62,7 @@ def shell_lines(path):
 
 @pytest.fixture
 def fedmedian(monkeypatch):
-  """The page's algorithm, in the table by the page's line."""
+  """The page's algorithm, added to ALGORITHMS by the page's line."""
   code = examples(FEDMEDIAN)
   constructor = execute(code['algorithm'])['fedmedian']
   entry = eval('{' + code['table'] + '}', {'fedmedian': constructor})
@@ -133,7 +133,7 @@ def test_fedmedian_takes_medians_over_owners_and_ignores_padding(fedmedian):
       },
       jax.random.key(1),
   )
-  # 'mid1' is the deep group's alone.
+  # Only the deep group has 'mid1'.
   for name, moved in dict(stem=2.0, mid0=2.0, mid1=2.0, head=2.0).items():
     change = jax.tree.map(
         jnp.subtract, after.params[name], server.params[name]
@@ -188,7 +188,7 @@ def test_the_example_model_is_narrowed_as_it_declares():
   model = execute(code['model'])['plain_cnn']((8, 8, 1), 10, depth=3, width=0.3)
   level = make_level(model, Fraction(1, 2))
   params = level.model.abstract_variables.params
-  assert params['conv1']['conv']['kernel'].shape == (3, 3, 5, 5)  # Of 9.
+  assert params['conv1']['conv']['kernel'].shape == (3, 3, 5, 5)  # Half of 9.
   assert level.index['conv1']['norm']['scale'][0].tolist() == [0, 1, 2, 3, 4]
   assert params['head']['kernel'].shape == (5, 10)
 
@@ -209,7 +209,7 @@ def test_the_example_head_is_an_exit():
 
 
 def test_the_example_over_widths_moves_windows():
-  """Only what a window holds moves, and every window begins elsewhere."""
+  """Only parameters in the window change, and the window's begin varies."""
   federation = with_group_options(
       one_model_federation(norm=False), rate=('1/2', '1/4', '1/2')
   )
@@ -283,7 +283,7 @@ def test_commands_on_data_and_tables_name_what_is_there():
   names = [n for line in lines for n in re.findall(r'--dataset=(\S+)', line)]
   assert tables and names
   for table in tables:
-    table_files.find_table(table)  # Raises for one that is not there.
+    table_files.find_table(table)  # Raises if there is none.
   assert set(names) <= set(sources.DATASETS)
 
 
@@ -297,7 +297,7 @@ def _commands():
 
 @pytest.mark.parametrize('line', _commands())
 def test_every_command_names_a_config_that_is_accepted(line, fedmedian):
-  _, command = line.split('python -m launch.train ')  # Settings come before.
+  _, command = line.split('python -m launch.train ')  # Drops env settings.
   flags = dict(arg.split('=', 1) for arg in shlex.split(command))
   path, _, variants = flags.pop('--config').partition(':')
   if path == 'configs/fedmedian.py':

@@ -1,4 +1,4 @@
-"""Options of constructors: what is accepted, and what is said if not."""
+"""Options of constructors: accepted values and error messages."""
 
 import dataclasses
 from fractions import Fraction
@@ -101,7 +101,7 @@ def test_refuses(given, message):
 
 def wrong(kind):
   """Values that an option of this type must refuse."""
-  assert kind is not Any  # Every option says its type.
+  assert kind is not Any  # Every option has a type.
   kinds = typing.get_args(kind) or (kind,)
   yield from (math.nan, math.inf, -math.inf)
   if float in kinds:
@@ -115,14 +115,14 @@ def wrong(kind):
 
 
 def wrong_options(fn):
-  """(option, value) of every option of a constructor with wrong values."""
+  """(option, wrong value) pairs for all options of a constructor."""
   for option, (kind, _) in opt.keyword_options(fn).items():
     for value in wrong(kind):
       yield option, value
 
 
 def wrong_fields(cls):
-  """(field, value) of every number and bool of a dataclass, wrong values."""
+  """(field, wrong value) pairs for the numbers and bools of a dataclass."""
   for field, kind in typing.get_type_hints(cls).items():
     kinds = typing.get_args(kind) or (kind,)
     if all(k in (bool, int, float, type(None)) for k in kinds):
@@ -131,7 +131,7 @@ def wrong_fields(cls):
 
 
 def refused(option, call):
-  """Whether a call refuses an option in one line that names it first."""
+  """Asserts that a call raises one line that begins with the option."""
   with pytest.raises(ValueError, match=rf'^{option} must be ') as error:
     call()
   assert '\n' not in str(error.value)
@@ -169,7 +169,7 @@ def test_every_partition_refuses_what_is_not_of_an_options_type():
 
 
 def test_every_entry_of_a_run_refuses_what_is_not_of_its_type():
-  """Of a device, local training and a federation."""
+  """Entries of Device, LocalTraining and Federation."""
   for name, value in wrong_fields(Device):
     refused(f'{name} of a device', lambda n=name, v=value: Device(**{n: v}))
   federation = tiny_federation(sizes=np.full(6, 6))

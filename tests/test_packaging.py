@@ -1,4 +1,4 @@
-"""Wheel and sdist: what they hold, and a run far away from the checkout."""
+"""Wheel and sdist: their contents, and a run outside the checkout."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ def call(*args, cwd, check=True):
 
 
 def pip_install(python, *what):
-  """Installs from the index of pip; skips without network."""
+  """Installs from pip's index; skips the test without network."""
   done = call(
       python, '-m', 'pip', 'install', '-q', '--retries=1', *what,
       cwd='/', check=False,
@@ -49,7 +49,7 @@ def pip_install(python, *what):
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
-  """(Python of a new environment, sdist, wheel that was made of the sdist)."""
+  """(Python of a new environment, sdist, wheel built from the sdist)."""
   folder = tmp_path_factory.mktemp('built')
   python = folder / 'venv' / 'bin' / 'python'
   call(sys.executable, '-m', 'venv', folder / 'venv', cwd=folder)
@@ -79,7 +79,7 @@ def test_what_is_installed_imports_nothing_of_the_checkout(folder):
 
 
 def metadata(folder, monkeypatch):
-  """What setup.py in a folder says of the package."""
+  """The arguments that a folder's setup.py passes to `setup`."""
   setuptools = pytest.importorskip('setuptools')
   said = {}
   monkeypatch.setattr(setuptools, 'setup', said.update)
@@ -171,7 +171,7 @@ def test_an_installed_wheel_runs_where_another_configs_folder_lies(
   assert done.stdout.splitlines()[-1] == 'Report: w/report.md'
   assert 'Unable to initialize backend' not in done.stderr
   assert (tmp_path / 'w' / 'curves.png').stat().st_size > 1000
-  # What comes with the library is found, too, and so are its tables.
+  # The library's own configs and tables are found, too.
   for config in ('configs/fedin.py:quick', 'fedin:quick'):
     shown = call(
         command, 'train', f'--config={config}', '--print_config', cwd=tmp_path

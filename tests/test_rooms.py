@@ -9,7 +9,7 @@ from fedjax_het import algorithms
 from fedjax_het.models.blocks import BlockModel
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / 'fedjax_het'
-# From the ground up: a room imports only itself and rooms before it.
+# Lowest level first: a part imports only its own and lower levels.
 ROOMS = (
     ('names', 'files', 'renamed'),
     ('options',),
@@ -22,7 +22,7 @@ ROOMS = (
     ('reporting',),
     ('experiment',),
 )
-# What models are made of, which says nothing of a family.
+# Modules of `models` that are independent of any model family.
 PLAIN_MODELS = {
     'blocks', 'heads', 'forward', 'slices', 'norm', 'reach', 'flops',
     'intercept', 'adapt',
@@ -30,7 +30,7 @@ PLAIN_MODELS = {
 
 
 def imports(path, text=None):
-  """The library's modules that a file imports, as 'models.blocks'."""
+  """The library's modules that a file imports, such as 'models.blocks'."""
   found = set()
   for node in ast.walk(ast.parse(text or path.read_text(encoding='utf-8'))):
     if isinstance(node, ast.Import):
@@ -48,7 +48,7 @@ def imports(path, text=None):
 
 
 def _module(dotted):
-  """The longest beginning of a dotted name that is a module."""
+  """The longest prefix of a dotted name that is a module."""
   parts = dotted.split('.')
   while parts:
     place = ROOT.joinpath(*parts)

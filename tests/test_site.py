@@ -1,4 +1,4 @@
-"""The documentation site: its pages are there, and their examples run."""
+"""The documentation site: its pages exist, and their examples run."""
 
 import importlib.util
 import re
@@ -59,7 +59,7 @@ def constant(text):
     return word[1]
 
 
-# One default: those of a server's optimiser are on the page of optimisers.
+# The page on optimisers documents these, so a method's page may leave them out.
 SERVER = {'server_optimizer', 'server_lr', 'server_momentum', 'server_eps'}
 
 
@@ -93,7 +93,7 @@ def test_every_package_has_a_page_of_the_reference():
 
 
 def test_links_out_of_the_site_become_names():
-  """Tables of `results/` are on the site; their files of numbers are not."""
+  """Tables of `results/` are on the site; their data files are not."""
   text = '[a](../setup.py), [`launch/cli.py`](../launch/cli.py), [c](d.md#e)'
   assert HOOKS.name_files(text, 'page.md') == (
       'a (`setup.py`), `launch/cli.py`, [c](d.md#e)'
@@ -150,7 +150,7 @@ def test_partitions_of_ones_own(monkeypatch):
   assert execute(code['lists'])['data'].num_clients == 3
   from fedjax_het.data.partition import PARTITIONS
 
-  monkeypatch.setitem(PARTITIONS, 'by_class', None)  # Is removed afterwards.
+  monkeypatch.setitem(PARTITIONS, 'by_class', None)  # Undone afterwards.
   config = execute(code['function'])['get_config']()
   experiment.check(config)
   built = experiment.build(config)

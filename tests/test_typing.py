@@ -8,7 +8,7 @@ import fedjax_het
 
 
 def functions(value):
-  """The value itself, or the public methods that a class of ours defines."""
+  """A function itself, or the public methods that a library class defines."""
   if inspect.isfunction(value):
     return [value]
   if not inspect.isclass(value):

@@ -1,4 +1,4 @@
-"""The examples of the pages for users run as they stand."""
+"""The examples of the user pages run unchanged."""
 
 from fractions import Fraction
 import os

@@ -52,7 +52,7 @@ SIZES = (5, 8, 3, 7, 8, 6)
 def tiny_data(sizes=SIZES, seed=0, public=0):
   """Separable random examples assigned to clients of the given sizes.
 
-  The last `public` examples besides are everybody's.
+  Another `public` examples form the public set.
   """
   rng = np.random.default_rng(seed)
   own, sizes = len(sizes), (*sizes, public)
@@ -78,7 +78,7 @@ def preprocess(images, key=None):
 def tiny_federation(
     depths=(1, 2, 3), per_group=2, *, local=None, norm=True, **kwargs
 ) -> Federation:
-  """Groups 'tiny1', 'tiny2', ... whose clients alternate."""
+  """Groups 'tiny1', 'tiny2', ... with interleaved client ids."""
   groups = tuple(
       Group(
           f'tiny{depth}',
@@ -91,7 +91,7 @@ def tiny_federation(
 
 
 def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
-  """Groups as in `tiny_federation`, all of one model of the library."""
+  """Groups as in `tiny_federation`, all with the library's `mlp`."""
   model = create(
       'mlp', SHAPE, NUM_CLASSES, hidden=8, norm='batch' if norm else 'none'
   )
@@ -103,7 +103,7 @@ def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
 
 
 def with_group_options(federation, **options) -> Federation:
-  """Gives each group its value of every option, in the order of the groups."""
+  """Sets options of the groups; each option has one value per group."""
   groups = tuple(
       dataclasses.replace(
           group, options={name: values[i] for name, values in options.items()}
@@ -114,7 +114,7 @@ def with_group_options(federation, **options) -> Federation:
 
 
 def momentum(lr):
-  """SGD whose state has one tree; less to compile than Adam."""
+  """SGD with momentum; its state is one tree, less to compile than Adam's."""
   return optax.sgd(lr, momentum=0.9)
 
 

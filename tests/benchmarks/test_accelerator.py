@@ -1,4 +1,4 @@
-"""The accelerator's command: order of steps, faults, the choice."""
+"""The accelerator command: order of steps, faults, and the chosen form."""
 
 import json
 import pathlib
@@ -58,7 +58,7 @@ def test_the_choice_is_the_best_form_of_all_families():
   assert choose(TWO_FAMILIES) == auto.Choice(
       'vmap', 16, 'native', 'gemm', 'here'
   )
-  # Another form counts once every family has it; equal ones prefer a small one.
+  # A form counts only if every family has it; near ties prefer a small chunk.
   half = {**TWO_FAMILIES, 'vgg': {**TWO_FAMILIES['vgg'], 'vmap4/gemm': 1e3}}
   assert choose(half).chunk == 16
   for rate, chunk in ((3.95, 4), (3.0, 16)):
@@ -90,7 +90,7 @@ def test_there_is_no_choice_before_all_of_it_was_measured():
       table = {k: dict(v) for k, v in TWO_FAMILIES.items()}
       del table[family][form]
       assert forms.choose(forms.rates(cells(table)), '') is None
-      # What fails in a family is measured, and is not chosen.
+      # A form that fails in a family counts as measured, and is not chosen.
       table[family][form] = 0.0
       found = forms.choose(forms.rates(cells(table)), '')
       ways = dict(map=found.lowering, vmap16=found.batched_lowering)
@@ -131,7 +131,7 @@ def test_the_order_of_steps():
   assert sorted(sections, key=begin.get) == list(sections)
   assert 'table/FedIN/fashion_mnist_iid' in names({}, data_dir='data')
   assert 'table' not in begin  # It needs data.
-  # Once a family's best form is known, its other types come early.
+  # Once a family's best form is known, its other dtypes come early.
   best = {'resnet18': {'map/gemm': 1.0, 'vmap4/gemm': 2.0}}
   later = names(cells(best))
   early = 'grid/resnet18/vmap4/gemm/bfloat16'

@@ -1,4 +1,4 @@
-"""The accelerator's command: verdicts, the library's table, the whole path."""
+"""The accelerator command: verdicts, the library's table, and whole runs."""
 
 import json
 import os
@@ -155,7 +155,7 @@ def test_a_quick_run_on_a_cpu_and_its_continuation(tmp_path):
   assert 0 < warm['first_round'] < empty['first_round']
   again = bench('--quick', f'--out={tmp_path}')
   assert again.returncode == 0
-  # Nothing is left but to look at the device.
+  # Only the check of the device is left.
   assert [line for line in again.stdout.splitlines() if ' s  ' in line] == [
       line for line in again.stdout.splitlines() if ' s  device ok' in line
   ]

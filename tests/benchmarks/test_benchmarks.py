@@ -1,4 +1,4 @@
-"""The benchmarks compare the same thing, and measure what they say."""
+"""The benchmarks compare equal work, and measure what they claim."""
 
 import pathlib
 import subprocess

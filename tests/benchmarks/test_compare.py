@@ -10,7 +10,7 @@ from benchmarks import compare
 
 
 class Recorded:
-  """Answers rounds with given seconds, and records the order."""
+  """A version whose rounds take given seconds; records the order of calls."""
 
   def __init__(self, name, seconds, calls):
     self.name, self.seconds, self.calls = name, seconds, calls
@@ -31,7 +31,7 @@ def test_versions_take_turns_and_are_not_mixed_up():
 
 def test_common_load_does_not_change_the_quotient():
   rng = np.random.default_rng(0)
-  load = rng.uniform(1, 2, (3, 30, 1))  # Of a pair of neighbouring rounds.
+  load = rng.uniform(1, 2, (3, 30, 1))  # Shared by a pair of rounds.
   noise = rng.uniform(0.99, 1.01, (3, 30, 2))
   found = compare.quotients(load * noise * np.array([1.0, 1.04]))
   low, high = found['interval']

@@ -1,4 +1,4 @@
-"""The command that lists what is compiled."""
+"""The command that lists the compiled programs and their times."""
 
 import json
 import sys

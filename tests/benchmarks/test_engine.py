@@ -1,4 +1,4 @@
-"""The engine's benchmark: same work in every form, counted and merged right."""
+"""The engine benchmark: equal work in every form, right counts and merges."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""The survey of lowerings finds all layers, continues, and counts wins."""
+"""The survey of lowerings finds all layers, resumes, and counts wins."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def run_quick(path):
 
 
 class Here:
-  """A worker without a process, which counts what it measures."""
+  """A worker in this process that records what it measures."""
 
   made, measured, closed = [], [], []
 

@@ -1,4 +1,4 @@
-"""The benchmark of lowerings times the passes and names the choices it says."""
+"""The benchmark of lowerings times and names the right passes and choices."""
 
 import functools
 

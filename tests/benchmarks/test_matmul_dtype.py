@@ -1,4 +1,4 @@
-"""The benchmark's two forms differ in their products alone."""
+"""The benchmark's two forms differ only in the dtype of products."""
 
 import optax
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmark beside published programs: same work, counted and compared."""
+"""The benchmark of published programs: equal work, counts and tables."""
 
 import copy
 import json
@@ -248,6 +248,6 @@ def test_a_quick_run_measures_every_kind_of_row(tmp_path, monkeypatch, capsys):
   assert row['xla_seconds_warm'] < row['xla_seconds']
   assert '| a | ours by default |' in (tmp_path / 'out/table.md').read_text()
   capsys.readouterr()
-  command.main()  # Nothing is measured again but the row with an error.
+  command.main()  # Only the row with an error is measured again.
   printed = capsys.readouterr().out
   assert printed.count('done before') == 4

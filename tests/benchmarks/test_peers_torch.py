@@ -1,4 +1,4 @@
-"""PyTorch's forms of the work of published programs."""
+"""PyTorch implementations of the work of published programs."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_averages_of_class_means_leave_the_receiver_out():
   known = [loss.known.tolist() for loss in losses]
   assert known == [[1, 1], [1, 1], [1, 0]]
   torch.testing.assert_close(losses[2].goal[0], torch.tensor([0.25, 0.75]))
-  # H(q, p) of equal distributions on top of the cross-entropy.
+  # The cross-entropy plus H(q, p), here with q = p.
   entropy = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
   assert math.isclose(
       float(losses[2](logits, torch.tensor([0]))), math.log(4) + entropy,

@@ -1,4 +1,4 @@
-"""The assignment that is measured is never worse than round-robin."""
+"""The measured assignment is never worse than round-robin."""
 
 import jax
 import numpy as np

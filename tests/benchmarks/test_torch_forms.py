@@ -1,4 +1,4 @@
-"""PyTorch's forms of the benchmarks do what the library does."""
+"""The benchmarks' PyTorch implementations compute what the library does."""
 
 import copy
 import math
@@ -50,10 +50,10 @@ _WEIGHTS = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 
 
 def state_of(model, params):
-  """{name: tensor} as the mirrored net has them."""
+  """{name: tensor} with the names and layouts of the mirrored net."""
   out, shape, image = {}, model.input_shape, None
   for (block, _), after in zip(model.blocks, model.shapes, strict=True):
-    # A flattened image has its channels last, in PyTorch first.
+    # Flattened images have channels last here, and first in PyTorch.
     image = shape if len(shape) == 3 else image
     for path, leaf in jax.tree.leaves_with_path(params[block]):
       *layers, last = (key.key for key in path)
@@ -72,7 +72,7 @@ def state_of(model, params):
 
 
 def start(name, shape, num=6, **options):
-  """A model, its variables, a net with the same weights, and a batch."""
+  """A model, its variables, a PyTorch net of equal parameters, and batches."""
   model = create(name, shape, 4, **options)
   variables = model.init(jax.random.key(0))
   net = torch_models.mirror(model)
@@ -125,7 +125,7 @@ def sgd(params):
 
 
 def train_both(loss, params, names, batch):
-  """One step, eagerly and in a stack of two; the latter agrees."""
+  """Takes one step, eagerly and in a stack of two; asserts that they agree."""
   stack = torch_training.Stack([copy.deepcopy(loss.net) for _ in range(2)])
   torch_training.train(loss, params, sgd(params), *batch, len(batch[1]))
   data = torch_training.Data(*(t.expand(2, *t.shape) for t in batch))
@@ -200,7 +200,7 @@ def test_fedin_of_stacked_clients():
 
 
 def test_a_round_of_averaging():
-  """One step of equal clients, averaged, is a step on all of their data."""
+  """The mean of one step of equally large clients is a step on all data."""
   net = start('mlp', (2, 2, 1), depth=2, hidden=3)[2]
   data = torch_training.noise(3, 4, (2, 2, 1))
   data = data._replace(labels=data.labels % 4)

@@ -13,7 +13,7 @@ NOT_UTF_8 = os.fsdecode(b'\xff\xfe')
 
 
 def _everywhere(here: pathlib.Path) -> Iterator[list[str]]:
-  """Mistakes that each program can be given."""
+  """Mistakes that every program must refuse."""
   yield ['--foo']
   yield ['--foo=1']
   yield ['-q']
@@ -32,7 +32,7 @@ def commands(here: pathlib.Path) -> list[tuple[str, list[str]]]:
   """The command lines.
 
   Args:
-    here: An empty folder, in which the files are made that they name.
+    here: An empty folder, in which the files that they name are created.
 
   Returns:
     (program, arguments), to be run in that folder.

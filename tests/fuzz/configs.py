@@ -1,7 +1,7 @@
-"""Random configs: every entry that there is, with unexpected values.
+"""Random configs: every existing entry, with unexpected values.
 
-The entries and their types are those of `experiment.config` and of the
-constructors, so that a new option is tried without a word here.
+The entries and their types come from `experiment.fields` and the constructors,
+so a new option is tried without a change here.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ ODD = st.sampled_from([
     None, True, False, (), (1,), (0, 2**40), ('a',), [1, 2], {}, {'a': 1}, 1j,
     b'x', 2**63, 0.5, 'none',
 ])  # fmt: skip
-# Entries whose size is not the size of the work.
+# Entries whose values may be large without adding work.
 FREE_OF_WORK = (
     'seed', 'sampling_seed', 'device_seed', 'group_seed', 'num_rounds',
     'eval_every', 'checkpoint_every', 'keep_checkpoints', 'lr_rounds',
@@ -53,7 +53,7 @@ Path = tuple[str, ...]
 
 
 def entries(algorithm: str, partition: str, model: str) -> dict[Path, tuple]:
-  """{path: (type, choices)} of all that a config may hold."""
+  """{path: (type, choices)} of all entries that a config may have."""
   found = {(name,): (f.kind, f.choices) for name, f in FIELDS.items()}
   for section, fields in (('local', LOCAL), ('clock', CLOCK)):
     for name, field in fields.items():
@@ -81,7 +81,7 @@ def entries(algorithm: str, partition: str, model: str) -> dict[Path, tuple]:
 
 
 def values(path: Path, kind, choices, work: bool):
-  """Values for an entry: some may be right, a few have another type."""
+  """Values for an entry: some are valid, a few have another type."""
   kinds = typing.get_args(kind) or (kind,)
   right = [
       values_
@@ -123,10 +123,10 @@ def cases(draw, work: bool = False, models=('mlp', 'mlp', *MODELS)):
   """(method, partition, model, {path: value}).
 
   Args:
-    draw: Hypothesis' own.
-    work: Whether the config is to be run: sizes of work then stay small, and
-      the models dense.
-    models: To choose from, if it is not to be run.
+    draw: Hypothesis's draw function.
+    work: Whether the config will be run; then its sizes stay small and its
+      models are dense.
+    models: The models to choose from if it will not be run.
 
   Returns:
     A case for `try_config`.
@@ -145,7 +145,7 @@ def cases(draw, work: bool = False, models=('mlp', 'mlp', *MODELS)):
 
 
 def make(algorithm, partition, model, changes):
-  """The config of a case, whatever its types."""
+  """The config of a case, whose values may have any type."""
   config = tiny_config(algorithm)
   with config.unlocked(), config.ignore_type():
     config.partition = dict(name=partition, seed=0)
@@ -171,7 +171,7 @@ def make(algorithm, partition, model, changes):
 
 
 def try_config(case, rounds: int = 0):
-  """Checks a config, builds it, and maybe runs some rounds of it."""
+  """Checks and builds a config, and runs `rounds` rounds if not 0."""
   config = make(*case)
   experiment.check(config)
   if not rounds:

@@ -1,4 +1,4 @@
-"""Damages to a workdir, each of them a function of a seed."""
+"""Damages to a workdir, each determined by a seed."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import shutil
 
 
 def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-  """The files to damage by kind, so that each kind is drawn as often."""
+  """The files to damage, by kind, so that all kinds are equally likely."""
   checkpoints = folder / 'checkpoints'
   steps = sorted(
       (path for path in checkpoints.iterdir() if path.name.isdigit()),
@@ -174,7 +174,7 @@ def _json(value):
 
 
 def _nodes(tree, found):
-  """All (container, key) of a JSON value."""
+  """All (container, key) pairs of a JSON value."""
   items = tree.items() if isinstance(tree, dict) else enumerate(tree)
   for key, value in items:
     found.append((tree, key))
@@ -190,7 +190,7 @@ _VALUES = (
 
 
 def _change_a_value(path, rng):
-  """Another value, of any type, for an entry of a JSON file or line."""
+  """Deletes an entry of a JSON file or line, or replaces its value."""
   lines = path.read_text().splitlines()
   whole = path.suffix == '.json' or not lines
   i = 0 if whole else rng.randrange(len(lines))
@@ -269,7 +269,7 @@ FOLDERS = (
 
 
 def damage_file(path: pathlib.Path, rng: random.Random) -> str:
-  """Damages one file; returns how."""
+  """Damages one file; returns a description of the damage."""
   text = path.suffix in ('.json', '.jsonl') or path.name == 'metadata'
   change = rng.choice(ANY + TEXT if text else ANY)
   change(path, rng)
@@ -281,10 +281,10 @@ def damage(folder: pathlib.Path, seed: int) -> str:
 
   Args:
     folder: The workdir, of a run with some checkpoints.
-    seed: What the damage follows from.
+    seed: Determines the damage.
 
   Returns:
-    The damage in words.
+    A description of the damage.
   """
   rng = random.Random(seed)
   files = {kind: paths for kind, paths in _files(folder).items() if paths}

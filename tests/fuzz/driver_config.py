@@ -4,16 +4,16 @@ import ml_collections
 
 from tests.experiment.tiny_runs import tiny_config
 
-# Each driver keeps its state and its rounds in another way.
+# The drivers differ in how they store states and run rounds.
 DRIVERS = ('synchronous', 'host', 'dispatch', 'async', 'sequential')
 
 
 def get_config(arg='synchronous'):
-  """Variants: a driver, and after a comma the number of rounds (4)."""
+  """Variants: 'DRIVER' or 'DRIVER,ROUNDS'; ROUNDS is 4 by default."""
   driver, _, num_rounds = arg.partition(',')
   if driver not in DRIVERS:
     raise ValueError(f'Unknown driver {driver!r}.')
-  # Private clients keep states of their own between their visits.
+  # Clients of `private` keep states between their visits.
   config = tiny_config('private', num_rounds=int(num_rounds or 4))
   config.groups = ml_collections.ConfigDict(
       dict(small=dict(model='mlp', depth=2, clients=4))

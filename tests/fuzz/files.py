@@ -18,7 +18,7 @@ from fedjax_het.data import catalog, raw_formats, sources, tfds_source
 from fedjax_het.models.vit import vit
 from tests.models import augreg
 
-# {reader: data set}; 'npz' is no data set but pretrained weights.
+# {reader: data set}; 'npz' holds pretrained parameters, not a data set.
 READERS = dict(
     idx_gz='mnist',
     idx='fashion_mnist',
@@ -33,7 +33,7 @@ _SIZES = dict(num_train=12, num_test=10)
 
 
 def _arrays(name):
-  """Images and labels of both splits, seeded by nothing but the name."""
+  """Images and labels of both splits, determined by the name."""
   source, rng = sources.DATASETS[name], np.random.default_rng(0)
   arrays = []
   for num in _SIZES.values():
@@ -104,7 +104,7 @@ _WRITERS = dict(
 
 @functools.cache
 def _originals(reader: str) -> pathlib.Path:
-  """A folder with the whole files of a reader, written once."""
+  """A folder with a reader's undamaged files, written once."""
   folder = pathlib.Path('originals', reader).absolute()
   folder.mkdir(parents=True)
   _WRITERS[reader](folder, READERS[reader])
@@ -139,7 +139,7 @@ def _flip(number, first=None):
 
 
 def _inside(change):
-  """Damages what a gzip or zip file holds, in a whole one."""
+  """Damages the contents of a gzip or npz file; the archive stays valid."""
 
   def damage(path, rng):
     data = path.read_bytes()
@@ -165,7 +165,7 @@ def _inside(change):
 
 
 def _huge(data, rng):
-  """Big numbers where a header has its sizes; a PNG gets its checksum."""
+  """Writes large sizes into a header; a PNG keeps a valid checksum."""
   if data[:4] == b'\x89PNG':
     size = rng.choice([20_000, 2**31 - 1, 0, 2**32 - 1])
     data[16:24] = struct.pack('>II', size, size)
@@ -183,7 +183,7 @@ def _sparse(path, rng):
 
 @functools.cache
 def _bomb_bytes():
-  """A gzip file of little length that unpacks to a gigabyte."""
+  """A short gzip file that unpacks to a gigabyte."""
   zeros = zlib.compressobj(1, zlib.DEFLATED, 31)
   parts = [zeros.compress(struct.pack('>4B3I', 0, 0, 8, 3, 1 << 20, 32, 128))]
   parts += [zeros.compress(bytes(1 << 20)) for _ in range(1024)]
@@ -249,7 +249,7 @@ def cases():
 
 
 def try_file(reader: str, damage: str, seed: int, verify: bool):
-  """Reads a data set of which one file is damaged."""
+  """Reads a data set with one damaged file."""
   folder = pathlib.Path('damaged')
   shutil.rmtree(folder, ignore_errors=True)
   shutil.copytree(_originals(reader), folder)

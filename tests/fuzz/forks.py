@@ -1,7 +1,7 @@
-"""Programs in processes of their own, forked from one that has imported all.
+"""Programs in processes that are forked from one with all imports done.
 
-Most of the seconds that a program takes to start are imports, of which the
-server of `multiprocessing` does each once. All processes compute on the CPU.
+Imports take most of a program's start; the fork server of `multiprocessing`
+does each once. All processes compute on the CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _PRELOADED = (
 
 
 class Ended(NamedTuple):
-  """How a program ended: exit status, None for a hang, and its streams."""
+  """How a program ended: exit status (None for a hang) and output."""
 
   code: int | None
   out: str
@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 
 
 def context():
-  """The context whose processes are forked from the server."""
+  """The multiprocessing context, with modules preloaded in its server."""
   forks = multiprocessing.get_context('forkserver')
   forks.set_forkserver_preload([*_PRELOADED])
   return forks
@@ -45,13 +45,13 @@ def _become(name: str, args: Sequence[str], cwd: str, streams: str) -> None:
 
 
 class Begun:
-  """A program of `launch` that runs.
+  """A running program of `launch`.
 
   Args:
     name: The program.
     args: Its arguments.
-    cwd: Where it runs.
-    **settings: Entries of `jax.config` there.
+    cwd: Its working directory.
+    **settings: Entries of `jax.config` in its process.
   """
 
   def __init__(
@@ -74,7 +74,7 @@ class Begun:
     os.kill(self._process.pid, number)
 
   def end(self, seconds: float = 600.0) -> Ended:
-    """Waits for its end; after so many seconds it is killed."""
+    """Waits for the program to end; kills it after `seconds`."""
     self._process.join(seconds)
     code = self.poll()
     if code is None:
@@ -107,7 +107,7 @@ def _on_the_cpu(fn: Callable[..., Any], *args, **settings) -> None:
 
 
 def start(fn: Callable[..., Any], *args):
-  """A forked process that calls a function."""
+  """Starts a forked process that calls a function."""
   process = context().Process(target=_on_the_cpu, args=(fn, *args))
   process.start()
   return process

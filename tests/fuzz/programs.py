@@ -1,4 +1,4 @@
-"""Calls programs as from the command line, and says what came of it."""
+"""Calls programs as from the command line, and returns their outcome."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -16,7 +16,7 @@ from launch import report, train
 
 
 class Outcome(NamedTuple):
-  """What a program did: its exit status, and what it wrote to both streams."""
+  """A program's exit status, standard output and standard error."""
 
   code: int
   out: str
@@ -29,7 +29,7 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-  """Raises `Hang` after so many seconds."""
+  """Raises `Hang` after `seconds`."""
 
   def ring(number, frame):
     raise Hang
@@ -47,16 +47,16 @@ def call(name: str, args: Sequence[str], seconds: float = 600.0) -> Outcome:
   """Calls `train` or `report` in this process.
 
   Args:
-    name: Which.
-    args: The arguments.
-    seconds: How long it may take.
+    name: 'train' or 'report'.
+    args: Its arguments.
+    seconds: Its time limit.
 
   Returns:
     The outcome.
 
   Raises:
-    Exception: Whatever would be a traceback.
-    Hang: If it takes longer.
+    Exception: Any that the command line would print as a traceback.
+    Hang: If the program exceeds the time limit.
   """
   module = dict(train=train, report=report)[name]
   if name == 'report' and 'table' not in flags.FLAGS:
@@ -83,7 +83,7 @@ def call(name: str, args: Sequence[str], seconds: float = 600.0) -> Outcome:
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | str]:
-  """{path: bytes, or what it is} of all that a folder holds."""
+  """{path: bytes of a file, or type of anything else} below a folder."""
   found = {}
   for parent, folders, files in os.walk(folder):
     for name in (*folders, *files):

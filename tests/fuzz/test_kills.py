@@ -1,8 +1,8 @@
-"""Runs that are killed at random, again and again, end like one that is not.
+"""Runs that are killed repeatedly at random end like an uninterrupted one.
 
-A kill comes either after so many operations on the workdir's files, or after
-so many milliseconds: the first falls between the steps of writing a line, a
-copy or a checkpoint, the second anywhere.
+A kill comes after a random number of operations on the workdir's files, or
+after a random time. The first falls between the steps of writing a line, a copy
+or a checkpoint, the second anywhere.
 """
 
 import json
@@ -20,16 +20,16 @@ from tests.fuzz import forks
 from tests.fuzz.driver_config import DRIVERS, get_config
 
 ROUNDS = 24
-# Seconds after which a run counts as one that hangs; a slow machine is none.
+# Seconds after which a run counts as hanging, even on a slow machine.
 HANG = 600
-# Operations that leave something else behind, where a kill comes between them.
+# File operations; a kill between two of them leaves a different state.
 _OPERATIONS = (
     'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate',
 )  # fmt: skip
 
 
 def _train(driver: str, workdir: str, last_operation: int | None) -> None:
-  """Runs or resumes; ends by SIGKILL at an operation, if there is one."""
+  """Runs or resumes; kills itself after `last_operation` file operations."""
   left = last_operation
 
   def watch(event, args):
@@ -62,14 +62,14 @@ def _final(workdir: pathlib.Path) -> tuple[list, dict[str, int]]:
 
 
 def _kill_again_and_again(driver, folder, kills, seed):
-  """Returns how many starts were killed, and rounds done at each."""
+  """Returns how many starts were killed, and the rounds done after each."""
   rng = random.Random(f'{driver}-{seed}')
   whole = folder / 'whole'
   process = forks.start(_train, driver, str(whole), None)
   process.join(HANG)
   assert process.exitcode == 0
   workdir, done, killed = folder / 'killed', [], 0
-  # The same programs: what a kill meets is then the run, not the compiler.
+  # Share the compiled programs, so that kills hit the run, not the compiler.
   os.symlink(f'{whole}-xla', f'{workdir}-xla')
   starts = 0
   while killed < kills:
@@ -89,7 +89,7 @@ def _kill_again_and_again(driver, folder, kills, seed):
     path = workdir / 'metrics.jsonl'
     done.append(path.read_bytes().count(b'"train"') if path.exists() else 0)
     if process.exitcode == 0:
-      # It was faster than the kills; the next begins anew.
+      # The run ended before the kill; the next start has a new workdir.
       assert _final(workdir) == _final(whole)
       workdir = folder / f'killed{starts}'
       os.symlink(f'{whole}-xla', f'{workdir}-xla')
@@ -103,7 +103,7 @@ def _kill_again_and_again(driver, folder, kills, seed):
 
 
 def _wait_for_lock(workdir, process):
-  """Until the run has taken its workdir: what comes before writes nothing."""
+  """Waits until the run has locked its workdir; before, it writes nothing."""
   end = time.monotonic() + 60
   size = workdir.joinpath('.lock')
   before = size.read_bytes() if size.exists() else b''
@@ -125,4 +125,4 @@ def test_twenty_two_kills_of_a_driver(driver, tmp_path):
   killed, done = _kill_again_and_again(driver, tmp_path, 22, seed=1)
   print(f'{driver}: {killed} kills after {done} rounds')
   assert killed == 22
-  assert len(set(done)) > 3  # They fell on different rounds.
+  assert len(set(done)) > 3  # The kills fell on different rounds.

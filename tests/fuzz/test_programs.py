@@ -18,7 +18,7 @@ def _refuses(name, args, here):
   first = 'prepare_data: ' if name == 'prepare_data' else 'Error: '
   lines = ended.err.splitlines()
   assert lines[-1].startswith(first), (name, args, ended)
-  if name != 'prepare_data':  # It says what it reads before that.
+  if name != 'prepare_data':  # It first prints what it reads.
     assert sum(line.startswith(first) for line in lines) == 1, ended
   after = contents(here)
   for held in (before, after):  # A workdir is locked before it is read.

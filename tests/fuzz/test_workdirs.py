@@ -1,4 +1,4 @@
-"""Damaged workdirs and results: a whole run or one line, and nothing lost."""
+"""Damaged workdirs and results: a whole run or one error, and no data lost."""
 
 import pathlib
 import random
@@ -16,12 +16,12 @@ CONFIG = (
     ':synchronous,4'
 )
 SLOW = pytest.mark.slow
-# What threads print as they end is a traceback, too.
+# An exception that Python only prints, as in a finaliser, fails a test, too.
 pytestmark = pytest.mark.filterwarnings(
     'error::pytest.PytestUnraisableExceptionWarning'
 )
-# Each seed is a damage that is tried four times: the run goes on from its end
-# and from before its last round, and is reported at both.
+# Each seed is one damage, tried four times: to a finished run and to one that
+# lacks its last checkpoint, each of which is resumed and reported.
 FAST = range(12)
 LONG = range(12, 112)
 
@@ -39,7 +39,7 @@ def workdirs(tmp_path_factory):
 
 
 def _without_pictures(monkeypatch):
-  """Most of a report's time is drawing."""
+  """Omits pictures, which take most of a report's time."""
 
   def missing(*args, **kwargs):
     raise ImportError
@@ -55,12 +55,12 @@ def assert_refused(outcome, folder, before):
   assert str(folder) in errors[0]
   after = contents(folder)
   for held in (before, after):
-    held.pop('.lock', None)  # It holds the number of the last process.
+    held.pop('.lock', None)  # It holds the last process's id.
   assert after == before, outcome
 
 
 def _try_all(seed, workdirs, folder):
-  """One damage, resumed and reported; returns how often it was refused."""
+  """Tries one damage four times; returns how often it was refused."""
   want = without_seconds(workdirs / 'whole' / 'metrics.jsonl')
   refused = 0
   for name in ('whole', 'killed'):
@@ -99,7 +99,7 @@ def test_many_damaged_workdirs(workdirs, tmp_path, monkeypatch):
 
 @SLOW
 def test_damaged_workdirs_with_pictures(workdirs, tmp_path):
-  """Pictures are drawn of what is left of facts and metrics."""
+  """Reports draw pictures from damaged facts, metrics and configs."""
   refused = 0
   for seed in range(1000, 1060):
     shutil.rmtree(tmp_path / 'w', ignore_errors=True)
@@ -129,7 +129,7 @@ def get_table():
 
 @pytest.fixture(scope='module')
 def results(workdirs):
-  """A table's file and its cells, those of one run under all names."""
+  """The results of a table with one cell; the table's file is beside them."""
   (workdirs / 'table.py').write_text(TABLE)
   from fedjax_het.experiment import sweep, sweep_table
   from launch import table_files
@@ -143,7 +143,7 @@ def results(workdirs):
 
 
 def _damage_a_cell(seed, results, folder):
-  """One damaged result, rendered; returns whether it was refused."""
+  """Renders a table with a damaged cell; returns whether it was refused."""
   table = results.parent / 'table.py'
   shutil.rmtree(folder, ignore_errors=True)
   shutil.copytree(results, folder)

@@ -1,4 +1,4 @@
-"""Many inputs one after another, reproducible from a seed, with totals."""
+"""Tries many inputs, reproducible from a seed, and counts the outcomes."""
 
 import collections
 
@@ -8,18 +8,18 @@ from tests.fuzz.worker import Worker
 
 
 def run(strategy, number: int, function: str, seconds: float, first_seed=0):
-  """Tries inputs in a process of their own.
+  """Tries inputs in a separate process.
 
   Args:
-    strategy: Draws tuples, the arguments of the function.
-    number: Of inputs.
-    function: `module:name`, called there.
-    seconds: After which an input hangs.
-    first_seed: The inputs follow from it.
+    strategy: Draws tuples of arguments for the function.
+    number: Number of inputs.
+    function: `module:name` of the function to call.
+    seconds: Time limit of an input.
+    first_seed: Determines the inputs.
 
   Returns:
-    The totals by kind of outcome, and the inputs that were neither done nor
-    refused in one line, each with its outcome.
+    The number of outcomes of each kind, and (input, outcome) of each input that
+    was neither 'done' nor 'refused'.
   """
   totals, wrong, worker = collections.Counter(), [], Worker()
 

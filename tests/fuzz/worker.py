@@ -1,6 +1,6 @@
 """A process that tries one input after another, and may be killed.
 
-An input that hangs, or takes all memory, must not take the tests with it.
+An input that hangs, or takes all memory, must not end the tests.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _MEMORY = 12 << 30
 
 
 class Outcome(NamedTuple):
-  """What became of an input.
+  """The outcome of an input.
 
   Attributes:
     kind: 'done', 'refused' (one line), 'traceback', 'hang' or 'died'.
@@ -41,7 +41,7 @@ class Worker:
     self._process = None
 
   def __call__(self, function: str, *args, seconds: float = 60.0) -> Outcome:
-    """What became of `function(*args)`; a process that hangs is killed."""
+    """Returns the outcome of `function(*args)`; kills a hanging process."""
     if self._process is None:
       self._start()
     pickle.dump((function, args), self._process.stdin)
@@ -77,7 +77,7 @@ class Worker:
         env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
     )
     os.close(writing)
-    # The time limits are those of inputs, not of starting Python and JAX.
+    # The time limits do not include the start of Python and JAX.
     pickle.load(self._process.stdout)
 
   def close(self):
@@ -89,13 +89,13 @@ class Worker:
 
 
 def judge(call) -> tuple[str, str]:
-  """Calls a function as `launch.train` does, and names what came of it."""
+  """Calls a function as `launch.train` does, and classifies the outcome."""
   try:
     call()
   except (ValueError, FileNotFoundError, ImportError, FloatingPointError) as e:
     text = str(e)
-    # The commands print an error on one line; it must be one that was written
-    # for people, not the first of a page.
+    # The commands print an error on one line, so its message must be short,
+    # have one line, and be written for users.
     if isinstance(e, UnicodeError) or text.count('\n') or len(text) > 2000:
       return 'traceback', traceback.format_exc()
     return 'refused', text
@@ -110,10 +110,10 @@ def _load(function: str) -> Any:
 
 
 def main():
-  """Answers until its input ends."""
+  """Answers calls until standard input ends."""
   resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-  # What libraries print is no answer.
+  # Text that libraries print must not mix with the answers.
   answers = os.fdopen(os.dup(1), 'wb')
   os.dup2(2, 1)
   from tests import conftest  # The settings of all tests.

@@ -19,7 +19,7 @@ from tests.fuzz import forks
 
 
 def untrained(config):
-  """A run that has not trained, with what a stored run gives."""
+  """An untrained run with the interface of a stored run."""
   built = build(config)
   groups = {g.name: g.model for g in built.federation.groups}
   group_of, _ = built.federation.places()

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(communication.__file__).resolve().parents[1]
 @pytest.fixture(scope='module')
 def tables():
   """{title: {method: row}} for ten public examples."""
-  with jax.default_prng_impl('threefry2x32'):  # The users' seed, sent too.
+  with jax.default_prng_impl('threefry2x32'):  # Its seed is sent, too.
     return {
         title: {row.method: row for row in communication.rows(*rest, 10)}
         for title, *rest in communication.TABLES
@@ -52,7 +52,7 @@ def test_class_means_are_the_same_on_both_data_sets(tables):
 def test_fedmd_grows_with_the_public_set(tables, title, each):
   logits = tables[title]['FedMD, logits']
   images = tables[title]['FedMD, logits and images']
-  # The subset's number besides; down also the seed that it is drawn from.
+  # Plus the subset's number, and down also the seed that draws the subset.
   assert (logits.down, logits.up) == (103, 101)
   assert images.up == 10 * each + 1
   assert images.paper == f'n x {each} = {10 * each:,}'
@@ -90,7 +90,7 @@ def test_mistakes_take_one_line():
 
 
 def test_what_the_rows_of_a_table_hold_and_send():
-  """Counted from SCAFFOLD's and MOON's definitions, in models."""
+  """As SCAFFOLD and MOON define them, in multiples of the model."""
   table = table_files.find_table('fedin_v2_table1', 'quick').table
   column = table.columns[-1]
   found = {}
@@ -106,7 +106,7 @@ def test_what_the_rows_of_a_table_hold_and_send():
   plain, variates, moon = found.values()
   assert plain.model == variates.model == moon.model == plain.received
   assert plain.kept == 0 and plain.held == 2 * plain.model
-  assert plain.sent == plain.received + 4  # The weight of the change.
+  assert plain.sent == plain.received + 4  # The averaging weight.
   assert variates.received == plain.received + params
   assert variates.kept == params
   assert variates.sent == plain.sent + params
@@ -116,7 +116,7 @@ def test_what_the_rows_of_a_table_hold_and_send():
 
 
 def test_the_table_of_what_is_held_has_the_papers_numbers_beside(monkeypatch):
-  # Nothing is run, so what does not fit this machine is counted, too.
+  # Nothing runs, so rows that exceed this machine's memory are counted, too.
   monkeypatch.setattr(footprint, 'available_bytes', lambda: 1)
   table = table_files.find_table('fedin_v2_table1', 'quick').table
   part = table_files.choose(table, None, ['FedAvg', 'MOON'])

@@ -1,4 +1,4 @@
-"""Runs of two processes: equal to one, and never left hanging."""
+"""Runs of two processes: they equal one process, and never hang."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SETTINGS = dict(jax_persistent_cache_min_compile_time_secs=0.0)
 
 @pytest.fixture(scope='module', autouse=True)
 def _programs(tmp_path_factory):
-  """All runs share one cache: most of their time they would compile."""
+  """All runs share one cache; otherwise they would mostly compile."""
   folder = tmp_path_factory.mktemp('programs')
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(SETTINGS, 'jax_compilation_cache_dir', str(folder))
@@ -116,12 +116,12 @@ def test_two_processes_equal_one_of_two_devices(whole, tmp_path):
   first, second = end(begin_two(*CONFIG, f'--workdir={workdir}'))
   assert (first[0], second[0]) == (0, 0), first[2] + second[2]
   assert rows_of(workdir) == rows_of(whole)
-  # One of them speaks for both.
+  # Only the first process prints.
   assert f'Report: {workdir}' in first[1] and 'Workdir: ' in first[2]
   assert 'Report' not in second[1] and not second[2]
   assert (workdir / 'report.md').exists()
   assert not (workdir / '.processes').exists()
-  # And one device is close.
+  # The losses of one device are close.
   one_process(tmp_path / 'one', devices=1)
   for row, want in zip(rows_of(tmp_path / 'one'), rows_of(whole), strict=True):
     assert row['loss'] == pytest.approx(want['loss'], rel=1e-4)
@@ -167,7 +167,7 @@ def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
   assert code == 1
   last = err.strip().splitlines()[-1]
   assert last.startswith('Error: Another process of this run was lost')
-  # It goes on after the last checkpoint, as if nothing had happened.
+  # Resuming from the last checkpoint gives the metrics of a whole run.
   steps = [
       int(p.name)
       for p in (workdir / 'checkpoints').iterdir()
@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_left_by_all(whole, tmp_path):
   os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
   ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
   assert [e[0] for e in ends] == [0, 0], ends
-  # One of them says so, though the reader's C++ may grumble in both.
+  # Only the first process says so; the C++ reader may print errors in both.
   assert 'going back to that of round 2' in ends[0][2]
   assert 'Warning: ' not in ends[1][2]
   assert (workdir / 'checkpoints' / 'damaged-4').is_dir()

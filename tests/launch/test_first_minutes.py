@@ -50,7 +50,7 @@ def test_another_partition_keeps_what_both_have():
   )
   config, notes = parsed(QUICK, '--config.partition.name', 'dirichlet_fedagm')
   assert config.partition.alpha == 0.5 and len(notes) == 1
-  # An option without default has an entry, which the check asks for.
+  # An option without a default gets an empty entry; `check` needs a value.
   config, _ = parsed(
       QUICK, '--config.partition.name=file', '--config.partition.file=x.json'
   )
@@ -98,7 +98,7 @@ def test_a_section_is_no_value():
       '--config.algorithm.name=fedin'
   )
   assert refused('--config.local=3').startswith('local is a section; set its ')
-  config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dictionary is.
+  config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dict is a value.
   assert config.groups
 
 
@@ -193,7 +193,7 @@ def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
   monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
   config = tiny_config(cohort_size=2, backend='map')
   config.local.epochs, config.local.batch_size = 3, 10
-  config.groups.large.depth = 2  # All groups alike.
+  config.groups.large.depth = 2  # All groups have one model.
   built = experiment.build(config)
   steps = 3 * sum(-(-len(part) // 10) for part in built.parts)
   assert duration.estimate(built).round_seconds == pytest.approx(
@@ -265,7 +265,7 @@ def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
 
 
 def test_the_second_signal_ends_a_busy_main_thread():
-  """The main thread is in C all the time, as while it compiles."""
+  """The main thread stays in C code, as during compilation."""
   code = (
       'import hashlib, os\n'
       'from launch import stopping\n'

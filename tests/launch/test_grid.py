@@ -27,7 +27,7 @@ def test_a_grid_has_a_row_for_each_combination():
   ]
   config = table.config('learning_rate=1.0 mu=0.5 optimizer=adam')
   assert (config.local.learning_rate, config.algorithm.mu) == (1.0, 0.5)
-  # The config itself stays as it is, and entries that are None have types.
+  # The config itself does not change, and entries that are None have types.
   assert find('cohort_size=2,3').config('cohort_size=3').cohort_size == 3
   assert experiment.default_config('fedin').cohort_size is None
   assert find('local.drop_last=true').config('drop_last=True').local.drop_last
@@ -57,7 +57,7 @@ def test_points_are_drawn_evenly_in_the_logarithm():
   table = find('local.learning_rate=1e-4..1e-2; local.epochs=1,2', 200)
   rates = [c.local.learning_rate for c in table.rows.values()]
   assert len(rates) == 200 and 1e-4 <= min(rates) < max(rates) <= 1e-2
-  below = sum(rate < 1e-3 for rate in rates) / 200  # Half, up to 5 deviations.
+  below = sum(rate < 1e-3 for rate in rates) / 200  # 1/2 up to 5 deviations.
   assert abs(below - 0.5) < 5 * math.sqrt(0.25 / 200)
   assert {c.local.epochs for c in table.rows.values()} == {1, 2}
   epochs = 'local.epochs=1,2,3'

@@ -1,4 +1,4 @@
-"""The picture of what training memory consists of."""
+"""The picture of the parts of training memory."""
 
 import math
 

@@ -103,7 +103,7 @@ def test_a_measured_plan_shows_both_estimates_and_keeps_the_budget():
 
 @pytest.mark.slow
 def test_table_1_beside_the_papers_figures():
-  """The paper's own estimate, to the cent, for depth and width."""
+  """The estimates equal the paper's to all printed digits."""
   out = [line.split() for line in plan_memory.paper_table(measure=False)
          for line in line.splitlines()]  # fmt: skip
   blocks = [row for row in out if row and row[0][:-1].isdigit()]
@@ -116,7 +116,7 @@ def test_table_1_beside_the_papers_figures():
   for _, _, printed, part, _ in widths[:5]:
     assert printed == part
   assert widths[4][3] == widths[4][4]
-  # Two encoder blocks are 1/6 of ViT-T/16, but for embeddings and head.
+  # Without embeddings and head, two encoder blocks are 1/6 of ViT-T/16.
   pair, share = 2 * float(blocks[9][-1]), float(widths[6][3])
   np.testing.assert_allclose(pair, share, rtol=0.02)
 

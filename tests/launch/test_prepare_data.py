@@ -39,7 +39,7 @@ def write_raw(folder, num_train=12, num_test=7):
 
 
 def assert_refused(done, *expected):
-  """Exit code 2 and a last line of the command's own, no traceback."""
+  """Exit code 2, no traceback, and a last line written by the command."""
   assert done.returncode == 2, done.stderr
   assert 'Traceback' not in done.stderr
   line = done.stderr.strip().splitlines()[-1]
@@ -76,7 +76,7 @@ def test_command_prepares_then_checks_what_is_there(tmp_path):
   data = sources.load('fashion_mnist', tmp_path / 'out', verify=False)
   for got, want in zip(data[1:5], raw[1:5], strict=True):
     np.testing.assert_array_equal(got, want)
-  # Not the whole data set, which the default insists on.
+  # By default the command requires the whole data set.
   assert_refused(command(*args), '60,000 train examples, got 12', '--noverify')
 
 

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(table_files.__file__).resolve().parents[1]
 
 
 def launch(program, *args, cwd):
-  """Runs a program as from the command line, which imports JAX first."""
+  """Runs a program as from the command line, in a new Python process."""
   return subprocess.run(
       [sys.executable, '-m', f'launch.{program}', *args],
       cwd=cwd,
@@ -93,7 +93,7 @@ def test_tables_are_found_by_name_and_by_path():
   by_path = table_files.find_table('configs/tables/fashion_mnist.py')
   assert by_name.name == by_path.name == 'fashion_mnist'
   assert list(by_name.table.rows) == list(by_path.table.rows)
-  # A table of one scale keeps the folder that it always had.
+  # A table of one scale has no subfolder for it.
   assert by_name.folder(None, 'results') == pathlib.Path(
       'results/fashion_mnist'
   )

@@ -1,4 +1,4 @@
-"""The command line: one line for every mistake, and a run that survives."""
+"""The command line: one line for every mistake, and exact resumption."""
 
 import json
 import os
@@ -189,7 +189,7 @@ def test_a_flagfile_counts_as_what_it_holds(tmp_path, capsys):
   assert refused(capsys, f'--flagfile={path}').startswith(
       'Unknown config key sed'
   )
-  # What stands behind it goes before what it says.
+  # Flags after --flagfile override its contents.
   path.write_text(f'{QUICK}\n--config.seed=3\n--workdir=a\n')
   assert refused(
       capsys, f'--flagfile={path}', '--config.seed=4', '--config.seed=5'
@@ -248,15 +248,15 @@ def test_runs_from_anywhere_and_ends_with_a_table(tmp_path):
       'mlp2', 'mlp3', 'mlp4', 'mean over groups', 'mean over clients',
   ]  # fmt: skip
   assert lines[-1] == f'Report: runs/{workdir.name}/report.md'
-  # The same run again finds it finished.
+  # Running the command again finds the run finished.
   again = fork(QUICK, f'--workdir={workdir}', cwd=tmp_path)
   assert again.returncode == 0 and 'Compiling' not in again.stderr
   assert again.stdout.splitlines()[1:-1] == lines[1:-1]
-  # Another config does not get the workdir.
+  # Another config is refused for this workdir.
   other = fork(QUICK, '--config.seed=1', f'--workdir={workdir}', cwd=tmp_path)
   assert other.returncode == 2
   assert 'seed is 0 there and 1 here' in other.stderr
-  # And the report can be renewed.
+  # The report can be written again.
   (workdir / 'report.md').unlink()
   report = fork(workdir, cwd=tmp_path, module='report')
   assert report.returncode == 0
@@ -304,7 +304,7 @@ def test_killed_at_any_moment_it_resumes_exactly(tmp_path):
   assert whole.returncode == 0, whole.stderr
   workdir = tmp_path / 'killed'
   args = (*LONG, f'--workdir={workdir}')
-  # Moments after the first new line: amid rounds, lines and checkpoints.
+  # Delays after the first new line, to hit rounds, lines and checkpoints.
   for delay in (0.0, 0.21, 0.37, 0.5):
     path = workdir / 'metrics.jsonl'
     size = path.stat().st_size if path.exists() else 0

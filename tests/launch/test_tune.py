@@ -1,4 +1,4 @@
-"""The command that measures a machine, from the command line."""
+"""The command that measures a machine's speeds."""
 
 import json
 import os

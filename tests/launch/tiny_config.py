@@ -1,6 +1,6 @@
-"""Tiny dense nets whose clients have states: private, or FedMD's.
+"""Tiny dense nets whose clients have states, trained by `private` or `fedmd`.
 
-Two devices divide the one group's clients, and not the other's.
+Two devices divide the clients of the first group evenly, not of the second.
 """
 
 import ml_collections
@@ -9,7 +9,7 @@ from tests.experiment.tiny_runs import tiny_config
 
 
 def get_config(arg=''):
-  """Variants: '', 'async' by the clock, 'warm_up' for a method with one."""
+  """Variants: '', 'async' (the clock's mode), 'warm_up' (FedMD has one)."""
   if arg not in ('', 'async', 'warm_up'):
     raise ValueError(f'Unknown variant {arg!r}.')
   name = 'fedmd' if arg == 'warm_up' else 'private'

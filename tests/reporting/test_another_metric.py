@@ -1,4 +1,4 @@
-"""A task's own metric, of which less is better, up to the report."""
+"""A task's own metric, where smaller is better, up to the report."""
 
 import json
 
@@ -40,7 +40,7 @@ REGRESSION = Task(
 
 @pytest.fixture(scope='module')
 def found():
-  """Lines of models whose outputs are 2, then 0, then 1; labels are 0 to 5."""
+  """Rows of models whose outputs are 2, then 0, then 1; labels are 0 to 5."""
   federation = tiny_federation(
       (1,), per_group=4, norm=False, local=tiny_local(task=REGRESSION)
   )

@@ -1,4 +1,4 @@
-"""CSV and LaTeX, repetitions of a run, and the tables that are shipped."""
+"""CSV and LaTeX, repetitions of a run, and the tables in `results/`."""
 
 import csv
 import json
@@ -95,7 +95,7 @@ def test_shipped_tables_are_as_the_report_renders_them(
 ):
   for draw in ('draw_curves', 'draw_dots', 'draw_trade_off'):
     monkeypatch.setattr(pictures, draw, lambda *args, **kwargs: None)
-  # A folder of results has one of each scale, where a table has several.
+  # If a table has several scales, its results have a subfolder for each.
   name = where.split('/')[0]
   table = table_files.find_table(name).table
   cells = sweep_table.read_cells(table, RESULTS / where)

@@ -1,4 +1,4 @@
-"""The report says what the metrics say, and the paper's numbers beside."""
+"""The report shows the metrics, with the paper's numbers beside them."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_report_shows_the_numbers_of_the_metrics(workdir):
       f'{summary.bytes_down:,}',
   ]
   each = int(cells(traffic, 'small')[2].replace(',', ''))
-  # Parameters, statistics and the weight in the mean, 4 bytes each.
+  # Parameters, statistics and the averaging weight, 4 bytes each.
   small = facts['groups']['small']
   assert each == 4 * (small['parameters'] + small['statistics'] + 1)
   memory = text[text.index('## Memory') :]
@@ -56,14 +56,14 @@ def test_report_shows_the_numbers_of_the_metrics(workdir):
   assert cells(memory, 'small')[1] == f'{small["parameters"]:,}'
   assert 'XLA' in memory
   assert config['partition']['name'] in text
-  # Every picture that the text shows is there.
+  # Every picture that the text shows exists.
   shown = re.findall(r'!\[[^]]*\]\(([^)]*)\)', text)
   assert shown == [
       'curves.png', 'confusion.png', 'partition.png', 'classes.png',
   ]  # fmt: skip
   for name in shown:
     assert (workdir / name).read_bytes()[1:4] == b'PNG'
-  # Digits are no data set of the papers.
+  # The papers do not use digits.
   assert 'Beside the paper' not in text
 
 
@@ -317,7 +317,7 @@ def test_stages_stand_beside_their_budget():
 
 
 def test_options_stand_in_the_setting_where_they_are_not_defaults():
-  """Of the method, and of its groups; read from a config of either version."""
+  """Options of the method and its groups, from a new and an old config."""
   config = config_of(
       'heterofl', 'digits', 'dirichlet', dict(a=dict(model='mlp', clients=2),
       b=dict(model='mlp', clients=3)), mask='batch',

@@ -1,4 +1,4 @@
-"""What a results table says: ours, the paper's, the difference, the gaps."""
+"""Results tables: our numbers, the paper's, their difference, and gaps."""
 
 import pytest
 
@@ -243,7 +243,7 @@ def test_the_paper_has_no_other_numbers():
 
 
 def test_groups_of_a_rows_models_are_rows_of_their_own(table, tmp_path):
-  """Their means; cells that hold no curves of groups leave them out."""
+  """Rows of group means; cells without curves of groups are left out."""
   views = {
       'two': ('Private', ('mlp2',)), 'rest': ('Private', ('mlp3', 'mlp4')),
   }  # fmt: skip
@@ -253,7 +253,7 @@ def test_groups_of_a_rows_models_are_rows_of_their_own(table, tmp_path):
       table._replace(views=views), cells, tmp_path
   )
   (two,), (rest,) = lines_of(markdown, 'two'), lines_of(markdown, 'rest')
-  assert two[1:4] == ['1', '30.0', '20.0']  # Best in round 1, as the mean is.
+  assert two[1:4] == ['1', '30.0', '20.0']  # Round 1, the best of the mean.
   assert rest[1:4] == ['1', '25.0', '20.0']
 
 

@@ -35,10 +35,10 @@ def test_a_method_has_one_colour_and_marker_in_every_picture():
   every = method_looks({name: name for name in ALGORITHMS})
   assert every['fedin'] == alone
   assert len({look[:2] for look in every.values()}) == len(ALGORITHMS)
-  # Rows of one method alone are told apart by colours.
+  # If all rows have one method, they differ in colour.
   rates = method_looks({'lr 1': 'fedin', 'lr 2': 'fedin'})
   assert rates['lr 1'].colour != rates['lr 2'].colour
-  # In panels of their own, rows of a method look alike.
+  # In different panels, rows of one method look alike.
   panels = method_looks(
       {'A': 'fedin', 'A (b)': 'fedin', 'C': 'fedavg'}, {'A': 'a', 'A (b)': 'b'}
   )
@@ -80,7 +80,7 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
       'A': ([7, 7], [0.5, 0.7]), 'B': ([7], [0.4]),
   }  # fmt: skip
   assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
-  assert table_pictures.memory_of(found, cells[:2], '') == {}  # No choice.
+  assert table_pictures.memory_of(found, cells[:2], '') == {}  # One row.
   assert table_pictures.flops_of(found, cells, '') == {}  # Older cells.
 
 
@@ -109,7 +109,7 @@ def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
   text = table_pictures.draw(found, cells, tmp_path)
   line = 'No picture of memory: 2 of 2 stored cells lack client_memory.'
   assert line in text and 'bytes.png' in text
-  # One row alone has nothing to be compared with.
+  # A single row is not compared.
   text = table_pictures.draw(table(A=config('fedin')), cells[:1], tmp_path)
   assert 'No picture' not in text
 
@@ -139,5 +139,5 @@ def test_accuracy_over_the_axis_of_a_sweep():
   ]  # fmt: skip
   sweep = table_pictures.sweep_of(found, cells)
   assert sweep['A'][0] == [8, 32] and sweep['B'][0] == [16]
-  # One seed of each column, since 'c' has but one.
+  # One seed of each column, since 'c' has only one.
   assert sweep['A'][1].tolist() == [[0.1, 0.3]]
