@@ -200,7 +200,10 @@ def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
       2 / 5 * 0.5 * steps
   )
   config.backend = 'vmap'
-  assert duration.estimate(experiment.build(config)) is None
+  built = experiment.build(config)
+  assert duration.estimate(built) is None
+  (line,) = preview._time(built, 'vmap')
+  assert line.startswith('Time: not estimated for the backend vmap, ')
   assert preview._duration(0.2345) == '0.23 s'
   assert preview._duration(210) == '3.5 min'
   assert preview._duration(80_000) == '22 h'
