@@ -62,6 +62,7 @@ def watched(
 def second_ends_at_once() -> Iterator[None]:
   """The first Ctrl-C is a KeyboardInterrupt, the second ends the process.
 
+  The first prints a line, as the exception waits until a compilation ends.
   For the whole of a program: a Ctrl-C behind it ends the process, too. Where
   Ctrl-C is ignored or has a handler, nothing is changed.
 
@@ -73,11 +74,20 @@ def second_ends_at_once() -> Iterator[None]:
     return
   try:
     with watched(
-        lambda: None, _leave, (signal.SIGINT,), signal.default_int_handler
+        _say, _leave, (signal.SIGINT,), signal.default_int_handler
     ):
       yield
   finally:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _say() -> None:
+  print(
+      '\nStopping: waiting for the compilation or computation that runs now. '
+      'Once more stops at once.',
+      file=sys.stderr,
+      flush=True,
+  )
 
 
 def _leave() -> NoReturn:
