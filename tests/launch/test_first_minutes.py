@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.data import sources
-from fedjax_het.experiment import duration, preview, switch
+from fedjax_het.experiment import duration, preview, sweep, switch
 from fedjax_het.experiment.callbacks import CallbackError
 from fedjax_het.reporting import tables
 from launch import cli, config_flag, stopping, terminal, train
@@ -127,6 +127,16 @@ def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
   assert str(error.value).startswith(f'--workdir{text}')
   with pytest.raises(ValueError, match='cloud folders are not supported'):
     experiment.run(experiment.default_config(), 'gs://bucket/run')
+  run = experiment.Run(tmp_path, None, {}, [], {})
+  model = experiment.Model(None, {})
+  for write in (
+      run.export,
+      model.save,
+      lambda out: experiment.write_comparison([], out),
+      lambda out: sweep.run_cells(None, out, 'runs'),
+  ):
+    with pytest.raises(ValueError, match='cloud folders are not supported'):
+      write('gs://bucket/out')
   assert not [*tmp_path.iterdir()]
 
 
