@@ -67,8 +67,7 @@ def test_the_table_of_refusals():
   def wrong_rank():
     fh.make_evaluate(algorithm, federation, zeros, labels, lambda x, key=0: x)
 
-  def wrong_rank_in_training():
-    data = fh.federate(zeros, labels, [np.arange(10)])
+  def train(data):
     state = fh.init_state(algorithm, federation, jax.random.key(0))
     run_round = fh.make_round(algorithm, federation, cohort_size=1)
     run_round(state, data, jax.random.key(1), jax.random.key(2))
@@ -78,7 +77,8 @@ def test_the_table_of_refusals():
       lambda: fh.federate(zeros, labels + 12, [[0]], num_classes=10),
       lambda: fh.federate(nan, labels, [[0]]),
       wrong_rank,
-      wrong_rank_in_training,
+      lambda: train(fh.federate(zeros, labels, [np.arange(10)])),
+      lambda: train(fh.federate(zeros, labels + 12, [np.arange(10)])),
   ):
     with pytest.raises(ValueError) as error:
       call()
