@@ -126,7 +126,8 @@ def test_report_terminal_and_comparison_show_it(runs, tmp_path):
   stored = json.loads((other / 'config.json').read_text())
   (other / 'config.json').write_text(json.dumps({**stored, 'seed': 7}))
   table = comparison.compare([own.workdir, other])
-  assert f'| mean {mean[:-2]} ± 0.0 %, standard' in table.splitlines()[-1]
+  shown = f'{100 * own.summary.last["personal/accuracy"]:.1f}'
+  assert f'| mean {shown} ± 0.0 %, standard' in table.splitlines()[-1]
   assert 'own test' not in comparison.compare([plain.workdir])
 
 

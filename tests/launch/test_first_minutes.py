@@ -309,10 +309,11 @@ def test_the_second_signal_ends_a_busy_main_thread():
 
 def test_the_first_ctrl_c_of_any_command_says_what_it_waits_for():
   code = (
-      'import hashlib\n'
+      'import functools, hashlib, threading\n'
       'from launch import stopping\n'
       'with stopping.second_ends_at_once():\n'
-      '  print("ready", flush=True)\n'
+      '  say = functools.partial(print, "ready", flush=True)\n'
+      '  threading.Timer(0.2, say).start()  # When the other is in C.\n'
       '  hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)\n'
   )
   process = subprocess.Popen(

@@ -25,12 +25,16 @@ def get_config(arg='quick'):
 """
 
 
+DRY_RUN = ['--dry_run', '--config.backend=vmap']
+
+
 @pytest.mark.parametrize(
     ('first_line', 'arguments', 'says'),
     [
-        ('', [], 'Report: '),
-        ('from __future__ import annotations\n',
-         ['--dry_run', '--config.backend=vmap'], 'Nothing was trained.'),
+        ('', DRY_RUN, 'Nothing was trained.'),
+        ('from __future__ import annotations\n', DRY_RUN,
+         'Nothing was trained.'),
+        pytest.param('', [], 'Report: ', marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_config_file_registers_four_kinds(
@@ -50,11 +54,12 @@ def test_a_config_file_registers_four_kinds(
       + net
       + GET_CONFIG
   )
-  if not arguments:
-    arguments = [f'--workdir={tmp_path / "run"}']
-  done = forks.run(
-      'train', [f'--config={tmp_path / "my_config.py"}', *arguments], ROOT
-  )
+  arguments = [
+      f'--config={tmp_path / "my_config.py"}',
+      f'--workdir={tmp_path / "run"}',
+      *arguments,
+  ]
+  done = forks.run('train', arguments, ROOT)
   assert done.code == 0, done.err
   assert says in done.out
 
