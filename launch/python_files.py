@@ -1,6 +1,7 @@
 """Python files that users write: configs and results tables."""
 
 import importlib.util
+import os
 import pathlib
 import sys
 from types import ModuleType
@@ -15,8 +16,8 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
   """Imports a file as a module; converts errors to one line.
 
   Args:
-    path: The file. In a checkout it can `import configs` of the library;
-      `import fedjax_het.configs` works everywhere.
+    path: The file. It can import files beside it. In a checkout it can `import
+      configs` of the library; `import fedjax_het.configs` works everywhere.
     function: Name of a function that it must have.
 
   Returns:
@@ -25,12 +26,19 @@ def load(path: str | pathlib.Path, function: str) -> ModuleType:
   Raises:
     ValueError: If it is not a Python file, fails, or lacks the function.
   """
-  if (_ROOT / 'fedjax_het').is_dir() and str(_ROOT) not in sys.path:
-    sys.path.append(str(_ROOT))
-  spec = importlib.util.spec_from_file_location(function, path)
+  # Dataclasses, which linen modules are, look their module up by its name. It
+  # is the path, as another module may have the file's own name.
+  name = os.path.realpath(path)
+  folders = [str(_ROOT)] if (_ROOT / 'fedjax_het').is_dir() else []
+  # At the end, so that no file of a user hides a module of a library.
+  for folder in (os.path.dirname(name), *folders):
+    if folder not in sys.path:
+      sys.path.append(folder)
+  spec = importlib.util.spec_from_file_location(name, path)
   if spec is None:
     raise ValueError(f'{path} is no Python file.')
   module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
   try:
     spec.loader.exec_module(module)
   except SyntaxError as e:

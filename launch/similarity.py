@@ -248,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.suppress(ImportError):  # No matplotlib: no picture.
       pictures.draw_matrices(matrices, layers, out / 'similarity.png')
   except (ValueError, FileNotFoundError) as e:
-    fail(str(e).replace('pass verify=False', 'pass --config.verify=false'))
+    fail(e)
   except (FloatingPointError, OSError) as e:
     fail(e, 1)
   print(text)

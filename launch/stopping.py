@@ -62,6 +62,7 @@ def watched(
 def second_ends_at_once() -> Iterator[None]:
   """Makes the first Ctrl-C a KeyboardInterrupt and the second end the process.
 
+  The first prints a line, because the exception waits until a compilation ends.
   It is meant for a whole program: a Ctrl-C after the context also ends the
   process. If Ctrl-C is ignored or has a handler, nothing changes.
 
@@ -73,11 +74,20 @@ def second_ends_at_once() -> Iterator[None]:
     return
   try:
     with watched(
-        lambda: None, _leave, (signal.SIGINT,), signal.default_int_handler
+        _say, _leave, (signal.SIGINT,), signal.default_int_handler
     ):
       yield
   finally:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _say() -> None:
+  print(
+      '\nStopping: waiting for the compilation or computation that runs now. '
+      'Once more stops at once.',
+      file=sys.stderr,
+      flush=True,
+  )
 
 
 def _leave() -> NoReturn:

@@ -165,10 +165,7 @@ def main(argv: Sequence[str]) -> None:
     print(f'{found.heading}\n\n{markdown}')
     print(f'\nTable: {out / "table.md"}')
   except (ValueError, FileNotFoundError, ImportError) as e:
-    text = str(failure or e).replace(
-        'pass verify=False', 'set verify=False in a table of yours'
-    )
-    fail(text, 2 if failure is None else 1)
+    fail(failure or e, 2 if failure is None else 1)
   except OSError as e:
     fail(e, 1)
   except KeyboardInterrupt:

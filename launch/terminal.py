@@ -88,7 +88,12 @@ def command(module: str) -> list[str]:
 
 
 def as_started(text: str) -> str:
-  """Rewrites the commands in a text in the way this program was started."""
+  """Rewrites the commands in a text in the way this program was started.
+
+  An argument of Python becomes an entry of the config. Programs that have a
+  flag for it name the flag before they call this function.
+  """
+  text = text.replace('pass verify=False', 'set verify=False in the config')
   return re.sub(
       r'python -m launch\.(\w+)', lambda m: ' '.join(command(m[1])), text
   )

@@ -127,7 +127,8 @@ class _Stop:
   def ask(self) -> None:
     """Handles the first signal."""
     self.asked = True
-    if self._done is None:
+    # The row of round 0 is written while the rounds are compiled.
+    if not self._done:
       what = 'the compilation and the first round'
     elif self._done < self._num_rounds:
       what = f'the round after {self._done} of {self._num_rounds}'
@@ -267,8 +268,8 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
   """Ends the bar, then the process, with one line and optional advice."""
   if progress is not None:
     progress.close()
-  text = terminal.as_started(line(error))
-  text = text.replace('pass verify=False', 'pass --config.verify=false')
+  text = line(error).replace('pass verify=False', 'pass --config.verify=false')
+  text = terminal.as_started(text)
   text = f'Error: {text}' + (f'. {advice}' if advice else '')
   if isinstance(error, KeyboardInterrupt):
     text = advice

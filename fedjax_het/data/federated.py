@@ -155,6 +155,9 @@ class FederatedData:
     sizes: [K] int32, number of examples of each client.
     preprocess: See `ClientData`.
     public: See `ClientData`.
+    largest_label: The largest integer label of an example that a client or the
+      public set has; None if that is not known, or labels are real numbers.
+      It is static, so that labels can be checked while a program is traced.
   """
 
   images: jax.Array
@@ -163,6 +166,9 @@ class FederatedData:
   sizes: jax.Array
   preprocess: Callable[..., jax.Array] = flax.struct.field(pytree_node=False)
   public: jax.Array | None = None
+  largest_label: int | None = flax.struct.field(
+      pytree_node=False, default=None
+  )
 
   @property
   def num_clients(self) -> int:
@@ -330,7 +336,7 @@ def federate(
       `make_preprocess` chooses one by the features' type.
     public: [P] indices of the public set, or None.
     num_classes: Number of classes, to check the labels; None checks only that
-      classes are not negative.
+      classes are not negative. A round checks them against the models.
     allow_empty: Whether a client may have no example, as in a test set. Such a
       client cannot train.
 
@@ -354,6 +360,8 @@ def federate(
   parts = arrays.parts(parts, len(images), allow_empty)
   if public is not None:
     public = arrays.indices(public, len(images), 'the public set')
+  used = labels[np.concatenate(parts if public is None else [*parts, public])]
+  largest = int(used.max()) if used.size and used.dtype.kind == 'i' else None
   sizes = np.array([len(part) for part in parts], np.int32)
   # A power of two, so that partitions of other seeds mostly have equal shapes
   # and need no new compilation. Results do not depend on the padding.
@@ -367,4 +375,5 @@ def federate(
       *on_device((images, labels, index, sizes)),
       preprocess,
       None if public is None else on_device(public),
+      largest,
   )

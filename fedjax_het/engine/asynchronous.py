@@ -33,7 +33,12 @@ from fedjax_het.engine.types import (
   Group,
   Received,
 )
-from fedjax_het.engine.visits import make_training, server_turn, visit_pair
+from fedjax_het.engine.visits import (
+  check_labels,
+  make_training,
+  server_turn,
+  visit_pair,
+)
 from fedjax_het.options import at_least
 
 
@@ -151,6 +156,7 @@ def make_async_round(
   deliver = _make_deliver(algorithm, federation, cohort_size)
 
   def run_round(state: AsyncState, data: FederatedData, key, events: Events):
+    check_labels(federation, data)
     events = jax.tree.map(jnp.asarray, events)
 
     def one_upload(state, i):

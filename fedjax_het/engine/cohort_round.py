@@ -12,7 +12,12 @@ from fedjax_het.engine.mapping import Backend, map_clients, map_groups
 from fedjax_het.engine.reports import GroupReport, RoundReport
 from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
-from fedjax_het.engine.visits import NO_CLIENT, make_visit, server_turn
+from fedjax_het.engine.visits import (
+  NO_CLIENT,
+  check_labels,
+  make_visit,
+  server_turn,
+)
 
 
 def make_cohort_round(
@@ -48,6 +53,7 @@ def make_cohort_round(
   finish = jax.jit(_make_finish(algorithm, federation))
 
   def run(start, shares, clients, data, key, assigned=None):
+    check_labels(federation, data)
     round_num, server = start
     cohort = _cohort_ids(shares)
     shared = server, data, key, round_num, cohort

@@ -18,7 +18,7 @@ from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.own_test import OwnScores, make_own_test
 from fedjax_het.engine.rounds import State
 from fedjax_het.engine.streaming import run_rows
-from fedjax_het.engine.task import ACCURACY, CLASSIFICATION, Task
+from fedjax_het.engine.task import ACCURACY, Task
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 from fedjax_het.engine.visits import check_inputs
 
@@ -215,7 +215,7 @@ def _test_batches(
 ):
   """The test set in batches, checked, and sharded if there is a mesh."""
   num_classes = None
-  if federation.task == CLASSIFICATION:
+  if federation.task.predicted is not None:
     num_classes = min(group.model.num_classes for group in federation.groups)
   batches = pad_batches(
       images,

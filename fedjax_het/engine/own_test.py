@@ -13,6 +13,7 @@ from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.streaming import run_rows
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
+from fedjax_het.engine.visits import check_labels
 
 
 class OwnScores(NamedTuple):
@@ -62,7 +63,11 @@ def make_own_test(
   Returns:
     `evaluate(server, clients) -> {group: OwnScores}`; `server` is the state
     after `calibrate` and `clients` are those of a `State`.
+
+  Raises:
+    ValueError: If a model has no output for the class of an example.
   """
+  check_labels(federation, tests)
   backend = Backend.of(backend)
   mesh = backend.state_mesh
   everywhere = None if mesh is None else placement.everywhere(mesh)

@@ -10,6 +10,7 @@ from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.traffic import full_bytes, measure
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
+  Federation,
   Group,
   Received,
   Turn,
@@ -84,6 +85,27 @@ def check_inputs(group: Group, preprocess, features) -> None:
         f'The model of group {group.name!r} takes token ids, integers in '
         f'0..{words - 1}, but the examples are {features.dtype}.'
     )
+
+
+def check_labels(federation: Federation, data: FederatedData) -> None:
+  """Raises ValueError for a class for which a model has no output.
+
+  It looks at a static field only, so it may be called while a program is
+  traced.
+
+  Args:
+    federation: The federation; a task without classes takes any labels.
+    data: All clients' examples.
+  """
+  largest = data.largest_label
+  if federation.task.predicted is None or largest is None:
+    return
+  for group in federation.groups:
+    if largest >= group.model.num_classes:
+      raise ValueError(
+          f'The model of group {group.name!r} has outputs for the classes '
+          f'0..{group.model.num_classes - 1}, but a label is {largest}.'
+      )
 
 
 def make_training(

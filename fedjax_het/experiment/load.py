@@ -18,6 +18,7 @@ from fedjax_het.experiment.export import FORMATS, export
 from fedjax_het.experiment.programs import make_driver
 from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.experiment.trained import Model, Reader, Trained
+from fedjax_het.files import check_local
 from fedjax_het.names import check_name
 from fedjax_het.options import one_of
 from fedjax_het.reporting import shown
@@ -200,12 +201,14 @@ class Run:
       with models of their own; without suffix for orbax.
 
     Raises:
-      ValueError: If the format is unknown; or as `model`.
+      ValueError: If the format is unknown or it is a cloud folder; or as
+        `model`.
       FileExistsError: If one of them is there already; then none is written.
       FileNotFoundError: As `model`.
       OSError: If it cannot be written.
     """
     one_of('format', format, FORMATS)  # Before anything is read.
+    check_local(folder, 'folder')
     return export(self.models(), pathlib.Path(folder), format)
 
 

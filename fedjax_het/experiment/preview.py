@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 
+from fedjax_het.engine.mapping import resolve_backend
 from fedjax_het.engine.visits import message_bytes
 from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
@@ -140,7 +141,7 @@ def _form(choose: form.Chooser) -> list[str]:
 
 
 def _time(experiment: Experiment, backend: str) -> list[str]:
-  """The estimated time of local training; [] without an estimate.
+  """The estimated time of local training, or why there is none.
 
   Args:
     experiment: The experiment.
@@ -150,7 +151,10 @@ def _time(experiment: Experiment, backend: str) -> list[str]:
   found = duration.estimate(experiment, backend)
   where = ' on one of the devices' if chosen != backend else ''
   if found is None:
-    return []
+    return [
+        f'Time: not estimated for the backend {resolve_backend(backend)}, '
+        'which trains several clients at once.'
+    ]
   rounds, once = experiment.config.num_rounds, found.round_seconds
   return [
       f'Time: about {_duration(once)} of plain local training a round{where}, '

@@ -20,7 +20,7 @@ from fedjax_het.experiment.costs import client_costs
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.sweep_table import read_cell, with_seed
-from fedjax_het.files import write_atomically
+from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table, cell_name
 from fedjax_het.reporting.run_files import Row
@@ -113,12 +113,15 @@ def run_cells(
     processes still run.
 
   Raises:
-    ValueError: As `run`, and if a stored result is of another config.
+    ValueError: As `run`, if a stored result is of another config, or if a
+      folder is a cloud folder.
     FileNotFoundError: If the data of a cell are missing; before any cell runs.
     FloatingPointError: If updates were not finite in some cells; after all
       other cells have run.
     OSError: As `run`.
   """
+  check_local(out, 'out')
+  check_local(workdirs, 'workdirs')
   jobs = [*_jobs(table, out, workdirs, overrides or {})]
   _check(jobs)
   sweep = _Sweep(jobs, announce, progress)

@@ -16,7 +16,7 @@ from fedjax_het.analysis.similarity import block_features
 from fedjax_het.engine.types import Group
 from fedjax_het.engine.visits import check_inputs
 from fedjax_het.experiment.build import Experiment
-from fedjax_het.files import write_atomically
+from fedjax_het.files import check_local, write_atomically
 from fedjax_het.models import Variables
 from fedjax_het.names import check_name
 from fedjax_het.options import integer_between
@@ -49,8 +49,10 @@ class Model(NamedTuple):
       path: The file.
 
     Raises:
+      ValueError: If it is of a cloud folder.
       OSError: If it cannot be written.
     """
+    check_local(path, 'path')
     data = flax.serialization.to_bytes(jax.device_get(self.variables))
     write_atomically(pathlib.Path(path), data)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_het.analysis import pictures
 from fedjax_het.engine.task import Metric
-from fedjax_het.files import write_atomically
+from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.run_files import Row, read_run
@@ -123,7 +123,7 @@ def _line(run: _Run) -> list[str]:
       '-'
       if summary.virtual_time is None
       else f'{summary.virtual_time:,.1f} s',
-      tables.personal_line(summary.last, metric),
+      tables.personal_line(summary.last, metric=metric),
   ]
 
 
@@ -157,7 +157,7 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
       tables.megabytes(mean('bytes_down')),
       '-',
       '-',
-      '-',
+      tables.personal_line(*(s.last for s in summaries), metric=metric),
   ]
 
 
@@ -260,9 +260,11 @@ def write_comparison(
 
   Raises:
     FileNotFoundError: If a folder is not a workdir with an evaluated run.
-    ValueError: If a file is damaged, or the runs have different metrics.
+    ValueError: If a file is damaged, the runs have different metrics, or `out`
+      is a cloud folder.
     OSError: If nothing can be written there.
   """
+  check_local(out, 'out')
   runs = [_read(folder) for folder in folders]
   metric = _one_metric(runs)
   table = _table(runs)

@@ -135,7 +135,12 @@ def _long(cells: Cells) -> list[list[Any]]:
       'row', 'column', 'seed', 'last', 'best', 'best_round', 'worst',
       'reached', 'bytes_up', 'bytes_down', 'round_seconds',
   )  # fmt: skip
-  return [list(names), *([cell.get(n) for n in names] for cell in cells)]
+  lines = [list(names), *([cell.get(n) for n in names] for cell in cells)]
+  if any('personal' in cell for cell in cells):
+    lines[0] += [f'personal_{name}' for name in _PERSONAL]
+    for line, cell in zip(lines[1:], cells, strict=True):
+      line += [cell.get('personal', {}).get(name) for name in _PERSONAL]
+  return lines
 
 
 def _overview(table: Table, cells: Cells) -> list[list[str]]:

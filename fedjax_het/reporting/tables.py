@@ -214,15 +214,29 @@ def personal(summary: Summary, facts: Mapping[str, Any]) -> Table:
 
 
 def personal_line(
-    row: Mapping[str, Any] | None, metric: Metric = ACCURACY
+    *rows: Mapping[str, Any] | None, metric: Metric = ACCURACY
 ) -> str:
-  """A row's statistics over clients on their own test examples, or '-'."""
-  if not row or row.get(f'personal/{metric.name}') is None:
+  """Statistics over clients on their own test examples, or '-'.
+
+  Args:
+    *rows: The row of a run; of repetitions, a row of each. Of those it is the
+      mean and the sample deviation.
+    metric: The metric of the runs.
+
+  Returns:
+    The text.
+  """
+  if any(not r or r.get(f'personal/{metric.name}') is None for r in rows):
     return '-'
-  mean, std, worst, tail = (
-      amount(row[f'personal/{name}'], metric)
-      for name in (metric.name, 'std', 'worst', f'p{metric.tail}')
-  )
+
+  def shown(name):
+    values = [row[f'personal/{name}'] for row in rows]
+    if len(values) == 1:
+      return amount(values[0], metric)
+    return spread(values, metric) + metric.percent * ' %'
+
+  names = metric.name, 'std', 'worst', f'p{metric.tail}'
+  mean, std, worst, tail = map(shown, names)
   return (
       f'mean {mean}, standard deviation {std}, worst {worst}, '
       f'{metric.tail}th percentile {tail}'
@@ -242,7 +256,7 @@ def totals(summary: Summary, target: float | None) -> list[str]:
     lines.insert(
         0,
         'clients on their own test examples, last round: '
-        + personal_line(summary.last, metric),
+        + personal_line(summary.last, metric=metric),
     )
   if summary.virtual_time is not None:
     lines.append(f'the whole run took {virtual(summary.virtual_time)}')

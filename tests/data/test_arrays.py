@@ -70,6 +70,20 @@ def test_labels_are_int32_or_float32():
     np.testing.assert_allclose(np.asarray(data.labels), np.float32(given))
 
 
+def test_partitions_of_the_same_labels_need_one_program():
+  """The largest label is static: it is that of the examples in use."""
+  y = np.array([0, 1, 2, 1, 9])
+  one, other, fewer = (
+      federate(images('float32'), y, parts)
+      for parts in (PARTS, [[4, 3, 2], [0, 1]], [[0, 1], [1, 2, 3]])
+  )
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  assert one.largest_label == 9 and fewer.largest_label == 2
+  public = federate(images('float32'), y, [[0], [1]], public=np.array([4]))
+  assert public.largest_label == 9
+  assert federate(images('float32'), y / 2, PARTS).largest_label is None
+
+
 def refused(message, x=None, y=None, parts=PARTS, **options):
   x = images('float32', (3,)) if x is None else x
   y = np.arange(5) if y is None else y

@@ -336,6 +336,8 @@ def test_no_recompilation_after_the_first_round(federation, data):
       algorithm_, federation, cohort_size=4, backend='map'
   )
   state, compiled = first_state(algorithm, federation, data), []
+  with pytest.raises(ValueError, match=r'the classes 0\.\.2, but a label is 7'):
+    run_round(state, data.replace(largest_label=7), KEY, events[0])
   jax.monitoring.register_event_duration_secs_listener(
       lambda event, secs, **kw: compiled.append(event)
       if 'backend_compile' in event

@@ -22,6 +22,13 @@ LISTS = [[0, 1, 2, 3, 4, 5, 6, 7], [9], [], [20, 21, 22], [7, 1, 2], [30]]
 TESTS = federate(IMAGES, LABELS, LISTS, preprocess, allow_empty=True)
 
 
+def test_a_class_without_an_output_is_refused():
+  with pytest.raises(ValueError, match=r'classes 0\.\.2, but a label is 3'):
+    make_own_test(
+        fedavg(ONE_GROUP), ONE_GROUP, TESTS.replace(largest_label=3)
+    )
+
+
 def make_state(algorithm, federation):
   """A state in which personal models differ from client to client."""
   state = rounds.init_state(algorithm, federation, jax.random.key(3))

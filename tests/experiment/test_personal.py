@@ -1,6 +1,7 @@
 """Personalised evaluation of a run: its lines, report and tables."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -107,7 +108,7 @@ def test_clients_are_tested_on_examples_dealt_like_their_own(runs):
   np.testing.assert_allclose(last['personal/pooled'], pooled, rtol=1e-6)
 
 
-def test_report_terminal_and_comparison_show_it(runs):
+def test_report_terminal_and_comparison_show_it(runs, tmp_path):
   plain, own = runs
   text = (own.workdir / 'report.md').read_text()
   assert '## Each client on its own test examples' in text
@@ -120,6 +121,13 @@ def test_report_terminal_and_comparison_show_it(runs):
   assert tables.personal(plain.summary, plain.facts) == []
   table = comparison.compare([plain.workdir, own.workdir])
   assert f'| mean {mean}, standard' in table
+  other = tmp_path / 'other'
+  shutil.copytree(own.workdir, other)
+  stored = json.loads((other / 'config.json').read_text())
+  (other / 'config.json').write_text(json.dumps({**stored, 'seed': 7}))
+  table = comparison.compare([own.workdir, other])
+  shown = f'{100 * own.summary.last["personal/accuracy"]:.1f}'
+  assert f'| mean {shown} ± 0.0 %, standard' in table.splitlines()[-1]
   assert 'own test' not in comparison.compare([plain.workdir])
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.data import sources
-from fedjax_het.experiment import duration, preview, switch
+from fedjax_het.experiment import duration, preview, sweep, switch
 from fedjax_het.experiment.callbacks import CallbackError
 from fedjax_het.reporting import tables
 from launch import cli, config_flag, stopping, terminal, train
@@ -127,6 +127,16 @@ def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
   assert str(error.value).startswith(f'--workdir{text}')
   with pytest.raises(ValueError, match='cloud folders are not supported'):
     experiment.run(experiment.default_config(), 'gs://bucket/run')
+  run = experiment.Run(tmp_path, None, {}, [], {})
+  model = experiment.Model(None, {})
+  for write in (
+      run.export,
+      model.save,
+      lambda out: experiment.write_comparison([], out),
+      lambda out: sweep.run_cells(None, out, 'runs'),
+  ):
+    with pytest.raises(ValueError, match='cloud folders are not supported'):
+      write('gs://bucket/out')
   assert not [*tmp_path.iterdir()]
 
 
@@ -200,7 +210,10 @@ def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
       2 / 5 * 0.5 * steps
   )
   config.backend = 'vmap'
-  assert duration.estimate(experiment.build(config)) is None
+  built = experiment.build(config)
+  assert duration.estimate(built) is None
+  (line,) = preview._time(built, 'vmap')
+  assert line.startswith('Time: not estimated for the backend vmap, ')
   assert preview._duration(0.2345) == '0.23 s'
   assert preview._duration(210) == '3.5 min'
   assert preview._duration(80_000) == '22 h'
@@ -251,7 +264,7 @@ def test_a_dry_run_refuses_the_workdir_that_a_run_refuses(
   assert [path.name for path in tmp_path.iterdir()] == ['there']
 
 
-def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
+def test_a_part_of_a_data_set_is_taken_on_request(tmp_path, capsys):
   write_raw(tmp_path / 'fashion_mnist', 60, 20)
   entries = dict(
       dataset='fashion_mnist', data_dir=str(tmp_path), data_file=None,
@@ -262,6 +275,12 @@ def test_a_part_of_a_data_set_is_taken_on_request(tmp_path):
   where = '--config.dataset=fashion_mnist', f'--config.data_dir={tmp_path}'
   done = programs.call('train', [QUICK, *where])
   assert done.code == 2 and 'pass --config.verify=false' in done.err
+  # Programs without a flag for it.
+  with pytest.raises(ValueError) as error:
+    sources.load_entries(**entries, verify=True)
+  with pytest.raises(SystemExit):
+    terminal.fail(error.value)
+  assert 'set verify=False in the config to use' in capsys.readouterr().err
 
 
 def test_the_second_signal_ends_a_busy_main_thread():
@@ -286,6 +305,49 @@ def test_the_second_signal_ends_a_busy_main_thread():
     assert process.stdout.read() == b'first'
   finally:
     process.kill()
+
+
+def test_the_first_ctrl_c_of_any_command_says_what_it_waits_for():
+  code = (
+      'import functools, hashlib, threading\n'
+      'from launch import stopping\n'
+      'with stopping.second_ends_at_once():\n'
+      '  say = functools.partial(print, "ready", flush=True)\n'
+      '  threading.Timer(0.2, say).start()  # When the other is in C.\n'
+      '  hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)\n'
+  )
+  process = subprocess.Popen(
+      [sys.executable, '-c', code], cwd=ROOT, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  try:
+    assert process.stdout.readline() == 'ready\n'
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == '\n'
+    assert 'Once more stops at once.' in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert process.stderr.read() == '\nInterrupted.\n'
+  finally:
+    process.kill()
+
+
+@pytest.mark.parametrize(
+    ('done', 'what'),
+    [
+        (None, 'the compilation and the first round'),
+        (0, 'the compilation and the first round'),
+        (3, 'the round after 3 of 20'),
+        (20, 'the report'),
+    ],
+)
+def test_a_run_says_what_the_first_signal_waits_for(done, what, capsys):
+  stop = train._Stop(20)
+  if done is not None:
+    stop.observe(dict(round=done))
+  stop.ask()
+  assert stop.asked
+  assert f'waiting for {what} and its checkpoint' in capsys.readouterr().err
 
 
 def test_signals_have_their_old_handlers_afterwards():

@@ -1,13 +1,16 @@
 """The memory planner's command: tables, schedules, refusals."""
 
+import pathlib
 import re
 
 import numpy as np
 import pytest
 
-from configs import common
+from configs import common, fedepth
 from launch import plan_memory
 from tests.fuzz import forks
+
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'command_line.md'
 
 
 def lines(config, *args, **kwargs):
@@ -56,6 +59,20 @@ def test_budgets_in_mb_and_what_is_not_trained():
   (row,) = (line for line in out if line.startswith('1: '))
   assert ' '.join(row.split()) == '1: stem, stage2_block0 14.51 14.05'
   assert not any(line.startswith('Budget 1/6') for line in out)
+
+
+def test_the_stages_that_the_page_of_commands_counts():
+  config = fedepth.get_config('fedepth')
+  out = lines(config, ['100', '200', '464'], measure=False)
+  stages = {}
+  for line in out:
+    if line.startswith('Budget '):
+      budget = line.split()[1].rstrip(':')
+    elif re.match(r'\d: ', line):
+      stages[budget] = stages.get(budget, 0) + 1
+  assert stages == {'100MB': 6, '200MB': 3, '464MB': 1}
+  claim = 'in six stages for 100 MB, in three for 200 MB, and whole for 464 MB'
+  assert claim in PAGE.read_text()
 
 
 def test_a_budget_that_holds_nothing_is_refused_after_the_table():

@@ -1,5 +1,7 @@
 """Results tables: our numbers, the paper's, their difference, and gaps."""
 
+import csv
+
 import pytest
 
 from configs import fedavg, private
@@ -288,7 +290,12 @@ def test_cells_with_own_tests_have_more_columns(table, cells, tmp_path):
   own = dict(accuracy=0.9, std=0.05, worst=0.7, p10=0.75)
   cells[0]['personal'] = own
   cells[1]['personal'] = {**own, 'accuracy': 0.8}
-  markdown = sweep_report.render(table, cells, tmp_path)
+  markdown = sweep_report.render(table, cells, tmp_path, ['csv'])
+  with open(tmp_path / 'cells.csv', newline='') as file:
+    first, second, *others = csv.DictReader(file)
+  assert first['personal_accuracy'] == '0.9' and first['personal_p10'] == '0.75'
+  assert second['personal_accuracy'] == '0.8'
+  assert all(row['personal_worst'] == '' for row in others)
   header = [part.strip() for part in markdown.splitlines()[0].split('|')]
   assert header[-5:-1] == [
       'own test: mean', 'own test: deviation', 'own test: worst',
