@@ -150,6 +150,7 @@ def test_the_install_cell_finds_a_wheel_or_says_what_it_needs(
   assert what == '..'
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mounted_folder_goes_on_after_a_disconnect(
     tmp_path, monkeypatch, undrawn
 ):
