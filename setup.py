@@ -10,6 +10,8 @@ HERE = pathlib.Path(__file__).parent
 INSIDE = {'fedjax_het.configs': 'configs', 'fedjax_het.launch': 'launch'}
 
 TEST = [
+    'datasets',
+    'filelock',
     'hypothesis',
     'nbclient',
     'nbformat',

@@ -1,8 +1,13 @@
 """The notebooks run from top to bottom, and store their current outputs."""
 
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
+import shlex
+import sys
+import types
 
 import jax
 import pytest
@@ -12,6 +17,8 @@ pytest.importorskip('nbclient', reason='notebooks: needs nbclient')
 pytest.importorskip('ipykernel', reason='notebooks: needs ipykernel')
 
 from colabs.run import executed  # noqa: E402
+from fedjax_het import experiment  # noqa: E402
+from tests.experiment.tiny_runs import compiled_once, tiny_config  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / 'colabs').glob('*.ipynb'))
@@ -83,6 +90,104 @@ def test_notebooks_are_set_up_alike_and_their_links_lead_somewhere(path):
     if cell.cell_type == 'markdown':
       for link in re.findall(r'\]\((?!https?:)([^)]+)\)', cell.source):
         assert (path.parent / link).exists(), link
+
+
+def setup_cell(place, **settings):
+  """The code of a cell that all notebooks share, with other settings."""
+  code = code_cells(read(NOTEBOOKS[0]))[place].source
+  for name, value in settings.items():
+    code, count = re.subn(
+        f'^{name} = .*', f'{name} = {value!r}', code, flags=re.M
+    )
+    assert count == 1
+  return code
+
+
+def asked_of_pip(folder, monkeypatch, there=False, **settings):
+  """Arguments of each `pip` that the install cell runs in a folder."""
+  code, count = re.subn(r'%pip (.*)', r"pip(f'\1')", setup_cell(0, **settings))
+  assert count == 1
+  commands = []
+  with monkeypatch.context() as patch:
+    patch.chdir(folder)
+    if not there:
+      patch.setattr(importlib.util, 'find_spec', lambda name: None)
+    exec(code, dict(pip=commands.append))
+  return [shlex.split(command) for command in commands]
+
+
+def test_the_install_cell_keeps_the_jax_that_is_there(tmp_path, monkeypatch):
+  assert asked_of_pip(tmp_path, monkeypatch, there=True) == []
+  assert not [*tmp_path.iterdir()]
+  source = 'git+https://host/fedjax_het'
+  ((*options, what),) = asked_of_pip(tmp_path, monkeypatch, SOURCE=source)
+  assert what == f'fedjax_het @ {source}'
+  assert options == ['install', '-q', '-c', 'kept.txt']
+  kept = (tmp_path / 'kept.txt').read_text().splitlines()
+  for package in ('jax', 'jaxlib'):
+    assert f'{package}=={importlib.metadata.version(package)}' in kept
+  asked_of_pip(tmp_path, monkeypatch, SOURCE=source, KEEP_JAX=False)
+  assert not (tmp_path / 'kept.txt').read_text()
+
+
+def test_the_install_cell_finds_a_wheel_or_says_what_it_needs(
+    tmp_path, monkeypatch
+):
+  with pytest.raises(FileNotFoundError, match='No fedjax_het') as error:
+    asked_of_pip(tmp_path, monkeypatch)  # As on Colab, without a checkout.
+  message = str(error.value)
+  assert message.startswith("No fedjax_het in '..': ")
+  assert f'upload its wheel, fedjax_het-...whl, to {tmp_path}' in message
+  assert message.endswith('or set SOURCE.') and '\n' not in message
+  wheel = 'fedjax_het-0.1.0-py3-none-any.whl'
+  (tmp_path / wheel).touch()
+  for source in ('..', wheel):
+    ((*_, what),) = asked_of_pip(tmp_path, monkeypatch, SOURCE=source)
+    assert what == wheel
+  (tmp_path / 'colabs').mkdir()
+  (tmp_path / 'setup.py').touch()
+  ((*_, what),) = asked_of_pip(tmp_path / 'colabs', monkeypatch)
+  assert what == '..'
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mounted_folder_goes_on_after_a_disconnect(
+    tmp_path, monkeypatch, undrawn
+):
+  """Each session mounts Drive anew, and finds the files of the one before."""
+  mounted, rows = [], []
+  drive = types.SimpleNamespace(mount=mounted.append)
+  code = setup_cell(3, MOUNT_DRIVE=True).replace(
+      '/content/drive', str(tmp_path)
+  )
+  with compiled_once():
+    for session in range(2):
+      (tmp_path / f'machine{session}').mkdir()
+      names = dict(pathlib=pathlib)
+      with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, 'google', types.ModuleType('google'))
+        patch.setitem(
+            sys.modules, 'google.colab', types.SimpleNamespace(drive=drive)
+        )
+        patch.chdir(tmp_path / f'machine{session}')
+        exec(code, names)
+      assert names['FOLDER'] == f'{tmp_path}/MyDrive/runs'
+      done = experiment.run(
+          tiny_config(num_rounds=2), f'{names["FOLDER"]}/one',
+          stop=lambda: session == 0,  # noqa: B023
+      )  # fmt: skip
+      assert done.finished == bool(session)
+      rows.append(done.rows)
+  assert mounted == [str(tmp_path)] * 2
+  before, after = rows
+  assert after[: len(before)] == before and after[-1]['round'] == 2
+  assert not any(any(tmp_path.glob(f'machine{i}/*')) for i in range(2))
+
+
+def test_colours_are_the_librarys():
+  assert 'color=pictures.COLOURS' in setup_cell(2)
+  for path in NOTEBOOKS:
+    assert 'tab10' not in path.read_text()
 
 
 @pytest.fixture

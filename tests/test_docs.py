@@ -3,13 +3,12 @@
 from fractions import Fraction
 import functools
 import gzip
-import importlib.util
 import pathlib
 import re
-import shlex
 import struct
 import sys
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +24,9 @@ from fedjax_het.data import catalog, sources
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Received
 from fedjax_het.models import MODELS, Variables
-from launch import table_files
 from tests.tiny import (
   one_model_federation,
   server_step,
@@ -59,7 +58,7 @@ def execute(code, **names):
 
 def shell_lines(path):
   for block in re.findall(r'```sh\n(.*?)```', path.read_text(), re.S):
-    yield from block.splitlines()
+    yield from re.sub(r'\\\n *', '', block).splitlines()
 
 
 @pytest.fixture
@@ -236,6 +235,27 @@ def test_the_example_over_widths_moves_windows():
   assert sent['layer1']['linear']['kernel'].shape == (2, 2)
 
 
+def test_the_example_of_calibration_is_called_as_it_is_defined():
+  code = examples(ROOT / 'docs' / 'adding_an_algorithm.md')['calibrate']
+  federation = tiny_federation((1,))
+  full = federation.groups[0].model
+  statistics = mock.create_autospec(static_statistics)
+  calibrate = execute(
+      code, full=full, local=federation.local, static_statistics=statistics
+  )['calibrate']
+  server = full.init(jax.random.key(0))
+  assert calibrate(server, tiny_data()).stats is statistics.return_value
+  assert statistics.call_args.args[0] is full
+
+
+def test_the_example_groups_have_widths():
+  code = examples(ROOT / 'docs' / 'adding_an_algorithm.md')['groups']
+  config = experiment.default_config('fedrolex')
+  execute(code, config=config)
+  experiment.check(config)
+  assert config.groups.narrow.rate == '1/4'
+
+
 def _write_idx(path, array):
   header = struct.pack('>HBB', 0, 8, array.ndim)
   header += struct.pack(f'>{array.ndim}I', *array.shape)
@@ -278,41 +298,23 @@ def test_the_example_reader_reads_and_refuses(tmp_path):
     read(tmp_path)
 
 
-def test_commands_on_data_and_tables_name_what_is_there():
-  lines = [line for path in (README, *DOCS) for line in shell_lines(path)]
-  tables = [t for line in lines for t in re.findall(r'--table=(\S+)', line)]
-  names = [n for line in lines for n in re.findall(r'--dataset=(\S+)', line)]
-  assert tables and names
-  for table in tables:
-    table_files.find_table(table)  # Raises if there is none.
-  assert set(names) <= set(sources.DATASETS)
+@pytest.mark.parametrize('path', (README, *DOCS), ids=lambda path: path.name)
+def test_every_block_of_python_is_run_or_says_why_not(path):
+  for above in re.findall(r'^(.*)\n```python\n', path.read_text(), re.M):
+    if re.fullmatch(r'<!-- not run: \w.{9,} -->', above):
+      continue
+    marked = re.fullmatch(r'<!-- example: (\w+) -->', above)
+    assert marked, f'A block below {above!r} is not marked.'
+    assert any(
+        f"['{marked[1]}']" in text and path.name in text for text in _tests()
+    ), f'No test runs {marked[1]}.'
 
 
-def _commands():
-  for path in (README, *DOCS):
-    for line in shell_lines(path):
-      if 'launch.train --config' in line:
-        _, _, flags = line.partition('launch.train ')
-        yield pytest.param(line, id=f'{path.stem}: {flags}')
-
-
-@pytest.mark.parametrize('line', _commands())
-def test_every_command_names_a_config_that_is_accepted(line):
-  _, command = line.split('python -m launch.train ')  # Drops env settings.
-  flags = dict(arg.split('=', 1) for arg in shlex.split(command))
-  path, _, variants = flags.pop('--config').partition(':')
-  spec = importlib.util.spec_from_file_location('config_file', ROOT / path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(variants)
-  flags.pop('--workdir', None)
-  for flag, value in flags.items():
-    *sections, name = flag.removeprefix('--config.').split('.')
-    section = config
-    for part in sections:
-      section = section[part]
-    section[name] = section.get_type(name)(value)
-  experiment.check(config)
+@functools.cache
+def _tests():
+  """The files of tests that run examples."""
+  texts = (path.read_text() for path in ROOT.glob('tests/**/*.py'))
+  return [text for text in texts if 'examples(' in text]
 
 
 def test_the_pages_list_all_there_is():

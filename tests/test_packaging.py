@@ -11,10 +11,21 @@ import zipfile
 
 import pytest
 
+from tests.launch.test_first_minutes import ASKED_COMMANDS
 from tests.test_site import load_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STUBS = {f'fedjax_het/{name}/__init__.py' for name in ('configs', 'launch')}
+# Prints `fedjax-het NAME --help` for each argument, and imports but once.
+HELP = '''
+import os, sys
+from fedjax_het.launch import cli
+for name in sys.argv[1:]:
+  if not os.fork():
+    sys.argv = ['fedjax-het', name, '--help']
+    sys.exit(cli.main())
+  assert os.wait()[1] == 0, name
+'''
 _NO_NETWORK = re.compile(
     r'No matching distribution|NewConnectionError|ConnectTimeout|ProxyError|'
     r'Temporary failure in name resolution|Connection (refused|reset)'
@@ -156,7 +167,8 @@ def test_the_wheel_holds_the_package_alone(built):
 def test_an_installed_wheel_runs_where_another_configs_folder_lies(
     built, tmp_path
 ):
-  python, _, wheel = built
+  """And so does what is installed from the sdist."""
+  python, sdist, wheel = built
   pip_install(python, wheel)
   command = python.with_name('fedjax-het')
   for name in ('configs', 'launch'):
@@ -172,13 +184,21 @@ def test_an_installed_wheel_runs_where_another_configs_folder_lies(
   assert 'Unable to initialize backend' not in done.stderr
   assert (tmp_path / 'w' / 'curves.png').stat().st_size > 1000
   # The library's own configs and tables are found, too.
-  for config in ('configs/fedin.py:quick', 'fedin:quick'):
-    shown = call(
-        command, 'train', f'--config={config}', '--print_config', cwd=tmp_path
-    )
-    assert '"num_rounds": 2' in shown.stdout
+  config = '--config=configs/fedin.py:quick'
+  shown = call(command, 'train', config, '--print_config', cwd=tmp_path)
+  assert '"num_rounds": 2' in shown.stdout
   wrong = call(command, 'sweep', '--table=none', cwd=tmp_path, check=False)
   assert wrong.returncode == 2 and 'fedin_v2_table1' in wrong.stderr
-  helped = call(command, 'train', '--help', cwd=tmp_path)
-  assert 'fedjax-het train' in helped.stdout
-  assert 'python -m' not in helped.stdout
+  helped = call(python, '-c', HELP, *ASKED_COMMANDS, cwd=tmp_path).stdout
+  for name in ASKED_COMMANDS:
+    assert f'fedjax-het {name}' in helped, name
+  assert 'python -m' not in helped
+
+  # The sdist, in place of the wheel.
+  pip_install(
+      python, '--no-deps', '--no-build-isolation', '--force-reinstall', sdist
+  )
+  (origin,) = python.parents[1].glob('lib/*/site-packages/*/direct_url.json')
+  assert sdist.name in origin.read_text()
+  done = call(command, 'train', '--config=fedin:quick', cwd=tmp_path)
+  assert done.stdout.splitlines()[-1].startswith('Report: runs/')

@@ -102,6 +102,8 @@ def test_a_module_is_a_model(tmp_path, monkeypatch):
   x = np.zeros((2, 8, 8, 1), np.float32)
   assert model.apply(variables, x)[0].shape == (2, 10)
   (tmp_path / 'my_file.py').write_text(code['module'] + code['function'])
+  config = execute(code['groups'], config=fh.default_config())['config']
+  experiment.check(config)
   made = fh.create('my_file:net', (8, 8, 1), 10, features=4)
   assert made.outputs['my_file_net_features4_trunk'] == (4,)
 

@@ -70,9 +70,8 @@ def render(
   overview = _overview(table, cells)
   if len(table.columns) > 1:
     shown.append(tables.as_markdown(overview))
-    parts.append(
-        'Last round, and in brackets the paper:\n\n' + shown[0] + '\n\n'
-    )
+    paper = ', and in brackets the paper' if table.paper else ''
+    parts.append(f'Last round{paper}:\n\n{shown[0]}\n\n')
   if 'csv' in formats:
     write_atomically(folder / 'cells.csv', tables.as_csv(_long(cells)))
   if 'tex' in formats:
@@ -167,11 +166,12 @@ def _column(table: Table, cells: Cells, column: str) -> str:
   targets = {label: table.target(label, column) for label in labels}
   header = [
       'method', 'seeds', 'last round', 'best round', 'worst model',
-      'target in round', 'seconds a round', 'paper',
+      'target in round', 'seconds a round',
   ]  # fmt: skip
   compared = any(target is not None for target in targets.values())
   timed = any(target and target.reached for target in targets.values())
-  header += ['last - paper'] * compared + ['paper: target in round'] * timed
+  header += ['paper', 'last - paper'] * compared
+  header += ['paper: target in round'] * timed
   tested = any(
       'personal' in cell
       for label in labels
@@ -194,9 +194,11 @@ def _column(table: Table, cells: Cells, column: str) -> str:
         tables.spread([cell['worst'] for cell in mine if 'worst' in cell]),
         ', '.join(reached) or '-',
         _seconds(mine),
-        '-' if target is None else target.text,
     ]
-    row += [_difference(last, target)] * compared + [_round(target)] * timed
+    if compared:
+      text = '-' if target is None else target.text
+      row += [text, _difference(last, target)]
+    row += [_round(target)] * timed
     row += [
         tables.spread([c['personal'][name] for c in mine if 'personal' in c])
         for name in _PERSONAL

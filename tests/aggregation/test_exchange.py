@@ -1,6 +1,7 @@
 """Exchange: what travels, means over owners, server steps, refusals."""
 
 import math
+import types
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ from fedjax_het.aggregation.server import (
 from fedjax_het.aggregation.sharing import Sharing, ends_only
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import BlockModel, Variables
+from tests.test_docs import ROOT, examples, execute
 from tests.tiny import tiny_federation, tiny_local, tiny_model
 
 
@@ -458,3 +460,24 @@ def test_statistics_of_stale_uploads_do_not_add_up():
   ended = ex.end_of(x, delta)
   for got, want in zip(jax.tree.leaves(ended), jax.tree.leaves(end)):
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_the_pieces_of_the_page_average_and_step():
+  code = examples(ROOT / 'docs' / 'adding_an_algorithm.md')['pieces']
+  federation = three_groups()
+  tree = {name: {'w': jnp.ones(1)} for name in ('l1', 'l2')}
+  change = jax.tree.map(lambda leaf: 4 * leaf, tree)
+  tx = optax.sgd(1.0)
+  found = execute(
+      code,
+      sharing=ex.make_exchange(federation, 'layerwise').sharing,
+      group=federation.groups[1],
+      groups=[types.SimpleNamespace(
+          summed=types.SimpleNamespace(change=change, weight=jnp.array(2.0))
+      )],
+      weighted_mean=weighted_mean, server_step=server_step,
+      tx=tx, tree=tree, params=tree, opt_state=init_server_step(tx, tree),
+  )  # fmt: skip
+  assert found['shared'] == found['tree'] == tree and not found['own']
+  for block in found['params'].values():
+    np.testing.assert_allclose(block['w'], 1 + 4 / 2)

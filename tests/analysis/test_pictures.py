@@ -1,6 +1,8 @@
 """Checks what the pictures show and how their files are written."""
 
 import itertools
+import pathlib
+import re
 import sys
 
 import numpy as np
@@ -314,3 +316,11 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"'a': rounds of shape \(2,\)"):
     pictures.draw_curves({'': {'a': ([1, 2], [1.0])}}, path, 'Accuracy')
   assert not list(tmp_path.iterdir())
+
+
+def test_the_drawing_of_a_round_has_the_same_palette():
+  root = pathlib.Path(__file__).resolve().parents[2]
+  text = (root / 'docs' / 'images' / 'round.svg').read_text()
+  found = set(re.findall('fill="(#[0-9a-fA-F]{6})"', text))
+  blocks = found - {'#ffffff', '#f6f7fb'}
+  assert len(blocks) == 5 and blocks <= set(pictures.COLOURS)

@@ -4,11 +4,13 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import pytest
 
 from tests.test_docs import ROOT
 
 pytest.importorskip('filelock')
+pytestmark = pytest.mark.slow
 
 # Other libraries may need POSIX: modules are hidden from this package alone,
 # and functions are deleted after the libraries are imported.
@@ -59,6 +61,8 @@ def other_system(code, folder):
       env={
           'PYTHONPATH': str(ROOT), 'PYTHONIOENCODING': 'cp1252',
           'JAX_PLATFORMS': 'cpu', 'HOME': str(folder),
+          'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+          'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir,
       },
       capture_output=True,
       encoding='cp1252',
@@ -68,7 +72,6 @@ def other_system(code, folder):
   return done.stdout
 
 
-@pytest.mark.slow
 def test_the_command_trains_and_its_run_is_loaded(tmp_path):
   said = other_system(
       """

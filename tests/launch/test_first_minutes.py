@@ -25,6 +25,11 @@ from tests.launch.test_prepare_data import write_raw
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = '--config=configs/fedin.py:quick'
+# What users are promised, whatever else there is.
+ASKED_COMMANDS = (
+    'train', 'sweep', 'report', 'prepare-data', 'plan-memory', 'communication',
+    'similarity',
+)  # fmt: skip
 
 
 def parsed(*args):
@@ -141,6 +146,7 @@ def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
 
 
 def test_the_command_names_its_programs(monkeypatch, capsys):
+  assert set(ASKED_COMMANDS) <= set(cli.COMMANDS)
   for name in cli.COMMANDS:
     module = importlib.import_module(f'launch.{name.replace("-", "_")}')
     assert callable(module.run)
@@ -153,7 +159,8 @@ def test_the_command_names_its_programs(monkeypatch, capsys):
   )
   monkeypatch.setattr(sys, 'argv', ['fedjax-het', '--help'])
   cli.main()
-  assert 'prepare-data' in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert all(f'\n  {name} ' in out for name in ASKED_COMMANDS)
 
 
 def test_commands_are_named_as_they_were_started(monkeypatch):

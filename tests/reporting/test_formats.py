@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -14,7 +15,8 @@ from fedjax_het.reporting import comparison, results_table, sweep_report, tables
 from launch import table_files
 from tests.experiment.tiny_runs import tiny_config
 
-RESULTS = pathlib.Path(table_files.__file__).parents[1] / 'results'
+ROOT = pathlib.Path(table_files.__file__).parents[1]
+RESULTS = ROOT / 'results'
 SHIPPED = sorted(
     path.parent.relative_to(RESULTS).as_posix()
     for pattern in ('*/table.md', '*/cpu/table.md')
@@ -104,9 +106,21 @@ def test_shipped_tables_are_as_the_report_renders_them(
   stored = (RESULTS / where / 'table.md').read_text()
   command = f'python -m launch.report --table={name} --out=results/{name}'
   assert (tmp_path / 'table.md').read_text() == stored, command
+  page = (ROOT / 'docs' / 'metrics.md').read_text()
+  for picture in re.findall(r'\]\((\w+\.png)\)', stored):
+    assert (RESULTS / where / picture).exists() and f'`{picture}`' in page
   with open(tmp_path / 'cells.csv', newline='') as file:
     rows = [*csv.DictReader(file)]
   assert [float(row['last']) for row in rows] == [c['last'] for c in cells]
+
+
+def test_tables_of_old_settings_are_frozen_records():
+  """No report renders them: the tables of their names are others now."""
+  stored = [*RESULTS.glob('old_settings/*/table.md')]
+  assert len(stored) == 4
+  for path in stored:
+    _, line, *_ = path.read_text().split('\n\n')
+    assert line.startswith('**Of old settings**') and '../README.md' in line
 
 
 def test_quick_tables_run_each_distinct_config_once():

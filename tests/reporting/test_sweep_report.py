@@ -127,9 +127,15 @@ def test_missing_cells_leave_gaps(table, cells, tmp_path):
   ]
 
 
-def test_a_table_without_paper_has_no_difference(table, cells, tmp_path):
-  markdown = sweep_report.render(table._replace(paper={}), cells, tmp_path)
-  assert 'last - paper' not in markdown and '| paper |' in markdown
+def test_a_table_without_paper_says_nothing_of_one(grid, tmp_path):
+  cells = [cell('Private', 0, 0.5, column) for column in COLUMNS]
+  markdown = sweep_report.render(grid, cells, tmp_path)
+  first, second = markdown.split(COLUMNS[1] + '\n\n')
+  # A column has one if the paper has a number there.
+  assert '| paper | last - paper |' in first and 'paper' not in second
+  assert 'in brackets the paper' in (tmp_path / 'table.md').read_text()
+  sweep_report.render(grid._replace(paper={}), cells, tmp_path)
+  assert 'paper' not in (tmp_path / 'table.md').read_text()
 
 
 def test_columns_have_a_part_each_and_one_for_all(grid, tmp_path):
@@ -144,7 +150,8 @@ def test_columns_have_a_part_each_and_one_for_all(grid, tmp_path):
   overview, first, second = lines_of(text, 'Private')
   assert overview == ['Private', '60.0 ± 14.1 (60.0)', '40.0']
   assert first[-3:] == ['60.0', '+0.0', '47 (at 85 %)']
-  assert second[1:3] == ['1', '40.0'] and second[-1] == '-'
+  # No number of the paper in the second column.
+  assert second[1:3] == ['1', '40.0'] and len(second) == len(first) - 3
   # There is no cell of FedAvg in the second column, and no line.
   overview, first = lines_of(text, 'FedAvg')
   assert overview == ['FedAvg', '- (60.5)', '-']

@@ -7,6 +7,8 @@ from fedjax_het.reporting import table_costs, table_pictures
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
 
+ENDINGS = 'png', 'svg'
+
 
 def config(method, split='iid', **groups):
   return ml_collections.ConfigDict(
@@ -106,7 +108,11 @@ def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
   found = table(A=config('fedin'), B=config('private'))
   curve = dict(rounds=[1], accuracy=[0.5], column='', seed=0)
   cells = [cell(row, 0.5, **curve) for row in 'AB']
-  text = table_pictures.draw(found, cells, tmp_path)
+  text = table_pictures.draw(found, cells, tmp_path, ('csv', 'svg'))
+  files = {f'{name}.{end}' for name in ('curves', 'bytes') for end in ENDINGS}
+  assert {path.name for path in tmp_path.iterdir()} == files
+  for path in tmp_path.glob('*.svg'):
+    assert path.read_text().startswith('<?xml') and path.name not in text
   line = 'No picture of memory: 2 of 2 stored cells lack client_memory.'
   assert line in text and 'bytes.png' in text
   # A single row is not compared.

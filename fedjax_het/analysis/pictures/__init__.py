@@ -12,6 +12,7 @@ from fedjax_het.analysis.pictures.partition import draw_partition
 from fedjax_het.analysis.pictures.points import draw_points
 from fedjax_het.analysis.pictures.stacks import draw_stacks
 from fedjax_het.analysis.pictures.style import (
+    COLOURS,
     MEAN_LOOK,
     Look,
     group_looks,
@@ -21,6 +22,7 @@ from fedjax_het.analysis.pictures.style import (
 from fedjax_het.analysis.pictures.trade_off import draw_trade_off
 
 __all__ = [
+    'COLOURS',
     'MEAN_LOOK',
     'Look',
     'draw_curves',
