@@ -187,8 +187,6 @@ SECTIONS = (
     'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices',
     'callbacks',
 )  # fmt: skip
-# Names that would be mistaken for another key of a metrics line.
-_RESERVED = ('worst', 'mean')
 
 
 def plain(field: Field) -> Any:
