@@ -294,8 +294,9 @@ class Received(NamedTuple):
   Attributes:
     summed: Sum of `Uplink.summed` over the group's clients of the cohort.
     kept: `Uplink.kept`, stacked on a leading axis of slots.
-    client_id: [slots] int32, ascending; padding slots hold num_clients, which
-      a scatter with `mode='drop'` ignores.
+    client_id: [slots] int32. Padding slots hold num_clients, and so do slots of
+      updates that are not finite, anywhere in the row; a scatter with
+      `mode='drop'` ignores them. The other ids are ascending.
     staleness: [slots] int32, server updates since the client's download; 0 in
       synchronous rounds.
     round_ends: [] bool, whether this is the last server update of the round;
