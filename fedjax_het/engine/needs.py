@@ -37,9 +37,9 @@ class Needs:
       None if it always resets optimizer states.
     heads: `(group, federation) -> heads`, the side exits (`models.blocks.Head`)
       that a group's model must have; None for none. The builder attaches them,
-      see `with_heads`. They do not depend on options of the method: a method
-      attaches those that do itself, as `fedepth` those of `heads='own'`, and
-      the memory check of a run counts them in the server's state only.
+      see `with_heads`. They do not depend on the method's options. A method
+      attaches heads that do so itself, as `fedepth` for `heads='own'`; the
+      memory check of a run counts these in the server's state only.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
     task: Name of the only supported task; None for any.
