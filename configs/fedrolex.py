@@ -38,13 +38,13 @@ VARIANTS = dict(
 
 def _prepare(config, names):
   if 'quick' in names:
-    fixed(config, 'a1-b1-c1')
+    fixed(config, a=1, b=1, c=1)
   elif 'fedepth' in names:
     _blocks(FAIR)(config)
   elif 'v2' in names:
-    fixed(config, 'a1-b1-c1-d1-e1')
+    fixed(config, a=1, b=1, c=1, d=1, e=1)
   else:
-    fixed(config, 'a4-b2-c2-d1-e1')
+    fixed(config, a=4, b=2, c=2, d=1, e=1)
 
 
 def get_config(arg=''):

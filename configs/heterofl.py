@@ -4,29 +4,27 @@ from fedjax_het.configs.widths import (
   EIGHTHS,
   FAIR,
   LACK,
+  RATES,
   blocks,
   fixed,
-  narrower,
   one_model,
-  parse_mode,
   widths_config,
 )
 
 from fedjax_het.configs import common
 
 
-def fix(config, mode: str):
-  """Fixed widths from a mode string."""
-  fixed(config, mode)
+def _fixed(config, **odds):
+  """Fixed widths, see `widths.fixed`."""
+  fixed(config, **odds)
   config.algorithm.levels = config.algorithm.odds = ()
 
 
-def dynamic(config, mode: str):
-  """Widths from a mode string; every client draws one in every visit."""
-  mode = parse_mode(mode)
-  one_model(config, lambda total: dict(all=total), **narrower(config, mode))
-  config.algorithm.levels = tuple(map(str, mode.rates.values()))
-  config.algorithm.odds = tuple(mode.odds.values())
+def _dynamic(config):
+  """Every client draws its width anew in every visit, all equally likely."""
+  one_model(config, lambda total: dict(all=total))
+  config.algorithm.levels = tuple(RATES.values())
+  config.algorithm.odds = (1,) * len(RATES)
 
 
 def _budgets(budgets):
@@ -37,19 +35,13 @@ def _budgets(budgets):
   return apply
 
 
-def _dynamic(config):
-  """Every client draws a new width in every visit."""
-  dynamic(config, 'a1-b1-c1-d1-e1')
-
-
 def _clip(config):
   """The gradient clipping of the paper."""
   config.local.clip_norm = 1.0
 
 
 VARIANTS = dict(
-    # Every client draws a new width in every visit.
-    dynamic=lambda config: dynamic(config, 'a1-b1-c1-d1-e1'),
+    dynamic=_dynamic,
     eighths=_budgets(EIGHTHS),
     fair=_budgets(FAIR),
     lack=_budgets(LACK),
@@ -64,13 +56,13 @@ VARIANTS = dict(
 
 def _prepare(config, names):
   if 'quick' in names:
-    fix(config, 'a1-b1-c1')
+    _fixed(config, a=1, b=1, c=1)
   elif 'fedepth' in names:
     _budgets(FAIR)(config)
   elif 'v2' in names:
-    dynamic(config, 'a1-b1-c1-d1-e1')
+    _dynamic(config)
   else:
-    fix(config, 'a4-b2-c2-d1-e1')
+    _fixed(config, a=4, b=2, c=2, d=1, e=1)
 
 
 def get_config(arg=''):

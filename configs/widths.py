@@ -1,8 +1,6 @@
 """Groups of clients that hold widths of one model, for width methods."""
 
-from fractions import Fraction
 import re
-from typing import NamedTuple
 
 import ml_collections
 
@@ -14,90 +12,17 @@ from fedjax_het.experiment.config import group_spec
 EIGHTHS = dict(eighth='1/8', quarter='1/4', half='1/2', full='1')
 FAIR = dict(sixth='1/6', third='1/3', half='1/2', full='1')
 LACK = dict(eighth='1/8', sixth='1/6', half='1/2', full='1')
-# Widths of the letters of HeteroFL's mode strings.
-RATES = {letter: Fraction(1, 2**i) for i, letter in enumerate('abcde')}
+# HeteroFL's levels, as shares of the global model's width.
+RATES = dict(a='1', b='1/2', c='1/4', d='1/8', e='1/16')
 
 
-class Mode(NamedTuple):
-  """A parsed mode string.
-
-  Attributes:
-    width: The global model's width r_g, which is that of the first letter: a=1,
-      b=1/2, c=1/4, d=1/8, e=1/16.
-    rates: {letter: width of that level as a share of the global model's}.
-    odds: {letter: p}, relative numbers of clients, or odds of drawing a level.
-  """
-
-  width: Fraction
-  rates: dict[str, Fraction]
-  odds: dict[str, int]
-
-  def fix(self, num_clients: int) -> dict[str, int]:
-    """Assigns each client a fixed level, in blocks of ids.
-
-    Args:
-      num_clients: N.
-
-    Returns:
-      {letter: clients}, floor(N / sum p) * p; the last level takes the rest.
-
-    Raises:
-      ValueError: If there are fewer clients than the sum of the odds.
-    """
-    total = sum(self.odds.values())
-    if num_clients < total:
-      text = '-'.join(f'{letter}{p}' for letter, p in self.odds.items())
-      raise ValueError(
-          f'The mode {text!r} needs at least {total} clients, got '
-          f'{num_clients}.'
-      )
-    sizes = {k: num_clients // total * p for k, p in self.odds.items()}
-    sizes[[*sizes][-1]] += num_clients - sum(sizes.values())
-    return sizes
-
-
-def parse_mode(text: str) -> Mode:
-  """Reads a mode string such as 'a4-b2-c2-d1-e1'.
-
-  Args:
-    text: Levels from the widest on, each a letter from a to e and an integer p.
-
-  Returns:
-    The mode.
-
-  Raises:
-    ValueError: If the string is not of this form.
-
-  References:
-    Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021, and
-    its code, `split_mode` and `model_mode`.
-  """
-  levels = text.split('-')
-  letters = [level[:1] for level in levels]
-  if (
-      not all(re.fullmatch('[a-e][1-9][0-9]*', level) for level in levels)
-      or sorted(set(letters)) != letters
-  ):
-    raise ValueError(
-        f'Unknown mode {text!r}; it must list levels from a (1) to e (1/16) '
-        "with their weights in this order, such as 'a4-b2-c2-d1-e1'."
-    )
-  width = RATES[letters[0]]
-  return Mode(
-      width,
-      {letter: RATES[letter] / width for letter in letters},
-      {level[0]: int(level[1:]) for level in levels},
-  )
-
-
-def one_model(config, sizes, method=None, **options):
+def one_model(config, sizes, method=None):
   """Gives all groups the deepest model of a setting.
 
   Args:
     config: The config, whose groups have the models and numbers of clients.
     sizes: {group name: clients}, or a function of the number of clients.
     method: {group name: options of the method}; None for none.
-    **options: Options of the model in every group.
   """
   specs = [group_spec(config, name) for name in config.groups]
 
@@ -111,9 +36,7 @@ def one_model(config, sizes, method=None, **options):
   total = sum(spec.clients for spec in specs)
   method = method or {}
   config.groups = ml_collections.ConfigDict({
-      name: dict(
-          model=model, clients=clients, **own, **options, **method.get(name, {})
-      )
+      name: dict(model=model, clients=clients, **own, **method.get(name, {}))
       for name, clients in (
           sizes(total) if callable(sizes) else sizes
       ).items()
@@ -130,18 +53,41 @@ def quarters(names):
   return sizes
 
 
-def narrower(config, mode):
-  """The model's option `width` if the mode's largest width is below 1."""
-  if mode.width == 1:
-    return {}
-  return dict(width=float(mode.width) * config.model.get('width', 1.0))
+def proportional(odds):
+  """Blocks of clients in proportion to `odds`; the last takes the remainder.
+
+  Args:
+    odds: {name: p}.
+
+  Returns:
+    `(number of clients N) -> {name: clients}`, floor(N / sum p) p each. It
+    raises a ValueError if N is below the sum of the odds.
+  """
+
+  def sizes(total):
+    parts = sum(odds.values())
+    if total < parts:
+      text = ', '.join(f'{name}={p}' for name, p in odds.items())
+      raise ValueError(
+          f'The levels {text} need at least {parts} clients, got {total}.'
+      )
+    clients = {name: total // parts * p for name, p in odds.items()}
+    clients[[*odds][-1]] += total % parts
+    return clients
+
+  return sizes
 
 
-def fixed(config, mode: str):
-  """Fixed widths from a mode string: one group per width, option `rate`."""
-  mode = parse_mode(mode)
-  rates = {name: dict(rate=str(rate)) for name, rate in mode.rates.items()}
-  one_model(config, mode.fix, rates, **narrower(config, mode))
+def fixed(config, **odds):
+  """Fixed widths: a group for each level, with the option `rate`.
+
+  Args:
+    config: The config.
+    **odds: Weight of each level of `RATES`, in order: a=4, b=2, c=2, d=1, e=1
+      are fix_a4-b2-c2-d1-e1 of HeteroFL's paper.
+  """
+  rates = {name: dict(rate=RATES[name]) for name in odds}
+  one_model(config, proportional(odds), rates)
 
 
 def blocks(config, option: str, shares):

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.aggregation import server as server_lib
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.aggregation.server import takes_server_options, weighted_mean
 from fedjax_het.engine.local import fit_model
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
@@ -43,7 +43,7 @@ def corrected(shift) -> optax.GradientTransformation:
 
 
 @requires()
-@takes_server_options()
+@server_lib.takes_server_options()
 def scaffold(
     federation: Federation,
     *,
@@ -65,7 +65,7 @@ def scaffold(
 
   def init(key):
     x = exchange.init(key)
-    return x, optax.tree.zeros_like(x.params)
+    return x, optax.tree.zeros_like(server_lib.server_variables(x).params)
 
   def init_client(group, client_id, key):
     shared, _ = sharing.split(group, group.model.abstract_variables.params)
@@ -99,7 +99,7 @@ def scaffold(
     # x <- x + server_lr / |S| sum_S (y - x).
     x = exchange.collect(x, received, lambda summed: summed[0])
     # c <- c + 1/N sum_S (c_k+ - c_k).
-    mean, _ = weighted_mean(
+    mean, _ = server_lib.weighted_mean(
         (received[group.name].summed[1], jnp.float32(group.num_clients))
         for group in federation.groups
     )

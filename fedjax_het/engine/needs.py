@@ -37,10 +37,16 @@ class Needs:
       None if it always resets optimizer states.
     heads: `(group, federation) -> heads`, the additional heads
       (`models.blocks.Head`) that a group's model must have; None for none. The
-      builder attaches them, see `with_heads`.
+      builder attaches them, see `with_heads`. They do not depend on the
+      method's options. A method attaches heads that do so itself, as `fedepth`
+      for `heads='own'`; the memory check of a run counts these in the server's
+      state only.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
     task: Name of the only supported task; None for any.
+    num_rounds: Whether what a round computes depends on
+      `Federation.num_rounds`. A run of such a method resumes with the same
+      number of rounds only.
   """
 
   public: str | None = None
@@ -52,6 +58,7 @@ class Needs:
   heads: Callable[[Group, Federation], tuple[Head, ...]] | None = None
   group_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   task: str | None = None
+  num_rounds: bool = False
 
   def __post_init__(self):
     if self.public not in (None, 'labelled', 'unlabelled'):

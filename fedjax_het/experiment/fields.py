@@ -190,8 +190,6 @@ SECTIONS = (
     'partition', 'groups', 'model', 'algorithm', 'local', 'clock', 'devices',
     'callbacks',
 )  # fmt: skip
-# Group names that would clash with other keys of a metrics line.
-_RESERVED = ('worst', 'mean')
 
 
 def plain(field: Field) -> Any:

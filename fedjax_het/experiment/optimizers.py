@@ -212,12 +212,12 @@ def check(local) -> None:
 def _trace_step(local) -> None:
   """Traces a step of the optimiser."""
 
-  def step(rate, weights):
+  def step(rate, params):
     tx = optimizer(local, rate)
-    return tx.update(weights, tx.init(weights), weights)[0]
+    return tx.update(params, tx.init(params), params)[0]
 
-  weights = dict(w=jnp.zeros((2, 3)), b=jnp.zeros(3))
-  jax.eval_shape(step, jnp.float32(0.1), weights)
+  params = dict(w=jnp.zeros((2, 3)), b=jnp.zeros(3))
+  jax.eval_shape(step, jnp.float32(0.1), params)
 
 
 def _try(entry: str, local, trial: Callable[[], Any]) -> None:

@@ -9,6 +9,8 @@ import pathlib
 import re
 from typing import IO, Any
 
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.experiment import config as config_lib
 from fedjax_het.experiment import stored_config
 from fedjax_het.files import write_atomically
@@ -20,7 +22,8 @@ except ImportError:  # On Windows.
   fcntl = None
 
 # Entries that may change when a run is resumed, because they do not affect what
-# the rounds compute. So may `num_rounds`, unless the schedule depends on it.
+# the rounds compute. So may `num_rounds`, unless the schedule or the method
+# depends on it.
 FREE = (
     'data_dir',
     'data_file',
@@ -216,14 +219,17 @@ def store_config(folder: pathlib.Path, config) -> None:
 
 def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
   """Messages on entries that differ but must be equal."""
-  free = FREE
-  if mine['local']['schedule'] != 'cosine':
+  free, method = FREE, mine['algorithm']['name']
+  by_rounds = method if needs_of(ALGORITHMS[method]).num_rounds else None
+  if mine['local']['schedule'] == 'cosine':
+    by_rounds = 'local.schedule'
+  if by_rounds is None:
     free += ('num_rounds',)
   new, was = _flat(mine), _flat(old)
   defaults = {
       name: value
       for name, value in _flat(
-          config_lib.default_config(mine['algorithm']['name']).to_dict()
+          config_lib.default_config(method).to_dict()
       ).items()
       if name.split('.')[0] in (
           *config_lib.FIELDS, 'local', 'algorithm', 'clock'
@@ -240,6 +246,8 @@ def _differences(mine: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     if name not in free and new.get(name) != before:
       there, here = (_show(d, name) for d in (was, new))
       sentences.append(f'{name} is {there} there and {here} here')
+      if name == 'num_rounds':
+        sentences[-1] += f', on which {by_rounds} depends'
   return sentences
 
 

@@ -2,7 +2,8 @@
 
 A method is run with its defaults on the smallest federation that it needs. A
 method's own test file `test_NAME.py` may say otherwise, in a list `SUITE` of
-`Case`s: the suite runs the first, and pads the clients of all.
+`Case`s: the suite runs the first, and pads the clients of all. `CLOCKS` says
+there how `test_clocks.py` runs the method.
 """
 
 import dataclasses
@@ -37,12 +38,36 @@ class Case(NamedTuple):
   groups: dict[str, dict[str, Any]] = {}
 
 
-def cases(name: str) -> list[Case]:
-  """The cases of a method's own test file; else its defaults alone."""
+class Clocks(NamedTuple):
+  """How a method is run in `test_clocks.py`.
+
+  Attributes:
+    options: Of the constructor, with which equal models that do not learn
+      agree.
+    loss: The metric that is a distance between what clients know and are sent;
+      None for none.
+  """
+
+  options: dict[str, Any] = {}
+  loss: str | None = None
+
+
+def _told(name: str, what: str, default):
+  """What a method's own test file says under a name, if it does."""
   module = f'tests.algorithms.test_{name}'
   if importlib.util.find_spec(module) is None:
-    return [Case()]
-  return getattr(importlib.import_module(module), 'SUITE', [Case()])
+    return default
+  return getattr(importlib.import_module(module), what, default)
+
+
+def cases(name: str) -> list[Case]:
+  """The cases of a method's own test file; else its defaults alone."""
+  return _told(name, 'SUITE', [Case()])
+
+
+def clocks(name: str) -> Clocks:
+  """The `CLOCKS` of a method's own test file; else its defaults."""
+  return _told(name, 'CLOCKS', Clocks())
 
 
 def needed_federation(

@@ -1,5 +1,7 @@
 """FedAvg and FedProx on quadratics f_k = h_k (w - a_k)^2 / 2: closed forms."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,12 @@ from fedjax_het.options import keyword_options
 from tests.algorithms import suite
 from tests.quadratics import RATE, play, quadratics
 from tests.tiny import tiny_data, tiny_federation, tiny_local
+
+# Methods with the options of a server's optimiser.
+TAKERS = [
+    name for name, make in ALGORITHMS.items()
+    if 'server_optimizer' in keyword_options(make)
+]  # fmt: skip
 
 
 def run(minima, num_rounds, *, make=fedavg, cohorts=None, setting=None, **how):
@@ -274,10 +282,18 @@ def test_rounds_keep_the_structure_of_a_server_with_an_optimiser():
   assert np.any(model.params['l1']['w'])
 
 
-@pytest.mark.parametrize(
-    'name', ['fedet', 'fedrolex', 'fedselect', 'scalefl', 'splitmix']
-)
-def test_methods_with_a_server_of_their_own_take_its_optimiser(name):
+def takes_the_step_itself(name):
+  """Whether a method calls `server_step`, and does not leave it to exchange."""
+  return hasattr(sys.modules[ALGORITHMS[name].__module__], 'server_step')
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(
+        name, marks=() if takes_the_step_itself(name) else pytest.mark.slow
+    )
+    for name in TAKERS
+])  # fmt: skip
+def test_methods_take_the_servers_optimiser(name):
   """Moments beside each parameter, in a state that keeps its structure."""
   case = suite.cases(name)[0]
   options = dict(case.options, server_optimizer='yogi', server_lr=0.1)
@@ -304,12 +320,8 @@ def test_methods_with_a_server_of_their_own_take_its_optimiser(name):
 
 def test_every_option_of_a_servers_step_is_one_of_the_method():
   """As `takes_server_options` says; FedNova has a default of its own."""
-  takers = [
-      name for name, make in ALGORITHMS.items()
-      if 'server_optimizer' in keyword_options(make)
-  ]  # fmt: skip
-  assert len(takers) >= 15
-  for name in takers:
+  assert len(TAKERS) >= 15
+  for name in TAKERS:
     known = keyword_options(ALGORITHMS[name])
     assert 'tx' not in known
     momentum = 0.0 if name == 'fednova' else None

@@ -19,6 +19,7 @@ from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import MODES, Device, Fleet, plan
 from fedjax_het.engine.events import round_events
 from fedjax_het.engine.needs import needs_of
+from tests.algorithms.suite import clocks
 from tests.tiny import SHAPE, one_model_federation, preprocess, tiny_local
 
 NUM_PUBLIC = 9
@@ -26,35 +27,13 @@ SPEEDS = (4.0, 1.0, 2.5)  # Seconds a visit, for the asynchronous clock.
 NUM = len(SPEEDS)
 SIZE = 3
 KEY = jax.random.key(1)
-# Public examples differ, so that the subset of a consensus matters. A client's
-# are all alike: the means by class are then what each example has.
-OPTIONS = {
-    'fedhe': dict(plus_one=False),
-    'fd': dict(regulariser='kl'),
-    'fedmd': dict(
-        num_alignment=3,
-        digest_batch_size=2,
-        pretrain_epochs=1,
-        pretrain_patience=0,
-        transfer_epochs=1,
-        transfer_patience=0,
-    ),
-    'fedgkt': dict(server_epochs=1),
-    'fedepth': dict(plan='paper'),
-    # What the generator draws differs from visit to visit.
-    'fedgen': dict(generative_alpha=0.0, distill_weight=0.0, server_steps=1),
-    'fedin': dict(num_pairs=2, rule='exact', lam=2.0),
-}
-# The metrics that are distances between what clients know and are sent.
-LOSSES = {
-    'fedhe': 'logit_loss',
-    'fd': 'distillation_loss',
-    'fedmd': 'digest_loss',
-    'fedin': 'in_loss',
-}
 
 
 def make_data():
+  """Public examples differ, so that the subset of a consensus matters.
+
+  A client's are all alike: the means by class are then what each example has.
+  """
   rng = np.random.default_rng(0)
   own = NUM * SIZE
   images = rng.integers(0, 255, (own + NUM_PUBLIC, *SHAPE)).astype(np.uint8)
@@ -79,7 +58,7 @@ def make(name):
   if needs_of(ALGORITHMS[name]).server_model:
     (group,) = federation.groups
     federation = dataclasses.replace(federation, server_model=group.model)
-  return ALGORITHMS[name](federation, **OPTIONS.get(name, {})), federation
+  return ALGORITHMS[name](federation, **clocks(name).options), federation
 
 
 @functools.cache
@@ -145,7 +124,8 @@ def models(name, state):
     *itertools.product(MODES, sorted(ALGORITHMS)),
     *(
         pytest.param('synchronous', name, marks=pytest.mark.slow)
-        for name in LOSSES
+        for name in sorted(ALGORITHMS)
+        if clocks(name).loss
     ),
 ])  # fmt: skip
 def test_equal_models_that_do_not_learn_agree(name, clock):
@@ -158,8 +138,8 @@ def test_equal_models_that_do_not_learn_agree(name, clock):
       key: np.stack([report['tiny1'].metrics[key] for report in reports])
       for key in reports[0]['tiny1'].metrics
   }
-  if name in LOSSES:
-    np.testing.assert_allclose(metrics[LOSSES[name]], 0.0, atol=1e-6)
+  if clocks(name).loss:
+    np.testing.assert_allclose(metrics[clocks(name).loss], 0.0, atol=1e-6)
   # Clients of one model train other parts of it, whose losses differ.
   if not needs_of(ALGORITHMS[name]).one_model:
     # What is left to minimise is the cross-entropy, the same for all.

@@ -12,6 +12,7 @@ from fedjax_het.algorithms.fd import divergence, targets
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
+from tests.algorithms.suite import Clocks
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -20,6 +21,8 @@ from tests.tiny import (
   tiny_local,
 )
 
+# For the shared tests, see `tests/algorithms/suite.py`.
+CLOCKS = Clocks(dict(regulariser='kl'), 'distillation_loss')
 SIZES = (5, 8, 3, 7)
 
 

@@ -104,6 +104,10 @@ def test_clipping_and_noise():
   for leaf in jax.tree.leaves(noise):
     np.testing.assert_allclose(np.std(leaf), 0.1, rtol=0.01)
   assert abs(np.corrcoef(noise['a'].ravel(), noise['b'].ravel())[0, 1]) < 0.01
+  # U + 0.1 z with the numbers z of the key.
+  z = optax.tree.random_like(KEY, small)
+  want = jax.tree.map(lambda u, z: u + 0.1 * z, small, z)
+  assert_trees(released(small, 0.5, 2.0, 100, KEY), want, rtol=1e-6)
 
 
 def adamw(lr):

@@ -22,7 +22,7 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models.blocks import Variables
 from fedjax_het.models.vit import vit
-from tests.algorithms.suite import Case
+from tests.algorithms.suite import Case, Clocks
 from tests.depthwise.nets import small_data, small_preresnet
 from tests.models.augreg import PATCH, save
 from tests.tiny import server_step, tiny_local, tiny_model
@@ -39,6 +39,7 @@ SUITE = [
     Case(dict(plan='paper', heads='own', cache_prefix=True), HALF),
     Case(dict(plan='paper', mkd_models=2), dict(tiny2=dict(budget='2'))),
 ]
+CLOCKS = Clocks(dict(plan='paper'))
 RATE = 0.05
 
 

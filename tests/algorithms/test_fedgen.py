@@ -45,7 +45,7 @@ from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, Variables
 from fedjax_het.models.layers import GlobalPool
 from tests import numeric
-from tests.algorithms.suite import Case
+from tests.algorithms.suite import Case, Clocks
 from tests.models.test_reach import small_maps
 from tests.tiny import (
   NUM_CLASSES,
@@ -60,6 +60,10 @@ from tests.tiny import (
 SMALL = dict(noise_size=3, hidden=4, server_steps=2)
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(SMALL), Case(dict(SMALL, aggregation='classifier'))]
+# What the generator draws differs from visit to visit.
+CLOCKS = Clocks(
+    dict(generative_alpha=0.0, distill_weight=0.0, server_steps=1)
+)
 SIZES = (5, 8, 3, 7)
 LATENT = 4
 NET = Generator(LATENT, NUM_CLASSES, 3, 4)

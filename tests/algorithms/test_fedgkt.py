@@ -30,7 +30,7 @@ from fedjax_het.engine.types import (
 )
 from fedjax_het.models import BlockModel, Variables
 from fedjax_het.models.blocks import Block
-from tests.algorithms.suite import Case
+from tests.algorithms.suite import Case, Clocks
 from tests.tiny import (
   NUM_CLASSES,
   Dense,
@@ -44,6 +44,7 @@ from tests.tiny import (
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(dict(server_epochs=2))]
+CLOCKS = Clocks(dict(server_epochs=1))
 SIZES = (5, 8, 3, 7)
 LENGTH = max(SIZES)
 

@@ -21,6 +21,7 @@ from fedjax_het.algorithms.fedhe import Folded, add_and_fold, class_upload
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
+from tests.algorithms.suite import Clocks
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -29,6 +30,8 @@ from tests.tiny import (
   tiny_local,
 )
 
+# For the shared tests, see `tests/algorithms/suite.py`.
+CLOCKS = Clocks(dict(plus_one=False), 'logit_loss')
 SIZES = (5, 8, 3, 7)
 KEYS = (jax.random.key(1), jax.random.key(2))
 

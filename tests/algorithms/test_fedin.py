@@ -20,7 +20,7 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Variables
-from tests.algorithms.suite import Case
+from tests.algorithms.suite import Case, Clocks
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
@@ -28,6 +28,7 @@ SUITE = [
     Case(dict(num_pairs=4)),
     Case(dict(num_pairs=4, noise=0.8)),
 ]
+CLOCKS = Clocks(dict(num_pairs=2, rule='exact', lam=2.0), 'in_loss')
 RATE = 0.5
 
 

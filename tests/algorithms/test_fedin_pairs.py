@@ -53,6 +53,15 @@ def test_the_draw_is_uniform_over_the_others():
   np.testing.assert_allclose(counts / 3000, 1 / 6, atol=0.03)
 
 
+def test_a_draw_takes_others_then_own_pairs_by_the_numbers_of_the_key():
+  key = jax.random.key(3)
+  drawn = ps.draw_pairs(filled_store([0, 2, 3]), 2, 9, key)
+  numbers = np.asarray(jax.random.uniform(key, (12,)))
+  order = sorted(range(12), key=lambda i: (i // 3 == 2, numbers[i]))
+  want = [10 * (i // 3) + i % 3 for i in order if i // 3 != 1]
+  assert np.asarray(drawn.value.s_in).ravel().tolist() == want
+
+
 def test_latest_upload_wins_and_padding_slots_are_ignored():
   store = filled_store([0, 1])
   one = Maybe(

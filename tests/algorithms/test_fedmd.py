@@ -25,7 +25,7 @@ from fedjax_het.engine.types import (
   Visit,
 )
 from fedjax_het.models import Variables, create
-from tests.algorithms.suite import Case
+from tests.algorithms.suite import Case, Clocks
 from tests.tiny import (
   SHAPE,
   preprocess,
@@ -38,6 +38,17 @@ from tests.tiny import (
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(dict(num_alignment=7, digest_batch_size=4))]
+CLOCKS = Clocks(
+    dict(
+        num_alignment=3,
+        digest_batch_size=2,
+        pretrain_epochs=1,
+        pretrain_patience=0,
+        transfer_epochs=1,
+        transfer_patience=0,
+    ),
+    'digest_loss',
+)
 SHORT = dict(pretrain_epochs=2, transfer_epochs=2, num_alignment=7)
 SIZES = (5, 8, 3, 7)
 

@@ -89,6 +89,9 @@ def test_features_of_zeros_have_a_loss_and_a_gradient(vectors):
     )(rows[0])
     np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
     assert np.all(np.isfinite(slope)) and np.max(np.abs(slope)) < 2
+  # sigmoid(0) / T (u_p - u_g), as of a feature whose norm is 1.
+  slope = jax.grad(lambda z: contrast(z, E1, E2, 0.5)[0])(zero[:1])
+  np.testing.assert_allclose(slope, E2 - E1, rtol=1e-6)
 
 
 def perturbed(model, seed):

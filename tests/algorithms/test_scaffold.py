@@ -99,6 +99,13 @@ def test_server_lr_scales_x_and_not_c():
   close([x.params['l1']['w'], c['l1']['w']], [0.285, -2.85])
 
 
+def test_momentum_of_the_server_is_one_of_x_alone():
+  federation, data = quadratics([1, 5])
+  algorithm = scaffold(federation, server_momentum=0.9)
+  ((x, c), _), = play(algorithm, federation, data, [BOTH])
+  close([x.variables.params['l1']['w'], c['l1']['w']], [0.57, -2.85])
+
+
 def test_c_k_is_a_gradient_with_adam_too():
   """One step: the gradient -a at 0, and no direction of Adam's."""
   (first,) = run([1, 5], [BOTH], tx=optax.adam, epochs=1)

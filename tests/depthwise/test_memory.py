@@ -69,7 +69,7 @@ def test_the_papers_schedules(shortcut, budget, groups):
 
 
 @pytest.mark.parametrize('name', ['vit_t16', 'vit_s12'])
-def test_a_transformers_equal_blocks_are_dealt_evenly(name):
+def test_a_transformers_equal_blocks_are_assigned_evenly(name):
   """Twelve blocks: pairs, fours and sixes, with or without slack."""
   costs = memory.paper_costs(create(name, (224, 224, 3), 10), 128)
   for share, size in ((1 / 6, 2), (1 / 3, 4), (1 / 2, 6), (1, 12)):

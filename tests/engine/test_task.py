@@ -11,6 +11,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import rounds
 from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import Block, BlockModel
@@ -124,9 +125,12 @@ def test_methods_learn_another_task(name, task):
 @pytest.mark.parametrize(
     ('name', 'options'),
     [
-        *((name, {}) for name in ('fedhe', 'fd', 'fedmd', 'fedgkt')),
-        # These use label masks or a KL divergence of class probabilities.
-        *((name, {}) for name in ('heterofl', 'fedrolex', 'splitmix')),
+        *(
+            (name, {})
+            for name, constructor in ALGORITHMS.items()
+            if needs_of(constructor).task == 'classification'
+        ),
+        # It uses a KL divergence of class probabilities.
         ('fedepth', dict(mkd_models=2)),
     ],
 )

@@ -19,6 +19,7 @@ from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.models import Block, Head, model_options
 from tests.algorithms import suite
 from tests.experiment.tiny_runs import tiny_config
+from tests.mutation.run import ROOT, sources
 
 pytestmark = pytest.mark.usefixtures('undrawn')
 
@@ -66,6 +67,13 @@ def test_needs_that_do_not_exist_are_refused():
   with pytest.raises(TypeError):
     requires(server=True)
   assert needs_of(lambda federation: None) == Needs()
+
+
+def test_methods_declare_that_they_read_the_number_of_rounds():
+  for name, constructor in ALGORITHMS.items():
+    texts = [(ROOT / path).read_text() for path in sources(name)]
+    reads = any('.num_rounds' in text for text in texts)
+    assert needs_of(constructor).num_rounds == reads, name
 
 
 def test_a_registered_method_needs_no_further_line(toy, tmp_path):

@@ -84,7 +84,7 @@ def test_all_else_stays_bit_for_bit(runs):
   assert own == plain
 
 
-def test_clients_are_tested_on_examples_dealt_like_their_own(runs):
+def test_clients_are_tested_on_examples_assigned_like_their_own(runs):
   _, own = runs
   config = tiny_config('private')
   built = experiment.build(config)

@@ -113,6 +113,32 @@ def test_progress_on_a_terminal_is_one_bar():
   assert 'left]' in last
 
 
+@pytest.mark.parametrize(
+    ('name', 'schedule', 'reason'),
+    [
+        ('scalefl', 'constant', 'scalefl'),
+        ('fedavg', 'cosine', 'local.schedule'),
+        ('fedavg', 'constant', None),
+    ],
+)
+def test_rounds_may_be_added_if_nothing_depends_on_their_number(
+    name, schedule, reason, tmp_path
+):
+  config = tiny_config(name, num_rounds=4, local__schedule=schedule)
+  assert settle_config(tmp_path, config)
+  config.num_rounds = 6
+  if reason is None:
+    assert not settle_config(tmp_path, config)
+    return
+  with pytest.raises(ValueError) as error:
+    settle_config(tmp_path, config)
+  assert str(error.value) == (
+      f'The workdir {tmp_path} holds a run of another config: num_rounds is 4 '
+      f'there and 6 here, on which {reason} depends. Choose another workdir, '
+      'or the config of that run.'
+  )
+
+
 def test_a_workdir_of_an_older_version_keeps_its_cut_outs(tmp_path):
   """It lacks `local.cutout`, which has no effect without a cut-out."""
   for augment, fits in (('none', True), ('crop_flip_cutout', False)):

@@ -40,7 +40,7 @@ def tiny_config(algorithm='fedavg', **changes):
     config.algorithm.transfer_patience = 0
   if algorithm == 'fedgkt':
     config.algorithm.server_epochs = 1
-  if algorithm == 'fedet':
+  if needs.server_model:
     config.server_model = 'mlp'
   for name, value in changes.items():
     section, _, key = name.rpartition('__')

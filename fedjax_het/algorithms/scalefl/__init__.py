@@ -149,6 +149,7 @@ def add(tree, index, part):
     group_options=dict(rate='1', exit='1'),
     heads=exits,
     task='classification',
+    num_rounds=True,
 )
 @takes_server_options()
 def scalefl(
