@@ -153,7 +153,7 @@ def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
 
 
 def small(norm=False, batch_size=8, **fields):
-  """Depths 1 and 2, four clients; by default full-batch SGD."""
+  """Depths 1 and 2, four clients; SGD, by default with full batches."""
   federation = tiny_federation(
       (1, 2), norm=norm, local=tiny_local(optax.sgd, 0.1, 3, batch_size),
       **fields,

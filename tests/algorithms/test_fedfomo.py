@@ -101,7 +101,7 @@ def test_the_order_of_donors_does_not_matter():
 
 
 def test_the_distance_is_euclidean_over_the_common_blocks():
-  """Distance |(0.6, 0.8)| and decrease 0.48; L1 would give 0.342857."""
+  """Distance |(0.6, 0.8)| = 1, decrease 0.48; L1 would give 0.342857."""
 
   def params(present):
     leaf = lambda v: dict(x=jnp.array([[0.0], [v]]))  # noqa: E731
@@ -176,7 +176,7 @@ ROW = [0.0, 0.75, 0.6, -1.0, 0.0]
 
 @jax.jit
 def draw_many(free, affinity, epsilon):
-  """First of four donors for 4000 keys; the first do not depend on `num`."""
+  """Four donors of client 0 for 4000 keys; the first do not depend on `num`."""
   one = functools.partial(
       draw_donors, free=free, affinity=affinity, epsilon=epsilon, num=4
   )

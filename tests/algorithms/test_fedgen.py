@@ -476,7 +476,7 @@ def test_heads_are_those_after_training(uploads):
 
 
 def test_classes_of_the_round_and_classes_of_the_run(uploads):
-  """G trains on the classes of this cohort; `known` keeps those of all."""
+  """G trains on this cohort's classes; `known` keeps those of all rounds."""
   _, state, received, step = uploads
   ones = {
       name: r._replace(kept=r.kept._replace(
