@@ -379,7 +379,7 @@ def gated(module=None, **kwargs):
 
 
 def test_a_users_layer_is_narrowed_as_it_declares():
-  """Its parts are layers of the library with running statistics."""
+  """One part is a layer of the library with running statistics."""
   model = gated()
   small, index = cut(model, 0.5, index_of=window(2))
   params = draw(small.abstract_variables.params, 0)

@@ -134,7 +134,7 @@ def test_kernels_are_corrected_one_by_one(rule):
   assert set(zip(*np.nonzero(changed), strict=True)) <= {(1, 2)}
 
 
-# Which leaves.
+# The pairs of leaves.
 
 
 def test_the_pairs_of_a_resnet26():

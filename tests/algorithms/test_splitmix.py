@@ -136,7 +136,7 @@ def test_the_queue_names_every_base_before_any_again():
   first = jax.jit(first_choice, static_argnums=2)
   turns = np.array([first(7, i, 4) for i in range(36)]).reshape(9, 4)
   assert np.all(np.sort(turns) == np.arange(4)[None])
-  assert len({tuple(row) for row in turns}) > 1  # It is shuffled anew.
+  assert len({tuple(row) for row in turns}) > 1  # It is reshuffled.
 
 
 def test_the_bases_of_a_client_are_distinct():
