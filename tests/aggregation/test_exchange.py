@@ -27,7 +27,7 @@ from tests.tiny import tiny_federation, tiny_local, tiny_model
 
 
 def stub_group(name, ids, sizes, stats=()):
-  """A group of which only block names and shapes matter."""
+  """A stub group: only block names and shapes matter."""
   leaf = lambda n: jax.ShapeDtypeStruct((n,), jnp.float32)  # noqa: E731
   variables = Variables(
       {block: {'w': leaf(n)} for block, n in sizes.items()},
@@ -225,7 +225,7 @@ def test_options_are_checked(kwargs, message):
 
 
 def test_any_tree_is_split_and_joined():
-  """Masks of some blocks, by a sharing that keeps the middle."""
+  """Trees of some blocks, under a sharing that keeps the middle block."""
   group = stub_group('g', [0], {'a': 1, 'b': 1, 'c': 1})
   sharing = Sharing(lambda g, n: {'a': 'A', 'c': 'C'}.get(n))
   for tree in (dict(a=1, b=2, c=3), dict(b=2, c=3), dict(a=1), {}):
@@ -233,7 +233,7 @@ def test_any_tree_is_split_and_joined():
     assert set(shared) == {n.upper() for n in tree if n != 'b'}
     assert set(own) == set(tree) & {'b'}
     assert sharing.join(group, own, shared) == tree
-  # Of a server's tree a group has its own part, and joins nothing else.
+  # A group picks its own part of a server's tree, and joins nothing else.
   server = dict(A=1, C=3, D=4)
   assert sharing.pick(group, server) == dict(A=1, C=3)
   assert sharing.join(group, (), server) == dict(a=1, c=3)
@@ -264,7 +264,7 @@ def test_a_mean_says_who_was_sent():
 
 
 def test_means_of_classes_and_of_single_numbers():
-  """Coefficients with axes of their own: of classes, of a slice's numbers."""
+  """Coefficients per class, and per entry of a leaf."""
   protos = jnp.arange(6.0).reshape(3, 2)
   counts = jnp.array([2.0, 0.0, 4.0])
   mean, sent = weighted_mean([(dict(z=protos), dict(z=counts))] * 2)
@@ -278,7 +278,7 @@ def test_means_of_classes_and_of_single_numbers():
 
 
 def steps(name, changes, x=0.0, sent=True, **options):
-  """Values of one number after server steps along its mean changes."""
+  """Values of one parameter after each server step, and the last state."""
   tx = make_server_optimizer(name, **options)
   params = dict(k=jnp.float32(x))
   state, seen = init_server_step(tx, params), []
@@ -300,7 +300,7 @@ def steps(name, changes, x=0.0, sent=True, **options):
 )
 @pytest.mark.parametrize('name', ['momentum', 'adam', 'counted'])
 def test_entries_that_nobody_sent_keep_values_and_moments(name, sent, rows):
-  """The others move as if all had been sent."""
+  """The other entries move as if all had been sent."""
   tx = dict(
       momentum=make_server_optimizer(momentum=0.9),
       adam=make_server_optimizer('adam', 0.1),
@@ -366,7 +366,7 @@ def test_momentum_and_plain_steps_by_hand():
 
 
 def test_adam_beside_optax():
-  """m is optax's; v is optax's and what is left of v_0 = tau^2."""
+  """m equals optax's; v is optax's plus the decayed v_0 = tau^2."""
   changes = [0.5, -0.2, 0.3]
   seen, state = steps('adam', changes, learning_rate=0.01)
   tx = optax.adam(0.01, 0.9, 0.99)
@@ -381,7 +381,10 @@ def test_adam_beside_optax():
 
 
 def test_adam_from_zero_is_optax_with_another_rate_and_eps():
-  """With v_0 about 0: lr sqrt(1 - b2^t) / (1 - b1^t), tau sqrt(1 - b2^t)."""
+  """With v_0 near 0 it is optax's Adam at rescaled lr and eps.
+
+  lr = lr_optax sqrt(1 - b2^t) / (1 - b1^t), tau = eps_optax sqrt(1 - b2^t).
+  """
   tau, changes = 1e-9, [0.5, -0.2, 0.3]
   seen, _ = steps('adam', changes, learning_rate=0.01, eps=tau)
   theirs, x = optax.scale_by_adam(0.9, 0.99, tau).init(jnp.float32(0.0)), 0.0
@@ -451,7 +454,7 @@ def test_statistics_of_stale_uploads_do_not_add_up():
     end = jax.tree.map(lambda leaf, n=number: leaf + n, x)
     _, delta = exchange.upload(group, x, end, jnp.int32(4), jnp.int32(1))
     server = exchange.average(server, {group.name: delta})
-  # x + d_1 + d_2, and s_2.
+  # Parameters: x + d_1 + d_2; statistics: s_2.
   for field, moved in (('params', 6), ('stats', 5)):
     got, old = (jax.tree.leaves(getattr(tree, field)) for tree in (server, x))
     assert got

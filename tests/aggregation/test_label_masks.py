@@ -1,4 +1,4 @@
-"""Labels that are absent, and the loss that masks them."""
+"""Owned labels, and the loss that masks all others."""
 
 import math
 
@@ -22,11 +22,11 @@ def test_the_masked_loss():
 
   np.testing.assert_allclose(loss('client'), 0.401324, atol=1e-6)
   np.testing.assert_allclose(loss('none'), 1.384092, atol=1e-6)
-  # Of the minibatch only label 0 is present: log(e^2 + 3) - 2.
+  # Only label 0 is in the minibatch: log(e^2 + 3) - 2.
   np.testing.assert_allclose(
       loss('batch'), math.log(math.exp(2) + 3) - 2, atol=1e-6
   )
-  # A padding example's label is not present.
+  # A padding example's label does not count.
   padded = Batch(
       None, jnp.array([0, 3]), jnp.array([True, False]), None
   )

@@ -40,7 +40,7 @@ def cut(model, rate, **kwargs):
 
 
 def draw(shapes, seed):
-  """Random numbers everywhere, so that no bias or scale is at its start."""
+  """Random leaves, so that no bias or scale has its initial value."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
       lambda s: jnp.asarray(rng.normal(0.1, 0.5, s.shape), jnp.float32), shapes
@@ -60,7 +60,7 @@ def masked(model, index, part):
 
 
 def kept_layer_norm(kept):
-  """Layer norms that see the kept coordinates alone, in their order."""
+  """Intercepts layer norms: they see only the kept coordinates, in order."""
 
   def call(next_call, args, kwargs, context):
     if not isinstance(context.module, LayerNorm):
@@ -88,7 +88,7 @@ def forward(model, params, shape, train=False, seed=0):
 
 
 def shortened(model):
-  """Without most identity blocks, of which one is as good as many."""
+  """The model with one identity block, which tests as much as many."""
   last = max(name[:6] for name in model.block_names if 'stage' in name)
 
   def stays(name):
@@ -100,8 +100,8 @@ def shortened(model):
   return dataclasses.replace(model, blocks=blocks, cut=(1, len(blocks) - 1))
 
 
-# Every residual family, both stems and both shortcuts, and the flatten-dense
-# boundaries; widths that do not divide anything.
+# Every residual family, both stems, both shortcuts, and the flatten-dense
+# boundaries; the widths do not divide evenly.
 FAMILIES = [
     ('preresnet20', (8, 8, 1), dict(width=0.5)),
     ('preresnet20', (4, 4, 2), dict(width=0.4, shortcut='A', norm='none')),
@@ -184,7 +184,7 @@ def test_attention_keeps_the_first_coordinates_of_every_head(rate):
   params = draw(small.abstract_variables.params, 0)
   params = jax.tree.map(lambda leaf: leaf / 4, params)
   whole = masked(model, index.params, params)
-  # The full model divides q k by the root of 64, the narrow one by its own.
+  # The full model divides q k by sqrt(64), the narrow one by sqrt(kept).
   for name in ('encoder00', 'encoder01'):
     qkv = jax.tree.map(
         lambda leaf: jnp.concatenate(
@@ -222,7 +222,7 @@ def test_rates_round_up_and_keep_classes_and_image_channels():
     axes = index.params['stem']['conv']['kernel']
     assert axes[:3] == (None, None, None) and len(axes[3]) == widths[0]
     assert params['head']['kernel'].shape == (widths[2], 10)
-    # Shortcuts read what the block reads and write what it writes.
+    # Shortcuts have the block's input and output channels.
     block = index.params['stage2_block0']
     shortcut = block['conv_shortcut']['kernel']
     np.testing.assert_array_equal(shortcut[2], block['conv1']['kernel'][2])
@@ -232,7 +232,7 @@ def test_rates_round_up_and_keep_classes_and_image_channels():
 def test_a_bottleneck_expands_what_is_kept():
   model = create('resnet50', (8, 8, 3), 10, width=10 / 64)
   params = cut(model, 0.25)[0].abstract_variables.params
-  block = params['stage1_block0']  # 3 of 10 channels, not 10 of 40 behind.
+  block = params['stage1_block0']  # 3 of 10 channels, expanded to 12.
   assert block['conv2']['kernel'].shape[-1] == 3
   assert block['conv3']['kernel'].shape[-1] == 12
 
@@ -278,12 +278,12 @@ def test_gather_then_scatter_of_untouched_parameters_is_the_identity():
 
 
 def window(shift):
-  """FedRolex's: `kept` channels from `shift` on, around the end."""
+  """FedRolex's rule: `kept` channels from `shift` on, which wrap around."""
   return lambda size, kept: (shift + np.arange(kept)) % size
 
 
 def test_a_rolling_window_is_a_permuted_model():
-  """FedRolex: at rate 1 a permutation, and any window is consistent."""
+  """FedRolex: at rate 1 it is a permutation, and any window is consistent."""
   shape = (4, 4, 1)
   model = create('mini_resnet6', shape, CLASSES, width=0.2, norm='batch_only')
   params = draw(model.abstract_variables.params, 1)
@@ -305,7 +305,7 @@ def test_a_rolling_window_is_a_permuted_model():
       rtol=2e-4,
       atol=2e-4,
   )
-  # A stage of 6 channels, 3 of them kept from the 4th on, wraps around.
+  # A stage of 6 channels keeps 3 from index 4 on, which wrap around.
   axes = index.params['stage1_block0']['conv1']['kernel'][3]
   assert axes.tolist() == [4, 5, 0]
 
@@ -379,7 +379,7 @@ def gated(module=None, **kwargs):
 
 
 def test_a_users_layer_is_narrowed_as_it_declares():
-  """With parts that are layers of the library, and statistics in them."""
+  """One part is a layer of the library with running statistics."""
   model = gated()
   small, index = cut(model, 0.5, index_of=window(2))
   params = draw(small.abstract_variables.params, 0)
@@ -423,7 +423,7 @@ def test_heads_are_narrowed_with_the_channels_that_reach_them():
   rows, classes = index.params['exit']['kernel']
   assert classes is None
   assert rows.tolist() == [4 * p + c for p in range(16) for c in (1, 2)]
-  # The trunk does not notice.
+  # The trunk's index does not change.
   alone = cut(gated(), 0.5, index_of=window(1))[1].params
   assert_index(alone, {name: index.params[name] for name in alone})
 
@@ -465,7 +465,7 @@ def test_a_rule_may_be_traced_and_its_windows_cover_all_channels():
   total = jax.tree.map(lambda *leaves: sum(leaves), *map(held, range(6)))
   assert total['stem']['linear']['bias'].tolist() == [2.0] * 6
   assert total['head']['bias'].tolist() == [6.0] * CLASSES
-  # Of a square layer only entries near the diagonal are ever held.
+  # In a square layer only entries near the diagonal are ever held.
   counts = total['layer1']['linear']['kernel']
   assert counts[0].tolist() == [2.0, 1.0, 0.0, 0.0, 0.0, 1.0]
 

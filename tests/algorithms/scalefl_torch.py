@@ -9,7 +9,7 @@ STRIDES = (1, 2)
 
 
 def entries(path, leaf, rate):
-  """The kept entries of a leaf: leading channels, all classes and pixels."""
+  """Slices that keep leading channels, but all classes and image channels."""
   head = path[0] in ('exit1', 'head')
   keep = [slice(None)] * leaf.ndim
   if not head:
@@ -20,7 +20,7 @@ def entries(path, leaf, rate):
 
 
 def forward(p, x, rate, cut):
-  """Logits of the exits behind the first blocks, the last one at the end."""
+  """Logits of the exits after each of the first `cut` blocks, in order."""
 
   def conv(x, name, stride=1):
     kernel = p[(*name, 'kernel')].permute(3, 2, 0, 1)

@@ -1,4 +1,4 @@
-"""What the shared suite runs a method on: made of what the method declares.
+"""Builds methods and their federations for the shared suite.
 
 A method is run with its defaults on the smallest federation that it needs. A
 method's own test file `test_NAME.py` may say otherwise, in a list `SUITE` of
@@ -30,7 +30,7 @@ class Case(NamedTuple):
   """Options that a method is tested with.
 
   Attributes:
-    options: Of the constructor.
+    options: Arguments of the constructor.
     groups: {group: options of that group}; the groups are tiny1 and tiny2.
   """
 
@@ -73,16 +73,16 @@ def clocks(name: str) -> Clocks:
 def needed_federation(
     name: str, norm: bool = False, per_group: int = 3, **fields
 ) -> Federation:
-  """Two groups, and all that a method needs.
+  """A federation of two groups, with all that a method needs.
 
   Args:
     name: A key of `ALGORITHMS`.
     norm: Whether the nets have norm layers.
-    per_group: Clients of a group; with 3 they are those of `tiny_data()`.
-    **fields: Further ones of `Federation`.
+    per_group: Clients per group; 3 fits `tiny_data()`.
+    **fields: Other fields of `Federation`.
 
   Returns:
-    The federation, of which the method is told what `Needs` says.
+    The federation, with the fields that the method's `Needs` asks for.
   """
   needs = needs_of(ALGORITHMS[name])
   if needs.public is not None:
@@ -110,7 +110,7 @@ def needed_federation(
 def make(
     name: str, federation: Federation | None = None, case: Case | None = None
 ) -> tuple[FederatedAlgorithm, Federation]:
-  """The method of a case, by default its first, and the federation."""
+  """The method of a case (by default its first), and the federation."""
   federation = federation or needed_federation(name)
   case = cases(name)[0] if case is None else case
   defaults = needs_of(ALGORITHMS[name]).group_options

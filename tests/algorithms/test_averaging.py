@@ -27,7 +27,7 @@ TAKERS = [
 
 
 def run(minima, num_rounds, *, make=fedavg, cohorts=None, setting=None, **how):
-  """The server's number after each round; `how` are the method's options."""
+  """Yields the parameter l1 after each round; `how` are options of `make`."""
   federation, data = quadratics(minima, **(setting or {}))
   cohorts = cohorts or [range(len(minima))] * num_rounds
   algorithm = make(federation, **how)
@@ -42,7 +42,7 @@ def last(*args, **kwargs):
 
 
 def test_three_rounds_of_two_clients():
-  """McMahan et al. with a = (1, 5), two steps of rate 0.1, uniform means."""
+  """McMahan et al.: a = (1, 5), two steps of rate 0.1, uniform weights."""
   got = list(run([1, 5], 3))
   np.testing.assert_allclose(got, [0.57, 1.0317, 1.405677], rtol=1e-5)
 
@@ -69,7 +69,7 @@ def test_averaging_inside_an_architecture(make, how):
 
 
 def test_only_those_that_train_are_in_the_mean():
-  """0.95, then 0.95 0.81 + 0.19 by the other client alone."""
+  """Client 1 gives 0.95; from there client 0 gives 0.81 * 0.95 + 0.19."""
   got = list(run([1, 5], 2, cohorts=[(1,), (0,), ()]))
   np.testing.assert_allclose(got, [0.95, 0.9595, 0.9595], rtol=1e-6)
   assert got[1] == got[2]
@@ -77,7 +77,7 @@ def test_only_those_that_train_are_in_the_mean():
 
 @BOTH
 def test_coefficients_by_size(make, how):
-  """p = (1/4, 3/4) of the results 0.19 and 0.95."""
+  """Results 0.19 and 0.95; by size p = (1/4, 3/4)."""
   for weights, want in (('data', 0.76), ('uniform', 0.57)):
     got = list(
         run([1, 5], 1, make=make, setting=dict(sizes=(1, 3)), weights=weights,
@@ -113,7 +113,7 @@ def test_known_bias_of_the_fixed_point(setting, want):
 
 
 def test_each_block_is_averaged_over_its_owners():
-  """l1 of two clients, l2 of the one that owns it."""
+  """l1 is averaged over two clients, l2 over the one that owns it."""
   federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
   ((params, _), _), = play(fedavg(federation), federation, data, [(0, 1)])
   np.testing.assert_allclose(params['l1']['w'], 0.57, rtol=1e-6)
@@ -122,7 +122,7 @@ def test_each_block_is_averaged_over_its_owners():
 
 @pytest.mark.parametrize('mu', [1.0, 0.1])
 def test_two_proximal_steps_by_hand(mu):
-  """The second step knows the first: g = (w - a) + mu w at w = RATE a."""
+  """The second step has the gradient (w - a) + mu w at w = RATE a."""
   got = last([5], 1, make=fedprox, mu=mu)
   w = RATE * 5
   np.testing.assert_allclose(got, w - RATE * (w - 5 + mu * w), rtol=1e-6)
@@ -187,9 +187,9 @@ def test_server_momentum_through_the_methods_options(make, how):
 
 
 def test_one_client_is_centralised_training():
-  """With the keys that the round gives the client; rounded once more."""
-  # The last batch is of one example, whose gradients, behind a norm, are but
-  # rounding; Adam would make them as large as any other.
+  """With the keys that the round gives the client; equal up to one rounding."""
+  # The last batch has one example. After a norm its gradients are only
+  # rounding errors, which Adam would scale up; hence SGD.
   federation = tiny_federation((2,), 1, local=tiny_local(optax.sgd, 0.1))
   group, data = federation.groups[0], tiny_data([9])
   algorithm = fedavg(federation)
@@ -207,7 +207,7 @@ def test_one_client_is_centralised_training():
           group.model, federation.local, start, data, visit
       )
   )(start, data.client(0))
-  # The round adds a difference to its start, which rounds once.
+  # The round adds the change to its start, which rounds once.
   want = jax.tree.map(lambda s, e: s + (e - s), start, end)
   got = algorithm.client_model(state.server, (), group)
   jax.tree.map(
@@ -259,7 +259,7 @@ def test_negative_mu_is_refused():
 
 
 def test_rounds_keep_the_structure_of_a_server_with_an_optimiser():
-  """Resumed through the host it goes on bit for bit, and it is evaluated."""
+  """Resuming through the host is exact, and the model can be evaluated."""
   federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
   algorithm = fedavg(federation, server_optimizer='adam', server_lr=0.1)
   run_round = rounds.make_round(

@@ -1,7 +1,7 @@
-"""With equal models and a learning rate of 0 nothing happens, by any clock.
+"""With equal models and a learning rate of 0 nothing changes under any clock.
 
-No model moves and what a client distils from is what it computes itself, so
-every distillation loss is 0: whatever waits, whatever is stale.
+No model moves, and a client distils from what it computes itself. So every
+distillation loss is 0, however stale an upload is.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tests.algorithms.suite import clocks
 from tests.tiny import SHAPE, one_model_federation, preprocess, tiny_local
 
 NUM_PUBLIC = 9
-SPEEDS = (4.0, 1.0, 2.5)  # Seconds a visit, for the asynchronous clock.
+SPEEDS = (4.0, 1.0, 2.5)  # Seconds per visit, for the asynchronous clock.
 NUM = len(SPEEDS)
 SIZE = 3
 KEY = jax.random.key(1)
@@ -107,7 +107,7 @@ def run(name, clock):
 
 
 def models(name, state):
-  """What is evaluated of all clients."""
+  """The evaluated models of all clients."""
   algorithm, federation = make(name)
   return [
       algorithm.client_model(
@@ -142,7 +142,7 @@ def test_equal_models_that_do_not_learn_agree(name, clock):
     np.testing.assert_allclose(metrics[clocks(name).loss], 0.0, atol=1e-6)
   # Clients of one model train other parts of it, whose losses differ.
   if not needs_of(ALGORITHMS[name]).one_model:
-    # What is left to minimise is the cross-entropy, the same for all.
+    # What remains of the loss is the cross-entropy, equal for all.
     # MOON's l is log 2 for equal models, but 0 on a first visit.
     losses = metrics['train_loss'] - metrics.get('contrastive_loss', 0.0)
     np.testing.assert_allclose(losses, losses[0, 0], rtol=1e-5)

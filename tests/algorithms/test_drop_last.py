@@ -1,4 +1,4 @@
-"""Every method under `drop_last`: all clients train, none votes for nothing."""
+"""Every method under `drop_last`: all clients train and none has weight 0."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ from tests.tiny import SIZES, tiny_data
 
 pytestmark = pytest.mark.usefixtures('philox')
 
-# The second client of the second group has 3 of the 4 examples of a batch.
+# The second client of the first group has 3 examples; a batch has 4.
 CLIENT = SIZES.index(3)
 
 
 def one_visit(name, drop_last):
-  """What a client's first visit gives: its state, uplink and metrics."""
+  """The state, uplink and metrics of a client's first visit."""
   federation = federate(name, norm=True)
   local = dataclasses.replace(federation.local, drop_last=drop_last)
   federation = dataclasses.replace(federation, local=local)
@@ -47,7 +47,7 @@ FAST = ('fedavg', 'fedhe', 'fedin')
     for name in sorted(ALGORITHMS)
 ])  # fmt: skip
 def test_a_client_below_a_batch_takes_its_one_batch(name):
-  """It trains, and uploads, what it does where nothing is dropped."""
+  """It trains and uploads the same as without `drop_last`."""
   got, want = one_visit(name, True), one_visit(name, False)
   assert jax.tree.structure(got) == jax.tree.structure(want)
   # Two programs, which XLA may round differently.

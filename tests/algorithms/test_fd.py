@@ -1,4 +1,4 @@
-"""FD: the worked numbers of its means and targets, and its server."""
+"""FD: its means and targets by hand, and its server."""
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def test_a_certain_target_has_a_finite_divergence():
 
 
 def outputs_by_class(space, data, federation):
-  """F_k of all clients by plain numpy, [K, C, C], and which are seen."""
+  """F_k of all clients in NumPy, [K, C, C], and which classes each has."""
   num = federation.num_clients
   means = np.zeros((num, NUM_CLASSES, NUM_CLASSES), np.float32)
   seen = np.zeros((num, NUM_CLASSES), bool)
@@ -149,7 +149,7 @@ def test_the_server_keeps_means_and_sends_those_of_the_others(space, mean):
 
 
 def one_visit_loss(space, regulariser):
-  """The distillation loss of a client that steps at learning rate 0."""
+  """The distillation loss at learning rate 0, and that of each example."""
   federation = federate(norm=False, local=tiny_local(optax.sgd, lr=0.0))
   algorithm = fd(federation, space=space, regulariser=regulariser)
   group, data = federation.groups[0], tiny_data(SIZES)
@@ -181,10 +181,10 @@ def one_visit_loss(space, regulariser):
 @pytest.mark.parametrize('space', ['logit', 'prob'])
 @pytest.mark.parametrize('regulariser', ['kl', 'cross_entropy'])
 def test_the_client_measures_its_outputs_against_the_target(space, regulariser):
-  """A class that no other client has counts with 0; batches of 4 and 1."""
+  """A class that no other client has adds 0; batches have 4 and 1 examples."""
   got, losses = one_visit_loss(space, regulariser)
   assert len(losses) == 5
-  # The order of the pass is random: one example alone, the others together.
+  # The order is random: any one example may be alone in its batch.
   total, alone = sum(losses), np.array(losses)
   each = (alone + (total - alone) / 4) / 2
   # Two passes, whose last examples may differ.

@@ -1,4 +1,4 @@
-"""FedAsync: its coefficients, its mixing, and who it leaves alone."""
+"""FedAsync: its coefficients, its mixing, and what it leaves unchanged."""
 
 import functools
 
@@ -22,7 +22,7 @@ from tests.tiny import server_step, tiny_data, tiny_federation, tiny_local
         ('constant', 0.5, [0, 3, 100], [0.6, 0.6, 0.6]),
         ('polynomial', 0.5, [0, 3, 8], [0.6, 0.3, 0.2]),
         ('hinge', 10.0, [0, 4, 5, 6], [0.6, 0.6, 0.6 / 11, 0.6 / 21]),
-        # Without the + 1 this one would exceed that of a fresh upload.
+        # Without the + 1 this would exceed the coefficient of a fresh upload.
         ('hinge', 0.5, [5], [0.4]),
     ],
 )
@@ -50,7 +50,7 @@ def constant_tree(tree, value):
 
 
 def upload(algorithm, federation, senders):
-  """`Received` of clients that send models of one value: {id: value}."""
+  """A server of zeros, and `Received` of constant models {id: value}."""
   server = algorithm.init(jax.random.key(0))
   received = {}
   for group in federation.groups:
@@ -58,7 +58,7 @@ def upload(algorithm, federation, senders):
     change = algorithm.downlink(
         server, group, Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
     )
-    # A slot of padding, of which nothing may be seen.
+    # A padding slot, which must have no effect.
     values = [senders[k] for k in mine] + [np.nan]
     stacked = [constant_tree(change, v) for v in values]
     received[group.name] = Received(
@@ -87,7 +87,7 @@ def test_uploads_of_a_round_are_mixed_by_client_id():
     for values, want in (
         ({0: 4.0, 2: 8.0}, 5.0),  # 0, 2, 5
         ({0: 8.0, 2: 4.0}, 4.0),  # 0, 4, 4
-        # In turn out of both groups, whichever stands first: 0, 4, 4, 6.
+        # By client id across groups, in either order of groups: 0, 4, 4, 6.
         ({0: 8.0, 1: 4.0, 2: 8.0}, 6.0),
     ):
       server, received = upload(algorithm, federation, values)
@@ -108,7 +108,7 @@ def test_only_what_the_client_owns_moves():
     for block in tree:
       pairs = zip(*map(jax.tree.leaves, (tree[block], old[block])), strict=True)
       for a, b in pairs:
-        if block == 'mid1':  # tiny1 has none.
+        if block == 'mid1':  # tiny1 has no mid1.
           np.testing.assert_array_equal(a, b)
         else:
           np.testing.assert_allclose(a, (b + 2.0) / 2, rtol=1e-6)
@@ -146,7 +146,7 @@ def test_too_stale_and_untrained_uploads_are_dropped():
     'options,mu', [(dict(mu=1.0), 1.0), ({}, 0.005), (dict(mu=0.0), 0.0)]
 )
 def test_a_client_sends_two_proximal_steps_by_hand(options, mu):
-  """f = (w - 5)^2 / 2, rate 0.1, from x_tau = 0: w = 0.5, then one more."""
+  """f = (w - 5)^2 / 2, rate 0.1, x_tau = 0: w = 0.5 after the first step."""
   federation, data = quadratics([5])
   (group,), algorithm = federation.groups, fedasync(federation, **options)
   visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))

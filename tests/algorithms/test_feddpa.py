@@ -29,7 +29,7 @@ CLOSE = dict(rtol=1e-5, atol=1e-6)
 
 
 def test_fisher_takes_each_example_by_itself():
-  """Gradients h (w - a) of 1 and -2: 2.5; of their mean it would be 0.25."""
+  """Gradients h (w - a) = 1, -2: mean of squares 2.5, square of mean 0.25."""
   federation, data = quadratics([1], sizes=2, owned='l1 l2')
   model = federation.groups[0].model
   data = data.replace(labels=jnp.array([-1, 2])).client(0)
@@ -53,7 +53,7 @@ def test_personal_entries_by_hand():
     mask = personal_entries(scaled, 0.4)
     assert mask['a'].tolist() == [True, False, False, True]
     assert not np.any(mask['b']) and not np.any(mask['c'])
-  # tau itself is shared.
+  # An entry at tau itself is shared.
   assert personal_entries(information, 0.4)['d'].tolist() == [
       False, False, True
   ]
@@ -84,7 +84,7 @@ def test_penalties_by_hand():
       (0.0, 0.5, 0 * towards),
   ):
     np.testing.assert_allclose(gradient(strength, aim, w), want, rtol=1e-6)
-  # At x itself nothing pulls, and nothing is NaN.
+  # At x itself the gradient is zero, and not NaN.
   assert not np.any(gradient(0.1, 0.0, x)) and float(distance(x, x)) == 0.0
   assert not np.any(gradient(0.05, 0.5, x))
   ones = jax.tree.map(jnp.ones_like, w)
@@ -138,7 +138,7 @@ def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
   moved = jax.tree.map(lambda a, b: a != b, start.params, end.params)
   for m, changed in zip(jax.tree.leaves(mask), jax.tree.leaves(moved)):
     assert not np.any(changed & ~m) and np.any(changed & m)
-  # Moments of the others stay 0.
+  # Moments of the other entries stay 0.
   alike = jax.tree.structure(mask)
   for moments in jax.tree.leaves(
       state, is_leaf=lambda node: jax.tree.structure(node) == alike
@@ -146,7 +146,7 @@ def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
     if jax.tree.structure(moments) == alike:
       others = jax.tree.map(lambda m, v: ~m & (v != 0), mask, moments)
       assert not any(np.any(leaf) for leaf in jax.tree.leaves(others))
-  # Without an entry there is no step: statistics stay, too.
+  # With an empty mask there is no step: statistics stay, too.
   nothing = jax.tree.map(jnp.zeros_like, mask)
   end, _, metrics, num = fit(nothing)
   assert int(num) == 0 and float(metrics['train_loss']) == 0
@@ -157,7 +157,7 @@ def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
 
 
 def small(norm=False, batch_size=8, **fields):
-  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  """Depths 1 and 2, four clients; SGD, by default with full batches."""
   federation = tiny_federation(
       (1, 2), norm=norm, local=tiny_local(optax.sgd, 0.1, 3, batch_size),
       **fields,
@@ -167,7 +167,7 @@ def small(norm=False, batch_size=8, **fields):
 
 @functools.cache
 def played(method, norm=False, num=2, cohort_size=4, batch_size=8, **options):
-  """The states after each round, and the last report."""
+  """The states before the first round and after each, and the last report."""
   federation, data = small(norm, batch_size)
   algorithm = method(federation, **options)
   run_round = rounds.make_round(
@@ -198,7 +198,7 @@ def test_without_personal_entries_it_is_fedavg():
 
 
 def test_with_personal_entries_only_it_is_local_training():
-  """tau = -1, lambda1 = 0, full batches: what the server has is not used."""
+  """tau = -1, lambda1 = 0, full batches: the server's model is not used."""
   got, report = played(feddpa, threshold=-1.0, lambda1=0.0)
   want, _ = played(private)
   for a, b in zip(got, want):
@@ -241,7 +241,7 @@ def test_noise_is_sent_and_not_kept():
   assert_trees(loud[1].clients, plain[1].clients, rtol=0)
   gaps = jax.tree.map(lambda a, b: a - b, loud[1].server, plain[1].server)
   noise = np.concatenate([np.ravel(g) for g in jax.tree.leaves(gaps.params)])
-  # S sigma / sqrt(N) = 0.5, of 4 (or, mid1, of 2) clients.
+  # S sigma / sqrt(N) = 0.5, averaged over 4 clients (mid1: over 2).
   assert 0.15 < np.std(noise) < 0.45
 
 
@@ -268,7 +268,7 @@ def test_own_models_and_the_servers_are_evaluated():
         np.testing.assert_allclose(found[row], want, rtol=1e-6, err_msg=str(k))
 
 
-# One round in NumPy, from weights that differ.
+# One round in NumPy, from perturbed parameters.
 
 
 def norm(a):
@@ -276,7 +276,7 @@ def norm(a):
 
 
 def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip, target):
-  """The client's new weights and what it sends, step by step as printed."""
+  """The client's new parameters, its upload and its mask, as in the paper."""
   total = {n: {i: 0.0 for i in w_k[n]} for n in names}
   for one, label in zip(inputs, labels):
     g = oracle_gradient(w_k, names, one[None], np.array([label]))
@@ -313,7 +313,7 @@ def oracle_visit(w_k, x, names, inputs, labels, rate, steps, clip, target):
 
 
 def dense(tree):
-  """Without flax's name of the layer."""
+  """The tree in float64, without Flax's layer names."""
   return {
       n: {i: np.asarray(a, np.float64) for i, a in block['Dense_0'].items()}
       for n, block in tree.items()

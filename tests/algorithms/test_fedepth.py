@@ -1,4 +1,4 @@
-"""FeDepth: against FedAvg, against masked SGD, and the spec's numbers."""
+"""FeDepth against FedAvg, against masked SGD, and by hand."""
 
 import dataclasses
 import functools
@@ -27,10 +27,10 @@ from tests.depthwise.nets import small_data, small_preresnet
 from tests.models.augreg import PATCH, save
 from tests.tiny import server_step, tiny_local, tiny_model
 
-# Units of 0.0198, 0.0198 and 0.0145 MB at batches of four: a stage for each, or
-# the last alone.
+# Units take 0.0198, 0.0198 and 0.0145 MB at batches of four. EACH gives every
+# unit a stage; LAST holds the last unit alone.
 EACH, LAST = '0.0200MB', '0.0145MB'
-# Tests count by the paper's estimate; to measure would compile each stage.
+# Tests use the paper's estimate: measuring would compile each stage.
 fedepth = functools.partial(algorithms.fedepth, plan='paper')
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 HALF = dict(tiny2=dict(budget='1/2'))
@@ -60,7 +60,7 @@ def federate(model=None, *, poor='', rich='', **local):
 
 
 def one_visit(algorithm, federation, data, client_id=1, server=None):
-  """The server before it, the client and what it sent."""
+  """The server before a visit; the client, uplink and metrics after it."""
   group = federation.groups[client_id // 2]
   server = algorithm.init(jax.random.key(0)) if server is None else server
   client = algorithm.init_client(group, client_id, jax.random.key(0))
@@ -95,7 +95,7 @@ def runner(algorithm, federation, size=8):
 
 
 def restart(algorithm, federation, state):
-  """A device upgrade, as the module's docstring describes it."""
+  """A device upgrade, as FeDepth's module docstring describes it."""
   fresh = rounds.init_state(algorithm, federation, jax.random.key(9))
   return fresh._replace(round_num=state.round_num, server=state.server)
 
@@ -146,7 +146,7 @@ def test_an_upgrade_in_mid_run():
 
 
 def masked_sgd(model, start, data, spans):
-  """The oracle: SGD on the whole tree whose frozen leaves are put back."""
+  """The oracle: SGD on the whole tree; each step restores frozen leaves."""
   head = len(model.blocks) - 2
   names, shape, end = model.block_names, model.shapes[head - 1], start.params
   for j, (first, stop) in enumerate(spans):
@@ -182,7 +182,7 @@ def masked_sgd(model, start, data, spans):
 
 @pytest.mark.slow
 def test_three_stages_are_masked_sgd():
-  """Also that frozen leaves do not move, by weight decay or momentum."""
+  """Neither weight decay nor momentum moves frozen leaves."""
   federation, data = federate(poor=EACH), small_data()
   model = federation.groups[0].model
   algorithm = fedepth(federation)
@@ -210,7 +210,7 @@ def test_partial_training_sends_what_it_trained(options, sent):
   """Only the last unit fits; equal widths, so that a bypass is possible."""
   federation = federate(small_preresnet((2, 2, 2)), poor='1/2')
   data = small_data()
-  # The last unit costs as much as the others; make it the only one.
+  # The last unit costs as much as the others; schedule it alone.
   names = federation.groups[0].model.block_names
   algorithm = _scheduled(federation, ((2, 3),), **options)
   _, _, uplink, _ = one_visit(algorithm, federation, data)
@@ -226,7 +226,7 @@ def test_partial_training_sends_what_it_trained(options, sent):
 
 
 def _scheduled(federation, spans, **options):
-  """FeDepth whose planner finds room for these stages."""
+  """FeDepth whose planner returns these stages."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
         'fedjax_het.depthwise.memory.pack',
@@ -246,7 +246,7 @@ def test_a_small_budget_trains_the_last_unit_alone():
 
 @pytest.mark.slow
 def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
-  """Embeddings move in stage 1 alone, and only what is trained moves."""
+  """Only what is trained moves; stage 1 alone trains the embeddings."""
   leaves = save(tmp_path / 'w.npz', depth=3)
   model = vit(
       (8, 8, 1), 3, depth=3, variant='mini', patch=PATCH,
@@ -273,7 +273,7 @@ def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
         every[name], first[name],
     )  # fmt: skip
     assert all(np.any(leaf) for leaf in jax.tree.leaves(first[name]))
-  # A round of clients that have room for the last block alone.
+  # A round in which all clients train the last block alone.
   federation = federate(model, poor='1/2', rich=0.5)
   algorithm = _scheduled(federation, ((2, 3),))
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
@@ -285,7 +285,7 @@ def test_a_transformer_is_fine_tuned_from_a_file(tmp_path):
 
 
 def received(federation, **leaves):
-  """Deltas of weights p: {group: (p, {block: p * change})}."""
+  """`Received` of {group: (p, {block: change})}; a delta is p * change."""
   model = federation.groups[0].model.abstract_variables.params
   out = {}
 
@@ -300,7 +300,7 @@ def received(federation, **leaves):
 
 
 def test_means_over_those_who_trained_a_leaf():
-  """p = (1, 3), leaves 0 and 4: 3. Where client 1 alone trained: its value."""
+  """p = (1, 3), changes 0 and 4: 3. A block of one trainer has its change 5."""
   federation = federate()
   algorithm = fedepth(federation)
   zero = jax.tree.map(jnp.zeros_like, algorithm.init(jax.random.key(0)))
@@ -341,7 +341,7 @@ def test_own_heads_travel_to_those_who_train_them():
   assert not jax.tree.leaves(client)
   moved = uplink.summed.change['unit1/head']['kernel']
   assert np.any(moved)
-  # Weighted as all blocks are: nine examples, or one vote.
+  # Weighted as all blocks: by nine examples, or by 1.
   uniform = fedepth(federation, heads='own', weights='uniform')
   _, _, vote, _ = one_visit(uniform, federation, data)
   np.testing.assert_allclose(
@@ -352,7 +352,7 @@ def test_own_heads_travel_to_those_who_train_them():
   assert set(algorithm.downlink(server, poor, None).params) == blocks | heads
   assert set(algorithm.downlink(server, rich, None).params) == blocks
   assert set(algorithm.client_model(server, client, poor).params) == blocks
-  # The rich, who do not train them, do not count in their mean.
+  # Rich clients do not train them, so that they do not count in the mean.
   got = server_step(
       algorithm,
       server,
@@ -367,7 +367,7 @@ def test_own_heads_travel_to_those_who_train_them():
       server.params['unit1/head']['kernel'] + moved / 9,
       rtol=1e-5, atol=1e-6,
   )  # fmt: skip
-  # The last stage's head is the model's, of which no other stage trained.
+  # The last stage's head is the model's; no other stage trained it.
   np.testing.assert_allclose(
       got['head']['bias'],
       server.params['head']['bias']
@@ -541,7 +541,7 @@ def test_calibration_takes_the_moments_of_all_examples():
   np.testing.assert_allclose(
       found['mean'], np.mean(maps, (0, 1, 2)), rtol=1e-4, atol=1e-5
   )
-  # m-FeDepth's heads are for training; nothing is evaluated with them.
+  # m-FeDepth's own heads are for training and are not evaluated.
   for name in server.stats.keys() - federation.groups[0].model.block_names:
     assert_same(ready.stats[name], server.stats[name])
 

@@ -1,4 +1,4 @@
-"""Fed-ET: worked consensus, FedAvg as a limit, and a round in NumPy."""
+"""Fed-ET: the consensus by hand, FedAvg as a limit, and a round in NumPy."""
 
 import dataclasses
 
@@ -88,7 +88,7 @@ find_consensus = jax.jit(ensemble.find_consensus)
 
 
 def consensus_of(rows, took_part=None):
-  """Of one example, from the logits of each client."""
+  """The consensus on one example, from the logits of each client."""
   logits = jnp.asarray(rows, jnp.float32)[:, None]
   if took_part is None:
     took_part = np.ones(len(rows), bool)
@@ -143,7 +143,7 @@ def _loss(logits, consensus, lam, mask):
 
 
 def random_rows(num=5, examples=7, seed=0):
-  """Clients that mostly agree."""
+  """Logits of clients that mostly agree."""
   rng = np.random.default_rng(seed)
   rows = rng.normal(0, 2, (examples, 4)) + rng.normal(0, 1, (num, examples, 4))
   return jnp.asarray(rows, jnp.float32)
@@ -190,13 +190,13 @@ def test_a_single_client_and_unanimous_clients():
 
 
 def test_constant_logits_weigh_alike():
-  """Without any variance, and ties go to the lowest class."""
+  """Without variance all clients weigh alike; ties go to the lowest class."""
   got = consensus_of([[2.0, 2, 2], [5, 5, 5], [0, 0, 0]])
   assert got.labels.tolist() == [0] and not got.disputed.any()
   voters = jnp.array([[True], [True], [False]])
   alpha = confidence_weights(jnp.ones((3, 1, 4)), voters)
   np.testing.assert_allclose(alpha[:, 0], [0.5, 0.5, 0.0])
-  # A doubter without variance among confident ones has no weight.
+  # Constant logits beside confident ones have no weight.
   alpha = confidence_weights(
       jnp.array([[[1.0, 1, 1]], [[2, 0, 0]]]), jnp.ones((2, 1), bool)
   )
@@ -208,7 +208,7 @@ def test_constant_logits_weigh_alike():
 def test_both_terms_are_means_over_the_whole_batch():
   """CE 1 and 3, KL 0.2 in one row: 2 + 0.05 * 0.2 / 2 = 2.005."""
   def row(entropy):
-    """Logits of two classes with that cross-entropy of class 0."""
+    """Logits of two classes whose cross-entropy for class 0 is `entropy`."""
     return [0.0, np.log(np.exp(entropy) - 1)]
 
   logits = np.array([row(1.0), row(3.0)])
@@ -217,7 +217,7 @@ def test_both_terms_are_means_over_the_whole_batch():
     teacher = np.array([[0.0, t]])
     return float(numeric.divergences(teacher, logits[:1])[0]) - 0.2
 
-  low, high = logits[0, 1], 20.0  # KL rises from 0 there on.
+  low, high = logits[0, 1], 20.0  # KL rises from 0 at `low`.
   for _ in range(80):
     middle = (low + high) / 2
     low, high = (low, middle) if excess(middle) > 0 else (middle, high)
@@ -227,7 +227,7 @@ def test_both_terms_are_means_over_the_whole_batch():
   )
   loss, _ = loss_of(logits, consensus, 0.05)
   np.testing.assert_allclose(loss, 2.005, rtol=1e-5)
-  # Padding counts in neither.
+  # Padding counts in neither term.
   padded = jax.tree.map(lambda a: a[jnp.array([0, 1, 0])], consensus)
   loss, _ = loss_of(logits[[0, 1, 1]], padded, 0.05, [1, 1, 0])
   np.testing.assert_allclose(loss, 2.005, rtol=1e-5)
@@ -248,7 +248,7 @@ def still():
 
 
 def test_a_server_that_does_not_learn_is_fedavg(still):
-  """Bit for bit; the classifier is FedAvg's in the large model, too."""
+  """Bit for bit; the large model has FedAvg's classifier, too."""
   federation, states, _ = still
   want, _ = play(fedavg(federation), federation, 2)
   for got, wanted in zip(states[1:], want[1:], strict=True):
@@ -284,7 +284,7 @@ def played():
 
 @pytest.mark.parametrize('aggregation', ['layerwise', 'architecture'])
 def test_after_a_round_all_have_one_classifier(played, aggregation):
-  """Of the rest of the small models the server's training moves nothing."""
+  """Of the small models the server's training moves only the classifier."""
   federation, found = played
   (before, after), _ = found[aggregation]
   small, large = after.server.small.params, after.server.model.params
@@ -312,7 +312,7 @@ def test_without_learning_rates_nothing_moves():
 
 @pytest.fixture(scope='module')
 def uploads():
-  """The method, its server's state, and what all clients have sent it."""
+  """The federation, the server's state, all uploads, data and server update."""
   federation = federate(norm=True)
   algorithm = make(federation, weights='data', server_epochs=2)
   state, data = algorithm.init(jax.random.key(0)), data_of()
@@ -349,7 +349,7 @@ def test_teachers_are_the_clients_own_models(uploads):
   for group in federation.groups:
     r = received[group.name]
     before = exchange.download(state.small, group)
-    # Slots in another order, with padding in front.
+    # Slots in another order, with padding first.
     slots = jnp.array([0, 1, 0])
     ids = jnp.array([4, r.client_id[1], r.client_id[0]])
     kept = jax.tree.map(lambda a, slots=slots: a[slots], r.kept)
@@ -369,7 +369,7 @@ def test_teachers_are_the_clients_own_models(uploads):
 
 
 def absent(received, *names):
-  """Padding in all slots of some groups."""
+  """`received` with padding in all slots of some groups."""
   return {
       name: r if name not in names else Received(
           (), jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), r.kept),
@@ -380,7 +380,7 @@ def absent(received, *names):
 
 
 def test_no_epochs_of_the_server(uploads):
-  """The classifier is averaged all the same, and nothing is measured."""
+  """The classifier is still averaged, and there are no metrics."""
   federation, state, received, _, _ = uploads
   algorithm = make(federation, server_epochs=0)
   after, metrics = jax.jit(algorithm.server_update)(
@@ -404,7 +404,7 @@ def test_blocks_without_a_sender_stay(uploads):
 
 
 def test_nobody_has_sent(uploads):
-  """Neither model moves, and nothing was measured."""
+  """Neither model moves, and the metrics are NaN."""
   _, state, received, _, step = uploads
   after, metrics = step(state, absent(received, 'tiny1', 'tiny2'))
   assert_trees(after, state, rtol=0, atol=0)
@@ -460,7 +460,7 @@ def test_both_models_are_evaluated(played):
 
 
 def test_public_examples_are_not_augmented():
-  """A preprocessing that would is told of no key."""
+  """A preprocessing function that augments gets no key."""
   def augments(images, key=None):
     return preprocess(images) + (0.0 if key is None else jnp.nan)
 
@@ -537,7 +537,7 @@ def oracle_consensus(logits):
 
 
 def oracle_server(model, x, found, batches, lam, rate):
-  """Steps of SGD on batches of positions."""
+  """The model after SGD steps on batches of positions."""
   for batch in batches:
 
     def loss(w, batch=batch):
@@ -555,7 +555,7 @@ def oracle_server(model, x, found, batches, lam, rate):
 
 
 def doubles(tree):
-  """float64, without flax's name of the layer."""
+  """The tree in float64, without Flax's layer names."""
   return {
       n: {i: np.float64(a) for i, a in block['Dense_0'].items()}
       for n, block in tree.items()
@@ -563,18 +563,18 @@ def doubles(tree):
 
 
 def sharpened(tree):
-  """Larger weights, so that clients disagree."""
+  """Larger parameters, so that clients disagree."""
   return jax.tree.map(lambda a: 1.5 * a, tree)
 
 
 def test_one_round_in_numpy():
-  """Two architectures, four clients, a larger model; SGD, whole batches."""
+  """Two architectures, four clients, a larger model; SGD, full batches."""
   federation, data = federate(large=3), data_of(3)
   options = dict(
       distill_weight=0.4, server_epochs=2, server_batch_size=4, distill_lr=0.2
   )
   algorithm = make(federation, **options)
-  key = jax.random.key(0, impl='threefry2x32')  # Of which two cases occur.
+  key = jax.random.key(0, impl='threefry2x32')  # Both cases occur.
   state = rounds.init_state(algorithm, federation, key)
   state = state._replace(server=sharpened(state.server))
   before = jax.tree.map(np.array, state.server)

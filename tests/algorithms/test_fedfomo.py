@@ -61,8 +61,8 @@ def revise_number(base, own, donors, present, size):
 
 
 def revised(own, donors, base=0.0, size=1):
-  """theta after the mix, and w of the own model and the donors."""
-  num = len(donors)  # Of four places, so that one program does.
+  """theta after the mix, and w of the client's own model and the donors."""
+  num = len(donors)  # Padded to four: one program.
   theta, w = revise_number(
       base, own, np.resize(np.float32(donors), 4), np.arange(4) < num, size
   )
@@ -101,7 +101,7 @@ def test_the_order_of_donors_does_not_matter():
 
 
 def test_the_distance_is_euclidean_over_the_common_blocks():
-  """(0.6, 0.8) and a decrease of 0.48; L1 would give 0.342857."""
+  """Distance |(0.6, 0.8)| = 1, decrease 0.48; L1 would give 0.342857."""
 
   def params(present):
     leaf = lambda v: dict(x=jnp.array([[0.0], [v]]))  # noqa: E731
@@ -116,7 +116,7 @@ def test_the_distance_is_euclidean_over_the_common_blocks():
 
 
 def two_blocks():
-  """Block p of both, q of the receiver: theta_i = (1, 1), a donor with 3."""
+  """Both have block p, the receiver alone q: theta_i = (1, 1), donor p = 3."""
   return dict(
       p=Maybe(dict(w=jnp.array([0.0, 1.0, 3.0])), jnp.array([1, 1, 1], bool)),
       q=Maybe(dict(w=jnp.array([0.0, 1.0, 0.0])), jnp.array([1, 1, 0], bool)),
@@ -153,7 +153,7 @@ def test_validation_is_stratified_and_disjoint():
   mine = np.asarray(held.index[:4]).tolist()
   rest = np.asarray(training.index[:16]).tolist()
   assert sorted(mine + rest) == list(range(20))
-  # Of the 9, 7 and 4 examples of a class.
+  # The classes have 9, 7 and 4 examples.
   assert np.bincount(np.array(labels)[mine], minlength=3).tolist() == [1, 2, 1]
 
 
@@ -176,7 +176,7 @@ ROW = [0.0, 0.75, 0.6, -1.0, 0.0]
 
 @jax.jit
 def draw_many(free, affinity, epsilon):
-  """The first places do not depend on how many there are."""
+  """Four donors of client 0 for 4000 keys; the first do not depend on `num`."""
   one = functools.partial(
       draw_donors, free=free, affinity=affinity, epsilon=epsilon, num=4
   )
@@ -184,7 +184,7 @@ def draw_many(free, affinity, epsilon):
 
 
 def draw(row=ROW, epsilon=0.0, num=1, absent=(), keys=1):
-  """[keys, num]: donors of client 0 of five."""
+  """[keys, num] donors of client 0, of five clients."""
   free = ~np.eye(5, dtype=bool)
   free[:, list(absent)] = False
   affinity = jnp.zeros((5, 5)).at[0].set(jnp.array(row))
@@ -196,7 +196,7 @@ def frequencies(donors):
 
 
 def test_donors_are_those_that_helped_most():
-  """Those that were never tried stand between good and bad ones."""
+  """Untried donors rank between good and bad ones."""
   assert np.all(draw(keys=20) == 1)
   assert draw(num=4).tolist() == [[1, 2, 4, 3]]
   assert draw(num=3, absent=[2]).tolist() == [[1, 4, 3]]
@@ -222,7 +222,7 @@ def test_a_place_explores_with_probability_epsilon():
 
 
 def hand_made(federation, models, gained, num):
-  """Uploads: clients' numbers for models, and {client: {donor: w}}."""
+  """Uploads of constant models {client: value} and {client: {donor: w}}."""
   nobody, received = federation.num_clients, {}
   for group in federation.groups:
     shapes = group.model.abstract_variables
@@ -259,7 +259,7 @@ def test_the_server_keeps_the_last_model_and_adds_up_what_helped():
   want = np.zeros((4, 4))
   want[0, 1:3] = 0.75, 0.6
   np.testing.assert_allclose(server.affinity, want, rtol=1e-6)
-  # Who has no model is no donor, however much it has helped.
+  # A client without a stored model is no donor, whatever its affinity.
   donors = [set(row) - {4} for row in server.donors.tolist()]
   assert donors == [{3}, {0, 3}, {0, 3}, {0}]
   second = hand_made(federation, {0: 5.0, 2: 2.0}, {0: {3: -0.5, 1: 0.25}}, 2)
@@ -273,7 +273,7 @@ def test_the_server_keeps_the_last_model_and_adds_up_what_helped():
 
 
 def test_exploration_ends():
-  """epsilon 1, less 0.5 a round: the draws of round 2 are greedy."""
+  """epsilon falls from 1 by 0.5 a round: from round 2 on draws are greedy."""
   federation = tiny_federation((1, 2), norm=False)
   algorithm = fedfomo(federation, num_donors=1, epsilon=1.0, decay=0.5)
   server = algorithm.init(KEY)
@@ -293,7 +293,7 @@ def test_exploration_ends():
 
 
 def small(**fields):
-  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  """Depths 1 and 2, four clients; full-batch SGD."""
   federation = tiny_federation(
       (1, 2), norm=False, local=tiny_local(optax.sgd, 0.5, 3, 8), **fields
   )
@@ -302,7 +302,7 @@ def small(**fields):
 
 @functools.cache
 def played(cohort_size=3, num=3):
-  """The first state, the states after each round, and the reports."""
+  """The setting, the first state and those after each round, and reports."""
   federation, data = small()
   algorithm = fedfomo(federation)
   run_round = rounds.make_round(
@@ -323,7 +323,7 @@ def cohort_of(report, total=4):
 
 
 def evaluated(algorithm, federation, data, state):
-  """{client: the model that is evaluated}."""
+  """{client: evaluated model}."""
   found = {}
   for group in federation.groups:
     models = jax.jit(
@@ -340,7 +340,7 @@ def evaluated(algorithm, federation, data, state):
 
 
 def dense(tree):
-  """Without flax's name of the layer."""
+  """The tree in float64, without Flax's layer names."""
   return {
       n: {i: np.asarray(a, np.float64) for i, a in block['Dense_0'].items()}
       for n, block in tree.items()
@@ -348,7 +348,7 @@ def dense(tree):
 
 
 class Oracle:
-  """FedFomo in NumPy, where everybody hears of all who have sent a model."""
+  """FedFomo in NumPy; each client receives all models sent so far."""
 
   def __init__(self, start, names, examples, rate, num_steps):
     self.names, self.rate, self.num_steps = names, rate, num_steps
@@ -456,7 +456,7 @@ def test_three_rounds_in_numpy():
 
 
 def test_bytes_are_those_of_the_donors_common_blocks():
-  """55 numbers of depth 1, 75 of depth 2, and the ids; up one model."""
+  """Depth 1 has 55 parameters, depth 2 has 75; ids (up: and w) are added."""
   _, _, _, _, reports = played()
   sent = set()
   for report in reports:
@@ -477,7 +477,7 @@ def test_bytes_are_those_of_the_donors_common_blocks():
 
 
 def test_an_option_limits_the_models_and_their_bytes():
-  """`num_donors` is 5 by default, the clients are four."""
+  """By default `num_donors` is 5, but there are four clients."""
   federation, _ = small()
   visit = Visit(jnp.int32(1), jnp.int32(0), KEY)
   for options, num in (
@@ -557,11 +557,11 @@ def test_a_candidate_is_judged_as_its_owner_judges_it():
 
 
 def test_with_equal_coefficients_a_first_mix_is_fedavgs_mean():
-  """a = 1 for all who have sent: for each client and block."""
+  """a = 1 for all senders; checked for each client and block."""
   _, federation, _, states, _ = played()
   exchange = make_exchange(federation, 'layerwise')
   tables = make_tables(federation, exchange.sharing)
-  # After three rounds all have sent, and x_0 is what everybody began with.
+  # After three rounds all have sent; x_0 is the common start.
   x, (server, clients) = states[0].clients, states[3][1:]
   assert np.all(server.sent)
   deltas, start = {}, {}

@@ -1,4 +1,4 @@
-"""FedGen: worked losses, FedAvg as a limit, and a round in NumPy."""
+"""FedGen: losses by hand, FedAvg as a limit, and a round in NumPy."""
 
 import dataclasses
 import functools
@@ -111,7 +111,7 @@ def test_worked_diversity():
   z = jnp.array([[0.0], [2.0]])
   narrow = jax.jit(diversity_loss)(noise, z)
   np.testing.assert_allclose(narrow, 0.367879, rtol=1e-5)
-  # Means over m and d: as many more equal columns change nothing.
+  # Means over m and d: repeated columns change nothing.
   wide = jax.jit(diversity_loss)(np.tile(noise, (1, 3)), np.tile(z, (1, 5)))
   np.testing.assert_allclose(wide, 0.367879, rtol=1e-5)
   for equal in (jnp.ones((2, 4)), jnp.ones((1, 4))):
@@ -123,7 +123,7 @@ def test_worked_diversity():
 
 
 def test_worked_label_weights():
-  """Real examples [30, 0] and [10, 20]; a client that took no part is left."""
+  """Real examples [30, 0] and [10, 20]; an absent client has weight 0."""
   counts = jnp.array([[31.0, 1.0], [500.0, 700.0], [11.0, 21.0]])
   omega = label_weights(counts, jnp.array([True, False, True]))
   want = [[0.738095, 0.045455], [0.0, 0.0], [0.261905, 0.954545]]
@@ -134,7 +134,7 @@ def test_worked_label_weights():
 
 
 def heads_of(params):
-  """Heads of two groups: leaves [S, ...] of the first and of the others."""
+  """Heads of two groups: row 0 of the leaves [S, ...], and the other rows."""
   model = tiny_model(1, norm=False)
   first = jax.tree.map(lambda a: a[:1], params)
   return [
@@ -175,7 +175,7 @@ def test_the_generators_loss_is_a_sum_over_clients_and_a_mean_over_rows():
   np.testing.assert_allclose(metrics['teacher_loss'], want, rtol=1e-5)
   np.testing.assert_allclose(loss, want + 0.7 * spread, rtol=1e-5)
   assert not same(stats, variables.stats)
-  # Equal heads: any counts give the loss of one head.
+  # With equal heads any counts give the loss of one head.
   one = jax.tree.map(lambda a: jnp.stack([a[0]] * 3), params)
   counts = jnp.array([[1.0, 4, 2], [7, 1, 1], [3, 5, 9]])
   omega = label_weights(counts, jnp.ones(3, bool))
@@ -277,7 +277,7 @@ def losses_of(a_t, b_t, num=4):
 def test_terms_are_added_with_their_weights(num):
   (value, metrics), _ = losses_of(10.0, 7.0, num)
   assert len(metrics) == 3 and min(metrics.values()) > 0.01
-  # As CE = 1.2, CE_gen = 0.3, KL = 0.05 make 4.7, and 7.7 with B_g = 2 B.
+  # CE + a_t B_g / B CE_gen + b_t KL, with B = 4.
   want = (
       metrics['cross_entropy'] + 10 * num / 4 * metrics['generated_loss']
       + 7 * metrics['distillation_loss']
@@ -289,7 +289,7 @@ def test_terms_are_added_with_their_weights(num):
 
 
 def test_gradients_reach_what_they_should():
-  """Generated features move the classifier, the KL all but G."""
+  """CE_gen reaches the head and G; the KL reaches all blocks, but not G."""
   _, (plain, _) = losses_of(None, None)
   for a_t, b_t, name in (
       (10.0, None, 'generated_loss'), (None, 7.0, 'distillation_loss')
@@ -330,11 +330,11 @@ def test_the_divergence_is_from_the_generated_to_the_real(monkeypatch):
       metrics['distillation_loss'], 0.192745, rtol=1e-5
   )
   np.testing.assert_allclose(metrics['generated_loss'], -np.log(0.8), rtol=1e-5)
-  assert allowed == [[True, False, True]]  # Clients draw what G knows.
+  assert allowed == [[True, False, True]]  # Only classes that G knows.
 
 
 def test_features_and_head_are_the_model():
-  """What the generator imitates is what enters the classifier."""
+  """The generator imitates the classifier's inputs."""
   model = tiny_model(2)
   variables = model.init(jax.random.key(0))
   x = preprocess(tiny_data(SIZES).images)
@@ -412,7 +412,7 @@ def visits(algorithm, federation, state, data):
 
 @pytest.fixture(scope='module')
 def uploads():
-  """The server's state, what all clients have sent, and its update."""
+  """The federation, the server's state, all uploads, and the server update."""
   federation = federate()
   algorithm = make(federation, weights='data', **SMALL)
   state = algorithm.init(jax.random.key(0))
@@ -423,7 +423,7 @@ def uploads():
 
 
 def without(received, *names):
-  """Padding in all slots of some groups."""
+  """`received` with padding in all slots of some groups."""
   new = dict(received)
   for name in names:
     one = received[name]
@@ -434,7 +434,7 @@ def without(received, *names):
 
 
 def test_counts_are_of_the_steps(uploads):
-  """Two epochs over each client's examples, and one of each class."""
+  """Two epochs over each client's examples, plus 1 for each class."""
   _, _, received, _ = uploads
   data = jax.device_get(tiny_data(SIZES))
   for group in jax.device_get(received).values():
@@ -445,7 +445,7 @@ def test_counts_are_of_the_steps(uploads):
 
 
 def test_blocks_without_a_sender_stay(uploads):
-  """mid1 is of the deeper group alone; the head is the mean of the others."""
+  """tiny2 alone owns mid1; the head becomes the mean of tiny1's clients."""
   _, state, received, step = uploads
   after, _ = step(state, without(received, 'tiny2'))
   assert same(after.model.params['mid1'], state.model.params['mid1'])
@@ -463,7 +463,7 @@ def test_blocks_without_a_sender_stay(uploads):
 
 
 def test_heads_are_those_after_training(uploads):
-  """y = x + (y - x), of each client, not their mean."""
+  """Each client's own y = x + change / weight, not the mean."""
   federation, state, received, _ = uploads
   exchange = make_exchange(federation, 'layerwise', 'data')
   before = state.model.params['head']['Dense_0']['kernel']
@@ -480,7 +480,7 @@ def test_heads_are_those_after_training(uploads):
 
 
 def test_classes_of_the_round_and_classes_of_the_run(uploads):
-  """The server trains on what this cohort has, and keeps what any has had."""
+  """G trains on this cohort's classes; `known` keeps those of all rounds."""
   _, state, received, step = uploads
   ones = {
       name: r._replace(kept=r.kept._replace(
@@ -492,7 +492,7 @@ def test_classes_of_the_round_and_classes_of_the_run(uploads):
   after, metrics = step(state, ones)
   assert after.known.tolist() == [True, True, False]
   assert np.isfinite(metrics['generator_loss'])
-  # What a padding slot holds counts nothing.
+  # Padding slots have no effect.
   after, metrics = step(state, without(ones, 'tiny1', 'tiny2'))
   assert after.known.tolist() == [True, False, False]
   assert_trees(after, state, rtol=0, atol=0)
@@ -518,7 +518,7 @@ def test_the_server_draws_qualified_labels():
 
 
 def test_a_client_without_a_step_is_no_teacher(uploads):
-  """Its weight is 0; what it counts is ignored too."""
+  """Its weight is 0, and its label counts are ignored."""
   _, state, received, step = uploads
 
   def absent(r):
@@ -622,7 +622,7 @@ ROUND = 3
 
 
 def features(generator, stats, noise, y):
-  """G in NumPy; with `stats` None those of the batch."""
+  """G in NumPy; if `stats` is None, it uses those of the batch."""
   x = np.concatenate([noise, np.eye(NUM_CLASSES)[y]], axis=1)
   x = numeric.dense(x, generator['hidden'])
   mean, var = (x.mean(0), x.var(0)) if stats is None else stats
@@ -632,7 +632,7 @@ def features(generator, stats, noise, y):
 
 
 def oracle_client(params, names, generator, stats, batches):
-  """Two steps of SGD; each batch is (x, y) in the order of its rows."""
+  """The parameters after SGD on the batches (x, y), in the order of rows."""
   decay = ORACLE['decay'] ** ROUND
   extra = features(generator, stats, NOISE[:4], LABELS[:4])
   for x, y in batches:
@@ -655,7 +655,7 @@ def oracle_client(params, names, generator, stats, batches):
 
 
 def oracle_generator(generator, stats, heads, counts, batches):
-  """Steps of Adam with L2, beginning anew."""
+  """G and its statistics after steps of a new Adam with L2."""
   mean, var = stats
   zeros = numeric.combine(np.zeros_like, generator)
   m, v = zeros, zeros
@@ -694,7 +694,7 @@ def oracle_generator(generator, stats, heads, counts, batches):
 
 
 def doubles(tree):
-  """float64, without flax's name of the layer."""
+  """The tree in float64, without Flax's layer names."""
   return {
       n: {i: np.float64(a) for i, a in block.get('Dense_0', block).items()}
       for n, block in tree.items()

@@ -1,4 +1,4 @@
-"""FedGKT: worked distillation, the store keyed by example, the server's net."""
+"""FedGKT: distillation by hand, the store by example, the server's net."""
 
 import dataclasses
 import functools
@@ -92,7 +92,7 @@ def test_gradient_is_temperature_times_the_gap_of_probabilities():
 
 @pytest.mark.slow
 def test_without_server_epochs_clients_train_alone():
-  """For ever as in round 1; of stateless SGD, which `private` begins anew."""
+  """As in round 1; SGD without state, since `private` resets its optimiser."""
   federation = federate_tiny(local=tiny_local(optax.sgd, 0.1))
   got, reports = run(make(federation, server_epochs=0), federation, 2)
   want, _ = run(private(federation), federation, 2)
@@ -106,12 +106,12 @@ def test_without_server_epochs_clients_train_alone():
   assert traffic.num_bytes(reports['tiny1'].down).tolist() == [0, 0]
 
 
-# (client, group, slot) of what `planted` has received.
+# (client, group, slot) of the messages of `planted`.
 PLANTED = ((0, 'tiny1', 0), (1, 'tiny2', 0), (3, 'tiny2', 1))
 
 
 def planted(federation, algorithm):
-  """Whole-number server and messages whose features name the example."""
+  """A server of integers, and features that encode client and example."""
   server = algorithm.init(jax.random.key(0))
   params = jax.tree.map(lambda a: jnp.round(4 * a), server.net.params)
   server = server._replace(net=Variables(params, server.net.stats))
@@ -125,7 +125,7 @@ def planted(federation, algorithm):
     labels = jnp.zeros((len(ids), LENGTH), jnp.int32)
     return Received((), Maybe((h, z, labels), present), ids)
 
-  # Client 2 is not of the cohort: its slot is padding.
+  # Client 2 is not in the cohort: its slot is padding.
   received = {
       'tiny1': kept(jnp.array([0, 4])),
       'tiny2': kept(jnp.array([1, 3])),
@@ -262,7 +262,7 @@ def test_the_servers_loss_with_and_without_distillation():
 
 
 def test_the_servers_learning_rate_is_that_of_the_round():
-  """A rate of 0 from round 2 on: the net then stays, whatever it has done."""
+  """With a rate of 0 from round 2 on the net no longer moves."""
   local = dataclasses.replace(
       tiny_local(optax.sgd), learning_rate=lambda r: jnp.where(r < 2, 0.1, 0.0)
   )
@@ -279,7 +279,7 @@ def test_the_servers_learning_rate_is_that_of_the_round():
 
 
 def test_the_server_trains_on_one_client_after_another_by_id():
-  """Batches of a client follow the turn's key, the epoch and its id."""
+  """A client's batches follow from the turn's key, the epoch and its id."""
   local = tiny_local(optax.sgd, 1e-3)
   federation = federate_tiny(local=local)
   algorithm = make(
@@ -409,7 +409,7 @@ def test_the_servers_net_is_that_of_the_deepest_group_or_of_the_one_named():
 
 
 def test_a_servers_net_of_its_own():
-  """Its tail behind the cut; it must fit features and labels."""
+  """Its layers after the cut are used; they must fit features and labels."""
   federation = federate_tiny(server_model=tiny_model(3, norm=False))
   net = make(federation).init(jax.random.key(0)).net
   assert set(net.params) == {'mid0', 'mid1', 'mid2', 'head'}

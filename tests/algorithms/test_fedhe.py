@@ -1,4 +1,4 @@
-"""FedHe: the worked numbers of its equations, its stores, what travels."""
+"""FedHe: its equations by hand, its stores, and its messages."""
 
 import functools
 
@@ -87,13 +87,13 @@ def test_strict_sends_zeros_for_unseen_classes_but_not_without_a_step():
   assert not np.any(idle.present) and not np.any(idle.value.counts)
 
 
-# Eq. 13, by the visit of a client whose model is one linear layer's worth.
+# Eq. 13, by the visit of a client whose logits are its last bias.
 
 
 def linear_client(server_vectors, known, alpha):
   """Gradient on the logits [1, 0] of one example of class 0, by one SGD step.
 
-  The model's only layer that matters has logits = bias, since all else is 0.
+  All parameters but the last bias are 0, so that the logits are this bias.
   """
   model = create('mlp', (1, 1, 1), 2, hidden=1, depth=2, norm='none')
   federation = Federation(
@@ -129,7 +129,7 @@ def linear_client(server_vectors, known, alpha):
 
 
 def test_logit_loss_of_one_example():
-  """MSE ((-2)^2 + (-2)^2) / 2 = 4, gradient [-2, -2] beside that of CE."""
+  """MSE ((-2)^2 + (-2)^2) / 2 = 4, gradient [-2, -2] plus that of CE."""
   known = [1.0, 1.0]
   plain, _, _ = linear_client([[3.0, 2.0], [0.0, 0.0]], known, alpha=0.0)
   pulled, uplink, metrics = linear_client(
@@ -143,12 +143,12 @@ def test_logit_loss_of_one_example():
   np.testing.assert_allclose(
       metrics['train_loss'], 4.0 - np.log(p[0]), rtol=1e-5
   )
-  # The logits are those before the step: [1, 0] over V + 1 = 2.
+  # The upload has the logits before the step: [1, 0] over V + 1 = 2.
   np.testing.assert_allclose(uplink.value.vectors[0], [0.5, 0.0], rtol=1e-6)
 
 
 def test_a_class_that_the_server_does_not_know_has_cross_entropy_alone():
-  """Whatever stands in its row."""
+  """The values in its row have no effect."""
   plain, _, _ = linear_client([[3.0, 2.0], [0.0, 0.0]], [1.0, 1.0], alpha=0.0)
   got, _, metrics = linear_client([[3.0, 2.0], [5.0, 5.0]], [0.0, 1.0], 1.0)
   np.testing.assert_array_equal(got, plain)
@@ -193,7 +193,7 @@ def test_mean_of_three_uploads_and_with_a_fold_before_the_third():
 def test_fold_goes_by_client_and_skips_padding():
   uploads = stack([one_class(v) for v in ([5.0, 2.0], [9.0, 9.0], [1.0, 1.0],
                                           [3.0, 3.0])])  # fmt: skip
-  ids = jnp.array([2, 3, 0, 1])  # Of three clients: 3 is padding.
+  ids = jnp.array([2, 3, 0, 1])  # There are three clients: 3 is padding.
   got = add_and_fold(empty(), ids, uploads, every=2, num=3)
   np.testing.assert_allclose(class_means(got.total), [[3.5, 2]], rtol=1e-6)
   swapped = jnp.array([0, 3, 2, 1])  # Now [5, 2] is folded with [3, 3].
@@ -220,7 +220,7 @@ def as_uploads(history):
 
 
 def explicit_mean(history, y, every=None):
-  """The mean by a list of vectors, Eq. 9 and 10; folded if `every` is set."""
+  """The mean of a list of vectors, Eq. 9 and 10; folded if `every` is set."""
   found = []
   for number, upload in enumerate(history, start=1):
     if upload[y] is not None:
@@ -269,7 +269,7 @@ def test_every_store_holds_the_mean_of_the_first_round(store):
   counts = np.zeros(NUM_CLASSES)
   for group in federation.groups:
     variables = group.model.init(jax.random.key(0))
-    # All images at once: a program for each model.
+    # All images at once: one program per model.
     logits_of_all, _ = jax.jit(group.model.apply)(
         variables, data.preprocess(data.images)
     )
@@ -320,7 +320,7 @@ def test_ten_classes_take_440_bytes_and_unseen_ones_none(options, seen, up):
   algorithm = fedhe(federation, **options)
   _, reports = run(algorithm, federation, 2, data, cohort_size=1)
   assert traffic.num_bytes(reports['mlp'].up).tolist() == [up]
-  # Down in the second round: what came up in the first.
+  # The second round's downlink is the first round's uplink.
   assert traffic.num_bytes(reports['mlp'].down).tolist() == [up]
   _, first = run(algorithm, federation, 1, data, cohort_size=1)
   assert traffic.num_bytes(first['mlp'].down).tolist() == [0]
@@ -343,7 +343,7 @@ def test_a_class_that_a_client_lacks_is_left_to_the_others():
 
 
 def test_a_class_that_nobody_has_changes_nothing():
-  """Its row in the server is not read, whatever stands in it."""
+  """Its row in the server's state is not read."""
   federation, data = federate(), tiny_data(SIZES)
   data = data.replace(labels=data.labels % 2)
   algorithm, group = fedhe(federation), federation.groups[0]

@@ -42,7 +42,7 @@ def fixed_pairs():
 
 
 def one_step(**options):
-  """A client's first SGD step on one full batch, and what it started from."""
+  """The change by one full-batch SGD step, and the gradients at its start."""
   local = tiny_local(optax.sgd, RATE, epochs=1, batch_size=4)
   federation = tiny_federation(depths=(2,), per_group=1, local=local)
   group = federation.groups[0]
@@ -92,7 +92,7 @@ def assert_tree_close(got, want):
 
 @pytest.mark.parametrize('lam', [1.0, 2.0])
 def test_fixed_rule_steps_with_the_combination(lam):
-  """in moves by G_in + (lam/2) G_loc, e and c by the unscaled G_loc.
+  """Intermediate layers move by G_in + (lam/2) G_loc, others by G_loc.
 
   With lam = 2 that is the gradient of L_loc + L_IN (v1 Eq. 16).
   """
@@ -125,7 +125,7 @@ def test_exact_rule_never_opposes_the_local_gradient():
 
 
 def test_sequential_rule_takes_two_steps():
-  """w/o Opt: the second step is G_in at the weights after the first."""
+  """'w/o Opt': the second step is G_in at the parameters after the first."""
   model, change, g_loc, _, _, _ = one_step(rule='sequential')
   for name in model.extractor + model.classifier:
     assert_tree_close(
@@ -234,7 +234,7 @@ def test_without_in_training_it_is_fedprox(prox):
 
 
 def test_steps_of_a_visit_are_those_of_local_training():
-  """Not whole epochs: as FedProx takes them."""
+  """If `steps` is set, it takes as many as FedProx, not whole epochs."""
   local = tiny_local(steps=3)
   got = run(fedin, 1, local=local, in_training=False)[0]
   assert_tree_equal(got, run(fedprox, 1, local=local, mu=0.1)[0])
@@ -243,9 +243,9 @@ def test_steps_of_a_visit_are_those_of_local_training():
 def test_first_round_is_local_training():
   """There are no pairs yet, so the step is that of FedProx.
 
-  To rounding: the sums of one pass have twice as many terms, half of them 0.
-  With SGD, since Adam blows the rounding of a gradient that is zero (of a
-  bias in front of a norm) up to a step of full size.
+  Equal up to rounding: the sums of one pass have twice as many terms, half of
+  them 0. SGD is used because a bias before a norm has a zero gradient, whose
+  rounding error Adam would scale up to a full step.
   """
   sgd = tiny_local(optax.sgd)
   got = run(fedin, 1, local=sgd, num_pairs=4)[0]
@@ -307,7 +307,7 @@ def test_the_number_of_pairs_follows_the_batch():
 
 
 def test_a_client_without_young_pairs_trains_on_its_own_data_alone():
-  """Its visit is bit for bit the one with an empty store."""
+  """Its visit equals one with an empty store, bit for bit."""
   federation = tiny_federation()
   algorithm = fedin(federation, max_pair_age=2)
   group, data = federation.groups[0], tiny_data().client(0)
@@ -333,7 +333,7 @@ def test_a_client_without_young_pairs_trains_on_its_own_data_alone():
 
 
 def test_ages_follow_the_rounds():
-  """Two of six clients a round: those seen have the age of their round."""
+  """Two of six clients a round; ages count rounds from a client's upload."""
   federation = tiny_federation()
   algorithm = fedin(federation, max_pair_age=1)
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
@@ -355,7 +355,7 @@ def test_ages_follow_the_rounds():
 
 
 def test_without_a_limit_no_ages_are_kept():
-  """The server's state is then that of older checkpoints."""
+  """The server's state then has the structure of older checkpoints."""
   server = jax.eval_shape(fedin(tiny_federation()).init, jax.random.key(0))
   assert server.store.age is None and len(jax.tree.leaves(server.store)) == 3
 
@@ -389,7 +389,7 @@ def test_captured_pairs_are_those_of_the_last_batches():
 
 
 def exchanged(models, shape, **options):
-  """Numbers of the weights and of the pairs in a downlink, by shape alone."""
+  """Sizes of the parameters and of the pairs in a downlink, from shapes."""
   groups = tuple(
       type(tiny_federation().groups[0])(
           name, create(name, shape, 10), np.array([i])
@@ -477,7 +477,7 @@ def visit_with_pairs(norm, present, drop_last, options):
 def test_one_pass_takes_the_steps_of_two(
     monkeypatch, norm, present, drop_last, options
 ):
-  """The second batch has 3 images; some pairs are missing, or all."""
+  """The second batch has 3 images; some or all pairs are missing."""
   present = jnp.array([c == 't' for c in present])
   got = visit_with_pairs(norm, present, drop_last, options)
   asked = []
@@ -487,7 +487,7 @@ def test_one_pass_takes_the_steps_of_two(
       lambda *args: asked.append(takes_one_pass(*args)),
   )
   want = visit_with_pairs(norm, present, drop_last, options)
-  assert asked == [True]  # What is compared differs.
+  assert asked == [True]  # `got` took one pass, `want` two.
   assert jax.tree.structure(got) == jax.tree.structure(want)
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6),
@@ -507,7 +507,7 @@ def test_when_one_pass_is_taken():
 
 
 def test_noise_and_pairs_are_drawn_with_keys_of_their_own():
-  """No key of the uploaded pairs is one of the training steps'."""
+  """The uploaded pairs share no key with the training steps."""
   key = visit().key
   steps = jax.random.split(key)
   own = jax.random.split(jax.random.fold_in(key, 2))

@@ -1,4 +1,4 @@
-"""FedIN's store of pairs: who gets what."""
+"""FedIN's store of pairs: storing, drawing and ages."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def test_latest_upload_wins_and_padding_slots_are_ignored():
 
 
 def aged(seen, num_clients=4, size=3):
-  """A store after updates in which the clients of each set sent pairs."""
+  """A store after one update for each list of senders in `seen`."""
   store = ps.empty_store(num_clients, size, ((1,), (1,)), with_age=True)
   for ids in seen:
     values = jnp.tile(10.0 * jnp.array(ids)[:, None, None], (1, size, 1))
@@ -103,7 +103,7 @@ def test_pairs_that_are_too_old_are_left_out(max_age, owners):
 
 
 def test_own_pairs_age_like_those_of_others():
-  """Client 2 has its own alone to fall back on, as long as they are young."""
+  """Client 2 can draw only its own pairs, and only while they are young."""
   for age, count in ((1, 3), (2, 0)):
     store = aged([[2]] + [[3]] * (age - 1))
     store = store._replace(filled=store.filled.at[3].set(False))
@@ -112,7 +112,7 @@ def test_own_pairs_age_like_those_of_others():
 
 
 def test_a_tenth_of_the_clients_a_round_makes_pairs_ten_rounds_old():
-  """As `older` states for random cohorts: the mean of a geometric age."""
+  """As `older` states: the mean of a geometric distribution of ages."""
   store = ps.empty_store(100, 1, ((1,), (1,)), with_age=True)
 
   def update(store, key):

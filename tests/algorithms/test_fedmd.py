@@ -1,4 +1,4 @@
-"""FedMD: worked numbers, the paper's round, the subset and early stopping."""
+"""FedMD: losses by hand, the paper's round, the subset and early stopping."""
 
 import dataclasses
 import types
@@ -123,14 +123,14 @@ def test_nobody_sends_nothing_is_known():
   after = server_step(algorithm, server, nobody, None)
   assert not bool(sent_by(algorithm, after).consensus.present)
   assert int(after.number) == 0
-  # A consensus stays in force until there is another one.
+  # A consensus stays until there is another one.
   after = server_step(algorithm, server, received(jnp.ones((1, 3))), None)
   again = server_step(algorithm, after, nobody, None)
   jax.tree.map(np.testing.assert_array_equal, again, after)
 
 
 def test_without_a_consensus_a_visit_revisits_with_the_private_optimiser():
-  """The digest takes no step, and leaves its own optimiser as it was."""
+  """The digest takes no step, and its optimiser does not change."""
   local = tiny_local(lambda rate: optax.sgd(rate, momentum=0.9), 0.1)
   federation = federate_tiny(local=local)
   algorithm, group = make(federation, **SHORT), federation.groups[0]
@@ -160,7 +160,7 @@ def test_without_a_consensus_a_visit_revisits_with_the_private_optimiser():
 
 
 def test_a_client_alone_digests_nothing_and_trains_as_if_private():
-  """Whole numbers in the digest, so that its difference is exactly 0."""
+  """With integers in the digest its difference is exactly 0."""
   federation = tiny_federation(
       (1,), 1, norm=False, num_public=11, local=tiny_local(optax.sgd, 2e-3)
   )
@@ -185,7 +185,7 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
       group, (client.variables, None), (), data.client(0), visit
   )
   for a, b in zip(jax.tree.leaves(got.variables), jax.tree.leaves(want)):
-    # A digest that moved would move biases by a sizeable part of 2e-3.
+    # A digest step would move biases by a large part of 2e-3.
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
   assert uplink.summed.shape == (7, 3) and int(uplink.kept) == 1
 
@@ -265,7 +265,7 @@ def test_uploads_one_by_one_join_the_subset_that_they_are_for():
   assert offered(server) == (0, 2.0)  # Until the round ends.
   server = arrives(server, 5.0, 1, True)
   assert offered(server) == (1, 4.0)
-  # Late, for the subset in force: it joins; for an older one: left out.
+  # A late upload joins the current subset; for an older one it is left out.
   server = arrives(server, 7.0, 1, False)
   assert offered(server) == (1, 5.0)
   server = arrives(server, 100.0, 0, True)
@@ -307,7 +307,7 @@ def test_the_public_set_is_shared_and_never_copied_per_client():
     subset = public_subset(seed, 0, data.client(client_id), 7)
     return data.client(client_id).of_public().index, subset.index
 
-  # vmap refuses these axes for whatever differs between clients.
+  # vmap refuses `out_axes=None` for anything that differs between clients.
   public, subset = jax.vmap(of, out_axes=None)(jnp.arange(4))
   np.testing.assert_array_equal(public, data.public)
   assert subset.shape == (7,)
@@ -331,7 +331,7 @@ def test_80000_numbers_and_the_subsets_go_up_and_a_seed_more_comes_down():
         group, client, sent, data.client(0), visit
     )
 
-  with jax.default_prng_impl('threefry2x32'):  # The users'.
+  with jax.default_prng_impl('threefry2x32'):  # The users' default.
     sent, (_, uplink, _) = jax.eval_shape(update)
   assert [leaf.size for leaf in jax.tree.leaves(uplink)] == [80_000, 1]
   assert sent.consensus.value.size == 80_000 and sent.number.size == 1
@@ -341,7 +341,7 @@ def test_80000_numbers_and_the_subsets_go_up_and_a_seed_more_comes_down():
 @pytest.mark.slow
 @pytest.mark.usefixtures('philox')
 def test_training_stops_when_the_held_out_tenth_gains_no_more():
-  """With a learning rate of 0 nothing is ever gained after the first epoch."""
+  """With a learning rate of 0 nothing improves after the first epoch."""
   model = tiny_model(1, norm=False)
   local = tiny_local(optax.sgd, 0.0, epochs=9, batch_size=4)
   data = tiny_data((20, 33, 8))
@@ -357,15 +357,15 @@ def test_training_stops_when_the_held_out_tenth_gains_no_more():
 
   # 18 of 20 examples and 30 of 33 are trained on, in batches of 4.
   for client_id, per_epoch in ((0, 5), (1, 8)):
-    # Nine epochs are the bound of a patient one.
+    # With more patience training ends after all nine epochs.
     steps = [int(train(client_id, p)[3]) for p in (1, 20)]
     assert steps == [2 * per_epoch, 9 * per_epoch]
   assert int(train(0, 3)[3]) == 4 * 5
-  assert int(train(0, 0)[3]) == 9 * 5  # All 20 of them, to the end.
+  assert int(train(0, 0)[3]) == 9 * 5  # Patience 0: all 20 train, all epochs.
   lost = jax.tree.map(lambda leaf: jnp.nan * leaf, start)
   assert int(train(0, 1, start=lost)[3]) == 2 * 5
 
-  # Batched, a client that has stopped is left alone.
+  # Under vmap a client that has stopped no longer changes.
   moving = dataclasses.replace(
       local, learning_rate=lambda round_num: 0.3, epochs=5
   )

@@ -38,7 +38,7 @@ ONE_AND_THREE = dict(sizes=(1, 3), batch_size=1, epochs=1)
 def run(
     minima, num_rounds, setting, known_sizes=False, absent=None, **options
 ):
-  """The weight l1 after each round; client `absent` has no example."""
+  """Yields the parameter l1 after each round; `absent` has no example."""
   federation, data = quadratics(minima, **setting)
   if known_sizes:
     federation = dataclasses.replace(federation, sizes=np.asarray(data.sizes))
@@ -76,7 +76,7 @@ def test_few_steps_count_as_more():
 def test_the_fixed_point_is_nearer_to_the_optimum_than_fedavgs():
   """2.89842, where FedAvg ends at 3.92183 and the optimum is 3."""
   first, second = run([1, 5], 2, ONE_AND_THREE)
-  # A round from 0 is x <- first + r x, which ends at first / (1 - r).
+  # A round maps x to first + r x; the fixed point is first / (1 - r).
   close(first**2 / (2 * first - second), 2.89842, rtol=1e-5)
 
 
@@ -200,7 +200,7 @@ def test_inside_an_architecture_nothing_is_normalised(three):
 
 
 def test_momentum_of_the_server_is_one_of_steps(three):
-  """Steps of 1, twice: 1 + 1.9."""
+  """Two changes of 1: 1 + 1.9."""
   got = moved(three, [(1, 1, 1)] * 2, (5, 5, 5), server_momentum=0.9)
   assert got == pytest.approx(dict.fromkeys(got, 2.9), rel=1e-5)
 
@@ -302,7 +302,7 @@ def oracle_round(x, names, examples, sizes, rate, momentum, decay, batch):
 
 
 def test_one_round_in_numpy():
-  """Momentum and decay; each client has one example, several times."""
+  """Momentum and weight decay; each client has copies of one example."""
   sizes = (5, 9, 2, 7)  # 4, 6, 2 and 4 steps.
 
   def tx(rate):

@@ -50,7 +50,7 @@ def small(*rates, norm='none', local=SGD, hidden=4, per_group=2):
 
 def run(algorithm, federation, num_rounds=1, change=lambda server: server,
         data=None):  # fmt: skip
-  """The server's state before all rounds and after each, and the reports."""
+  """The server's first state and those after each round, and the reports."""
   data = tiny_data((5, 8, 3, 7)) if data is None else data
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
@@ -110,7 +110,7 @@ def test_a_full_window_does_not_roll():
 
 
 def test_weights_far_from_the_diagonal_are_never_trained():
-  """w = 2 of K = 4: an entry of distance d is in max(0, 2-d) + max(0, d-2)."""
+  """w = 2, K = 4: distance d is in max(0, 2-d) + max(0, d-2) windows."""
   federation = small('1/2', '1/2')
   servers, _ = run(fedrolex(federation, mask='none'), federation, 4)
   changed = [
@@ -168,7 +168,7 @@ def test_at_t_0_it_is_heterofl_bit_for_bit():
 
 
 def test_both_branches_of_a_residual_block_have_one_window():
-  """ResNet152 at 1/4, t = 100: from 36 of 64 channels, from 100 of 256."""
+  """ResNet152 at 1/4, t = 100: windows start at 36 of 64 and 100 of 256."""
   full = create('resnet152', (32, 32, 3), 10)
   thin = narrow(full, lambda k: -(-k // 4))
   index = width_index(
@@ -196,7 +196,7 @@ def test_without_a_learning_rate_nothing_moves():
   servers, reports = run(fedrolex(federation), federation, 5)
   for server in servers[1:]:
     assert_equal(server.params, servers[0].params)
-  # Down: t and 2 of 4 channels, or 3; each norm has two vectors.
+  # Down: t, and 2 or 3 of 4 channels; each norm has two vectors.
   for name, k in (('g0', 2), ('g1', 3)):
     numbers = 1 + k * (4 + k + NUM_CLASSES) + 2 * 3 * k + NUM_CLASSES
     down = traffic.num_bytes(reports[0][name].down)
@@ -216,7 +216,7 @@ def test_the_scaler_changes_epsilon_alone():
 
 
 def test_statistics_come_from_the_full_model_and_no_client():
-  """Those of scaled inputs would be wrong in evaluation."""
+  """Statistics of scaled inputs would be wrong in evaluation."""
   federation = small('1', '1/2', norm='batch')
   algorithm, data = fedrolex(federation), tiny_data((5, 8, 3, 7))
   servers, _ = run(algorithm, federation, 2, data=data)
@@ -240,7 +240,7 @@ def test_statistics_come_from_the_full_model_and_no_client():
 
 def returns(narrow_params, t, client_id=0, weight=1.0, rows=(1, 1, 1),
             **leaves):  # fmt: skip
-  """What a group's only client of two slots sends: changes of two biases."""
+  """`Received` of one client and a padding slot: changes of two biases."""
   change = jax.tree.map(jnp.zeros_like, narrow_params)
   if 'layer1' in leaves:
     change['layer1']['linear']['bias'] = jnp.array(leaves['layer1'])
@@ -260,9 +260,9 @@ def at(federation, algorithm, t):
 
 @pytest.mark.parametrize('now', [3, 4])
 def test_the_mean_is_over_holders(now):
-  """theta = 0, t = 3: A, w = 2, has units 3 and 0; B has all of them.
+  """theta = 0, t = 3: A (w = 2) holds units 3 and 0, B holds all.
 
-  An upload that was sent in round 3 counts there whatever the round is now.
+  An upload of round 3 has the window of round 3, whatever the round is now.
   """
   federation = small('1/2', '1', per_group=1)
   algorithm = fedrolex(federation)
@@ -291,7 +291,7 @@ def test_head_rows_count_for_the_owners_of_their_label():
 
 
 def test_a_missing_group_and_an_unfinished_round_move_nothing():
-  """The window of padding is any; t waits for the end of the round."""
+  """Padding may have any window; t changes only at the end of a round."""
   federation = small('1/2', '1', per_group=1)
   algorithm = fedrolex(federation)
   server, (a, b) = at(federation, algorithm, 3)
@@ -363,7 +363,7 @@ def test_bad_rates_and_models_are_refused():
 
 
 def test_the_gradient_is_clipped_and_then_decayed():
-  """A gradient of norm 5, weight 10, decay 0.1: direction 5 / 5 + 1 = 2."""
+  """Gradient norm 5, parameter 10, decay 0.1: direction 5 / 5 + 1 = 2."""
   config = default_config('fedrolex')
   config.local.optimizer = 'sgd'
   config.local.momentum = 0.0
@@ -375,13 +375,13 @@ def test_the_gradient_is_clipped_and_then_decayed():
   np.testing.assert_allclose(step, [-2.0], rtol=1e-6)
 
 
-# One round in NumPy, from round 3, in which the windows wrap.
+# One round in NumPy; in round 3 the windows wrap.
 
 RATE, MOMENTUM, DECAY, CLIP, STEPS = 0.2, 0.9, 0.05, 0.5, 2
 
 
 def clipped(lr):
-  """As the paper: the gradient is clipped, then the decay is added."""
+  """As in the paper: the gradient is clipped, then the decay is added."""
   return optax.chain(
       optax.clip_by_global_norm(CLIP),
       optax.add_decayed_weights(DECAY),
@@ -416,7 +416,7 @@ def oracle_gradient(p, x, y, owned, factor):
 
 
 def oracle_cut(key, units):
-  """Which rows and columns of a leaf a window of hidden units takes."""
+  """The rows and columns of a leaf in a window of hidden units."""
   layer, leaf = key
   if leaf == 'w':
     rows = slice(None) if layer == 0 else units
@@ -426,7 +426,7 @@ def oracle_cut(key, units):
 
 
 def oracle_round(theta, clients, t, width):
-  """`clients`: (x, y, rho); the mean over holders, entry by entry."""
+  """The entrywise mean over holders; `clients` are (x, y, rho)."""
   total = {key: np.zeros_like(leaf) for key, leaf in theta.items()}
   count = {key: np.zeros_like(leaf) for key, leaf in theta.items()}
   for x, y, rho in clients:

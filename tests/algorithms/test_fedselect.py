@@ -38,7 +38,7 @@ def tensor(values, dtype=jnp.float32):
 
 
 def grown(mask, change, growth=0.25, limit=0.8):
-  """The new mask of one kernel whose entries have changed so much."""
+  """The new mask of one kernel whose entries have moved by `change`."""
   reference = tensor(np.zeros(np.shape(change)))
   new = jax.jit(grow)(
       tensor(mask, bool), tensor(change), reference, growth, limit
@@ -51,7 +51,7 @@ def test_the_entries_with_the_largest_change_become_personal():
   assert mask.tolist() == [False, True, False, False]
   mask = grown(mask, [-0.5, 9.0, 0.2, 0.3], growth=0.34)
   assert mask.tolist() == [True, True, False, False]
-  # Of equals the first.
+  # Ties go to the first entry.
   assert grown([0, 0, 0, 0], [0.0] * 4).tolist() == [True, False, False, False]
   assert grown([[0, 1], [0, 0]], [[0.1, 9], [0.1, 0.2]]).tolist() == [
       [False, True], [False, True]
@@ -104,7 +104,7 @@ def test_biases_have_no_mask():
   assert np.unpackbits(np.asarray(bits)).sum() == 17
 
 
-# The two halves of an epoch's pair.
+# Pairs of a personal and a shared epoch.
 
 
 def adamw(lr):
@@ -192,7 +192,7 @@ def test_a_visit_of_steps_is_one_pair():
 
 
 def small(norm=False, lr=0.1, **fields):
-  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  """Depths 1 and 2, four clients; full-batch SGD."""
   federation = tiny_federation(
       (1, 2), norm=norm, local=tiny_local(optax.sgd, lr, 2, 8), **fields
   )
@@ -217,7 +217,7 @@ def played(method, norm=False, num=4, cohort_size=3, **options):
 
 
 def test_without_growth_it_is_fedavg():
-  """Parameters and statistics, as many epochs as there are pairs."""
+  """Parameters and statistics, with one FedAvg epoch per pair."""
   got, reports = played(fedselect, norm=True, num=3, period=1, growth=0.0)
   want, plain = played(fedavg, norm=True, num=3)
   for a, b in zip(got, want):
@@ -232,7 +232,7 @@ def test_without_growth_it_is_fedavg():
 
 @functools.cache
 def visited(period):
-  """A visit without a learning rate, which returns what it starts from."""
+  """A visit at learning rate 0, which returns its start, and a client."""
   federation, data = small(lr=0.0)
   algorithm, group = fedselect(federation, period=period), federation.groups[0]
   visit = Visit(jnp.int32(0), jnp.int32(2), KEY)
@@ -255,7 +255,7 @@ def filled(client, value):
 
 
 def test_personal_entries_are_received_once_more():
-  """The visit after growth starts from x; the one after it keeps them."""
+  """The first visit after growth starts from x; the next one keeps them."""
   step, client = visited(2)
   for visits in range(3):  # Growth at the end of v = 2.
     assert not np.any(jax.tree.leaves(client.mask)[1])
@@ -264,7 +264,7 @@ def test_personal_entries_are_received_once_more():
     assert all(np.all(a == 7) for a in jax.tree.leaves(client.variables))
   grown_mask = client.mask
   kernel = grown_mask['stem']['Dense_0']['kernel'].ravel()
-  # Without a change: by rank.
+  # Without a change the first entries win the ties.
   assert kernel.tolist() == [True] * 4 + [False] * 12
   assert not np.any(grown_mask['stem']['Dense_0']['bias'])
   client = step(filled(client, 3.0))
@@ -285,7 +285,7 @@ def test_the_reference_is_what_was_first_received_then_what_grew():
   other = jax.tree.map(lambda a: a + 1.0, client.reference)
   later = step(client._replace(reference=other))
   assert_trees(later.reference, other, rtol=0)
-  # Growth: entry 5 of a kernel differs from its reference, and r <- w.
+  # Growth: entry 5 of a kernel differs most from r; then r <- w.
   kernel = later.reference['stem']['Dense_0']['kernel']
   change = jnp.full(16, 8.0).at[5].set(-9.0).reshape(kernel.shape)
   other['stem']['Dense_0']['kernel'] = change
@@ -296,7 +296,7 @@ def test_the_reference_is_what_was_first_received_then_what_grew():
 
 
 def test_bytes_up_are_the_shared_entries_and_the_masks():
-  """55 numbers and 44 bits of masks in depth 1, 75 and 60 in depth 2."""
+  """Depth 1: 55 parameters and 44 bits of masks; depth 2: 75 and 60."""
   states, reports = played(fedselect, num=5, period=1)
   for number, report in enumerate(reports):
     for name, (size, bits) in dict(tiny1=(55, 6), tiny2=(75, 8)).items():
@@ -314,7 +314,7 @@ def test_bytes_up_are_the_shared_entries_and_the_masks():
 
 
 def leaves_of(tree):
-  """{(block, leaf): array} without flax's name of the layer."""
+  """{(block, leaf): float64 array}, without Flax's layer names."""
   return {
       (n, i): np.asarray(a, np.float64)
       for n, block in tree.items()
@@ -323,7 +323,7 @@ def leaves_of(tree):
 
 
 class Oracle:
-  """FedSelect as printed, over the entries of {(block, leaf): array}."""
+  """FedSelect as in the paper, on {(block, leaf): array}."""
 
   def __init__(self, x, names, batches, rate, pairs, period):
     self.x, self.names, self.batches = x, names, batches
@@ -427,7 +427,7 @@ def test_evaluated_models_are_the_clients_and_the_servers():
 
 
 def test_entries_that_nobody_shares_keep_their_value():
-  """One sender of two owners; x = 1, w = (2, 4), M = (0, 1), each half."""
+  """x = 1; tiny1 sends even entries with change 1, tiny2 sends none."""
   federation, _ = small()
   algorithm = fedselect(federation)
   server = jax.tree.map(jnp.ones_like, algorithm.init(KEY))

@@ -116,7 +116,7 @@ def two_widths(**options):
 
 def returns(federation, algorithm, server, name, number=1.0, owned=(1, 1, 1),
             kernel=None, bias=None):  # fmt: skip
-  """What the server has from a group whose client returns these leaves."""
+  """What the server receives from a group whose client returns these leaves."""
   group = next(g for g in federation.groups if g.name == name)
   sent = algorithm.downlink(server, group, None)
   change = jax.tree.map(jnp.zeros_like, sent)
@@ -136,7 +136,7 @@ def returns(federation, algorithm, server, name, number=1.0, owned=(1, 1, 1),
     'wide,want', [(0.0, [[6, 2], [3, 4]]), (1.0, [[4, 2], [2, 2]])]
 )
 def test_a_number_is_the_mean_over_its_holders(wide, want):
-  """[[1, 2], [3, 4]]; the narrow client returns 6, a wide one, if any, 2s."""
+  """From [[1, 2], [3, 4]]: the narrow client returns 6, the wide one all 2s."""
   federation, algorithm, server = two_widths()
   make = functools.partial(returns, federation, algorithm, server)
   after = server_step(
@@ -152,10 +152,10 @@ def test_a_number_is_the_mean_over_its_holders(wide, want):
 
 
 def test_momentum_of_numbers_that_nobody_held_is_left_alone():
-  """FedAvgM: the narrow client's number goes on alone in the second round."""
+  """FedAvgM: in the second round only the narrow client's entry moves."""
   federation, algorithm, server = two_widths(server_momentum=0.5)
   for wide, value, momentum in (
-      # b = -D of [[1, 2], [3, 4]] to 2s, for the first number to 6 as well.
+      # b = -D: from [[1, 2], [3, 4]] to 2s, the first entry to mean(2, 6).
       (1.0, [[4, 2], [2, 2]], [[-3, 0], [1, 2]]),
       # b <- 0.5 b - (6 - 4) where it was held.
       (0.0, [[7.5, 2], [2, 2]], [[-3.5, 0], [1, 2]]),
@@ -199,7 +199,7 @@ def sbn_model():
 
 
 def sbn_data(width=2):
-  """Clients of two examples, whose fixed order is 0, 2, 4, 8."""
+  """Two clients of two examples; in the fixed order they are 0, 2, 4, 8."""
 
   def make(values):
     images = np.zeros((4, 1, 1, 1), np.uint8)
@@ -238,7 +238,7 @@ def test_static_statistics_average_over_batches(width):
 
 
 def test_static_statistics_see_images_as_they_are():
-  """Training data that are augmented for training are not for the pass."""
+  """The pass over the training data does not augment them."""
   model, data = sbn_model(), sbn_data()
   params = model.init(jax.random.key(0)).params
 
@@ -312,7 +312,7 @@ def values(tree):
 
 
 def decayed(lr):
-  """SGD with weight decay, which moves weights without a gradient."""
+  """SGD with weight decay, which moves parameters without a gradient."""
   return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lr))
 
 
@@ -392,8 +392,8 @@ def test_numbers_outside_of_all_slices_keep_their_value():
   held[:4, :4] = True
   np.testing.assert_array_equal(new[~held], old[~held])
   assert np.any(new[held] != old[held])
-  # Down the slice, up the same less the head's rows of labels not owned, and
-  # who holds what.
+  # Down: the slice. Up: the slice without head rows of labels not owned,
+  # and the numbers of holders.
   size = (4 * 4 + 4) + (4 * 4 + 4)
   data, levels = tiny_data(), 1
   for report in reports.values():
@@ -415,7 +415,7 @@ def test_dynamic_rates_of_one_level_are_fixed_rates():
   assert_trees(got.params, want.params, rtol=1e-5, atol=1e-6)
   for name, report in reports.items():
     assert np.all(np.asarray(report.metrics['rate']) == 0.5)
-    # Besides the slice, its level goes down.
+    # The downlink also has the level.
     down = traffic.num_bytes(report.down) - 4
     assert down.tolist() == traffic.num_bytes(fixed[name].down).tolist()
     up = traffic.num_bytes(report.up) - 4 * (1 + NUM_CLASSES)  # Two levels.

@@ -1,4 +1,4 @@
-"""InclusiveFL: who owns what, blends by hand, and five rounds in NumPy."""
+"""InclusiveFL: owners of blocks, blends by hand, and five rounds in NumPy."""
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ def assert_equal(got, want):
 
 
 def federation_of(*models, per_group=1):
-  """A group for each model, called by the model's name."""
+  """A federation with one group per model, named after the model."""
   groups = tuple(
       Group(model.name, model, np.arange(per_group) * len(models) + i)
       for i, model in enumerate(models)
@@ -53,7 +53,7 @@ def resnets(*depths):
 
 
 def owners(federation, **options):
-  """{block: sets of groups that hold one copy}, groups by their number."""
+  """{block: sets of groups that share a copy}; a group is its number."""
   algorithm = inclusivefl(federation, **options)
   server = jax.eval_shape(algorithm.init, jax.random.key(0))
   held = {}
@@ -72,7 +72,7 @@ def owners(federation, **options):
 
 
 def table(**rows):
-  """'10,14 18': one copy of 10 and 14, another of 18."""
+  """Parses '10,14 18': 10 and 14 share one copy, 18 has another."""
   return {
       block: [{int(n) for n in part.split(',')} for part in text.split()]
       for block, text in rows.items()
@@ -157,11 +157,11 @@ def update(federation, server, changes, weights=None, **options):
 
   Args:
     federation: The federation.
-    server: Its state; None for the first one with all numbers at 0.
+    server: Its state; None for an initial state of zeros.
     changes: {group: number, or {block: number}}, the mean change of its
       clients; groups that are missing have no client.
     weights: {group: A}, 1 by default.
-    **options: Of the method.
+    **options: Options of the method.
   """
   algorithm = inclusivefl(federation, **options)
   if server is None:
@@ -208,7 +208,7 @@ def test_a_blend_by_hand():
   """m = (0.5 + 0.1 - 0.3) / 3 = 0.1; 0.2 * 0.1 + 0.8 * 1 = 0.82."""
   federation = four_and_six()
   first = update(federation, None, dict(tiny4=1.0, tiny6=LARGER))
-  # Without m_i the factor is 1: not 0.8, as in the authors' code.
+  # Without m_i the factor is 1; it is 0.8 in the authors' code.
   assert number(first, 'tiny4/mid3') == 1.0
   np.testing.assert_allclose(
       jax.tree.leaves(first.momentum['tiny4']['mid3'])[0], 0.1, rtol=1e-6
@@ -217,7 +217,7 @@ def test_a_blend_by_hand():
   np.testing.assert_allclose(number(second, 'tiny4/mid3'), 1.82, rtol=1e-6)
   # The largest depth's own top has the factor 1 in every round.
   np.testing.assert_allclose(number(second, 'tiny6/mid5'), 4.7, rtol=1e-6)
-  # Of the head and of shared blocks nothing is blended.
+  # The head and shared blocks are not blended.
   np.testing.assert_allclose(number(second, 'tiny4/head'), 2.0, rtol=1e-6)
   np.testing.assert_allclose(number(second, 'mid0'), 0.5 + 3.0, rtol=1e-6)
 
@@ -228,7 +228,7 @@ def test_m_stays_until_the_larger_depth_takes_part_again():
   assert server.known == dict(tiny4=True)
   values = []
   for changes in (
-      dict(tiny4=0.0),  # 0.2 * 0.1, of a depth that does not move itself.
+      dict(tiny4=0.0),  # 0.2 * 0.1; the depth's own change is 0.
       dict(tiny4=0.0),
       dict(tiny6=0.0),  # The smaller depth has no client: it stays.
       dict(tiny4=0.0),  # m = 0 by now.
@@ -302,7 +302,7 @@ def test_private_stages_are_helped_by_their_own_stage():
 
 
 def test_the_mean_over_depths():
-  """A = 1, 2 and values 1, 4: 3; then 4; then nothing."""
+  """A = (1, 2), values (1, 4): 3. Value 4 alone: 4. No client: unchanged."""
   federation = four_and_six()
   for weights, want in ((dict(tiny4=1.0, tiny6=2.0), 3.0), ({}, 2.5)):
     both = update(federation, None, dict(tiny4=1.0, tiny6=4.0), weights)
@@ -326,7 +326,7 @@ def test_one_depth_alone_is_blended_in_architecture_mode_too():
 
 
 def test_a_visit_on_a_quadratic():
-  """Weights by size; the shared l1 and the private l2 of two depths.
+  """Both weightings of the shared l1 and the private l1 and l2.
 
   One step of rate 0.1 from 0: changes 0.1 a.
   """
@@ -346,7 +346,7 @@ def test_a_visit_on_a_quadratic():
 
 
 def run(algorithm, federation, num=2, cohort_size=4):
-  """All models of all groups after the last round."""
+  """The models of all groups and the server after the last round."""
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend='map'
   )
@@ -365,7 +365,7 @@ def models(algorithm, federation, server):
 
 
 def test_one_depth_is_fedavg_bit_for_bit():
-  """Whatever beta."""
+  """For any beta."""
   federation = tiny_federation((2,), 4, norm=False, local=SGD)
   want, _ = run(fedavg(federation), federation)
   got, server = run(inclusivefl(federation, beta=0.7), federation)
@@ -418,7 +418,7 @@ def oracle_round(nets, m, cohort, beta, rate, steps):
   Args:
     nets: {depth i: {block: {leaf: array}}}, of the blocks stem, mid0 to
       mid(i-1), head.
-    m: {i: {leaf: array}}, the buffers that there are.
+    m: {i: {leaf: array}}, the existing buffers.
     cohort: {i: [(x, y), ...]}, the data of the clients that take part.
     beta: The share of m.
     rate: Learning rate.
@@ -461,7 +461,7 @@ def oracle_round(nets, m, cohort, beta, rate, steps):
 
 
 def dense(variables):
-  """{block: {leaf: float64}} in order, without flax's name of the layer."""
+  """{block: {leaf: float64}} in order, without Flax's layer names."""
   order = ('stem', 'mid0', 'mid1', 'mid2', 'head')
   return {
       n: {i: np.float64(a) for i, a in variables.params[n]['Dense_0'].items()}
@@ -503,7 +503,7 @@ def test_five_rounds_in_numpy():
     assert_trees(
         {i: dense(got[f'tiny{i}']) for i in want}, want, rtol=1e-5, atol=1e-5
     )
-  # Depths were absent, which is when old buffers and means count.
+  # Some depths were absent, so that old buffers and means were used.
   assert len(seen) > 1 and m.keys() == {1, 2}
   known = {name: bool(k) for name, k in state.server.known.items()}
   assert known == dict(tiny1=True, tiny2=True)

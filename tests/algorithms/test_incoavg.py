@@ -42,7 +42,7 @@ def vector(g, reference, rule, **bounds):
 @pytest.mark.parametrize(
     ('g', 'reference', 'rule', 'want'),
     [
-        # beta = -8, alpha = 25; where beta < 0 both rules agree.
+        # beta = -8, alpha = 25; where beta < 0, 'code' and 'paper' agree.
         ([-4.0, 1.0], [3.0, 4.0], 'theorem', [-3.04, 2.28]),
         ([-4.0, 1.0], [3.0, 4.0], 'code', [-3.549538, 2.274097]),
         ([-4.0, 1.0], [3.0, 4.0], 'paper', [-3.549538, 2.274097]),
@@ -67,7 +67,7 @@ def vector(g, reference, rule, **bounds):
 )
 def test_vectors_by_hand(g, reference, rule, want):
   got = vector(g, reference, rule, **WIDE)
-  # The constants of 1e-7 show where a change is small.
+  # The constants 1e-7 matter where a change is small.
   np.testing.assert_allclose(got, want, rtol=3e-4, atol=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_changes_are_bounded_but_by_the_theorem():
 
 
 def test_the_theorem_is_a_projection():
-  """The engine's, of G_in = g_l against G_local = g_0."""
+  """It equals the engine's, with G_in = g_l and G_local = g_0."""
   rng = np.random.default_rng(0)
   signs = set()
   for g, reference in rng.normal(0, 1, (8, 2, 6)).astype(np.float32):
@@ -93,11 +93,11 @@ def test_the_theorem_is_a_projection():
   assert signs == {-1, 1}
 
 
-# The correction in NumPy, of a matrix whose columns are corrected alone.
+# The correction in NumPy, of each column of a matrix by itself.
 
 
 def oracle_columns(g, reference, rule, max_ratio):
-  """[D, N] changes; of the other bound the default."""
+  """Corrected changes [D, N], with the default `max_change` of 0.1."""
   new = np.zeros_like(g)
   for n in range(g.shape[1]):
     a, b = g[:, n], reference[:, n]
@@ -115,7 +115,7 @@ def oracle_columns(g, reference, rule, max_ratio):
 
 
 def oracle_correction(g, reference, rule, max_ratio=5):
-  """By kernels of a convolution, [h, w, i, o]; otherwise as a whole."""
+  """Corrects each h x w kernel of [h, w, i, o], and other leaves as a whole."""
   rows = -1 if g.ndim != 4 else g.shape[0] * g.shape[1]
   shape = (g.size, 1) if rows == -1 else (rows, -1)
   g64, ref64 = (np.float64(a).reshape(shape) for a in (g, reference))
@@ -129,14 +129,14 @@ def test_kernels_are_corrected_one_by_one(rule):
   got = corrected(jnp.array(g), jnp.array(reference), rule=rule, **BOUNDS)
   want = oracle_correction(g, reference, rule)
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-  # Another kernel (1, 2) of the reference changes that one alone.
+  # Another reference kernel (1, 2) changes only that kernel.
   reference[:, :, 1, 2] *= -1.5
   other = corrected(jnp.array(g), jnp.array(reference), rule=rule, **BOUNDS)
   changed = np.any(np.asarray(other != got), axis=(0, 1))
   assert set(zip(*np.nonzero(changed), strict=True)) <= {(1, 2)}
 
 
-# Which leaves.
+# The pairs of leaves.
 
 
 def test_the_pairs_of_a_resnet26():
@@ -206,7 +206,7 @@ def random_like(tree, seed, size=0.05):
 
 @pytest.fixture(scope='module')
 def resnets():
-  """Two depths at a thirty-second of the width."""
+  """ResNet14 and ResNet26 at 1/32 of the width."""
   groups = tuple(
       Group(
           f'resnet{depth}',
@@ -249,7 +249,7 @@ def plain(resnets, server):
 
 @pytest.mark.parametrize('rule', ['code', 'paper'])
 def test_the_servers_step_in_numpy(resnets, server, plain, rule):
-  ratio = 0.05  # So small that it acts.
+  ratio = 0.05  # So small that it takes effect.
   algorithm = incoavg(resnets, rule=rule, max_ratio=ratio)
   got = after(algorithm, server, uploads(resnets, (1, 3)))
   pairs = dict(layer_pairs(server.params))
@@ -293,7 +293,7 @@ def test_blocks_that_nobody_sent_stay(resnets, server):
 
 
 def test_a_reference_that_nobody_sent_corrects_nothing():
-  """A net with mid1 and without mid0 sends alone."""
+  """The only sender has mid1 but not mid0."""
   blocks = (
       Block('stem', Dense(4)),
       Block('mid1', Dense(4)),
@@ -396,7 +396,7 @@ def test_one_round_in_numpy(aggregation):
 
 
 def dense(tree):
-  """Without flax's name of the layer, in float64."""
+  """The tree in float64, without Flax's layer names."""
   return {
       n: {i: np.float64(leaf) for i, leaf in block['Dense_0'].items()}
       for n, block in tree.items()

@@ -1,4 +1,4 @@
-"""`local.keep_optimizer`: whose optimisers stay, and what that does."""
+"""`local.keep_optimizer`: which methods keep optimisers, and its effect."""
 
 import functools
 
@@ -17,7 +17,7 @@ from fedjax_het.experiment.config import default_config
 from tests.tiny import tiny_data, tiny_federation, tiny_local, tiny_model
 
 NUM_PUBLIC = 5
-# {method: whether it keeps its clients' optimisers by itself}.
+# {method: whether it keeps its clients' optimisers by default; None: never}.
 KEEPS = {
     name: needs_of(constructor).keep_optimizer
     for name, constructor in ALGORITHMS.items()
@@ -91,7 +91,7 @@ def test_the_config_has_the_methods_default_and_refuses_what_cannot_be(name):
 
 @functools.cache
 def alone(name, keep, **options):
-  """The model of a client that takes part alone, after three rounds."""
+  """The model and the state of a lone client after three rounds."""
   federation = tiny_federation(
       (1,),
       1,
@@ -132,5 +132,5 @@ def test_a_client_alone_trains_as_if_private(name, options):
         got,
         want,
     )
-    # Three rounds of two steps; without it nothing is kept.
+    # Three rounds of two steps; nothing is kept unless `keep`.
     assert [int(s.count) for s in states(client)] == [6] * keep

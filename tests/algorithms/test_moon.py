@@ -95,7 +95,7 @@ def test_features_of_zeros_have_a_loss_and_a_gradient(vectors):
 
 
 def perturbed(model, seed):
-  """Variables that no model starts with, variances positive."""
+  """Random variables, unlike initial ones, with positive variances."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
       lambda leaf: jnp.asarray(
@@ -137,7 +137,7 @@ def test_the_passes_of_a_step():
   np.testing.assert_allclose(total, plain + 5 * away, rtol=1e-6)
   assert_trees(got_stats, stats, rtol=1e-6)
   np.testing.assert_allclose(loss(y, False, 5.0)[0], plain, rtol=1e-6)
-  # What stands in place of prev_k on a first visit makes no NaN.
+  # The placeholder of prev_k on a first visit makes no NaN.
   slope = jax.jit(jax.grad(lambda y: loss(y, False, 5.0)[0]))(y)
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
 
@@ -170,7 +170,7 @@ def played():
 
 
 def test_without_the_loss_it_is_fedavg_bit_for_bit():
-  """With norms XLA fuses differently, and the last bits differ."""
+  """Without norms, with which XLA fuses differently and last bits differ."""
   local = tiny_local(functools.partial(optax.sgd, momentum=0.9), 0.1)
   federation = tiny_federation((1,), 4, norm=False, local=local)
   got, want = (
@@ -199,7 +199,7 @@ def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(played):
 
 
 def test_a_client_keeps_the_model_that_it_trained(played):
-  """With statistics, and before the mean: the mean of them is the server's."""
+  """With statistics; the mean of the kept models is the server's model."""
   federation, states = played
   start, first, second, _ = states['five']
   kept, cohort = [], 0
@@ -211,7 +211,7 @@ def test_a_client_keeps_the_model_that_it_trained(played):
     for row in np.flatnonzero(~client.visited):
       assert not any(np.any(a[row]) for a in jax.tree.leaves(client.previous))
     cohort += np.sum(client.visited)
-    # Who was there is still known in the next round.
+    # Clients that took part are still marked in the next round.
     assert np.all(second.clients[group.name].visited >= client.visited)
   assert cohort == 3
   for part in (0, 1):
@@ -224,7 +224,7 @@ def test_a_client_keeps_the_model_that_it_trained(played):
 
 
 def test_who_is_not_there_keeps_its_model(played):
-  """A cohort leaves one of four out; its model is that of an earlier visit."""
+  """One of four clients is not in the cohort; its model does not change."""
   federation, states = played
   _, first, second, reports = states['five']
   for group in federation.groups:
@@ -242,7 +242,7 @@ def test_who_is_not_there_keeps_its_model(played):
 
 
 def visit_of(model, local, client, data, **options):
-  """What a client returns that begins at `perturbed(model, 0)`."""
+  """The result of a visit that starts at `perturbed(model, 0)`."""
   federation = Federation((Group('g', model, np.arange(1)),), local)
   algorithm = moon(federation, **options)
   visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
@@ -255,7 +255,7 @@ def visit_of(model, local, client, data, **options):
 
 
 def test_a_visit_without_a_step_or_a_rate():
-  """No step: the state stays. No rate: prev_k is x, with statistics of y."""
+  """Without a step the state stays; at rate 0 prev_k is x, with y's stats."""
   model = tiny_model(1)
   old = Client(
       Variables({}, {}), perturbed(model, 1), jnp.bool_(False)
@@ -328,14 +328,14 @@ def oracle_cosine(a, b):
   """cos(a, b) of rows and its gradient with respect to a."""
   norm_a = np.linalg.norm(a, axis=1, keepdims=True)
   norm_b = np.linalg.norm(b, axis=1, keepdims=True)
-  # Zero rows of a have no gradient behind the ReLU anyway.
+  # Zero rows of a get no gradient through the ReLU anyway.
   norm_a, norm_b = (np.where(n > 0, n, 1.0) for n in (norm_a, norm_b))
   cos = np.sum(a * b, axis=1, keepdims=True) / (norm_a * norm_b)
   return cos, (b / norm_b - cos * a / norm_a) / norm_a
 
 
 def oracle_gradient(y, x, previous, names, images, labels, mu, temperature):
-  """Gradient of CE + mu l, of the quotient form of l."""
+  """Gradient of CE + mu l, with l as the paper's quotient."""
   inputs = oracle_features(y, names, images)
   z, head = inputs[-1], y[names[-1]]
   logits = z @ head['kernel'] + head['bias']
@@ -350,7 +350,7 @@ def oracle_gradient(y, x, previous, names, images, labels, mu, temperature):
         z, oracle_features(previous, names, images)[-1]
     )
     near, far = np.exp(cos_g / temperature), np.exp(cos_p / temperature)
-    # -log(near / (near + far)) by z.
+    # The derivative of -log(near / (near + far)) with respect to z.
     share = far / (near + far)
     d = d + mu * share * (dcos_p - dcos_g) / temperature / len(labels)
   for name, a, out in zip(

@@ -20,7 +20,7 @@ BOTH = (0, 1)
 
 
 def run(minima, cohorts, **options):
-  """(x, c, {client: c_k}) of the weight l1 after each round."""
+  """Yields (x, c, {client: c_k}) of the parameter l1 after each round."""
   federation, data = quadratics(minima, **options)
   for (x, c), clients in play(scaffold(federation), federation, data, cohorts):
     yield (
@@ -54,7 +54,7 @@ def test_unequal_steps_by_hand():
 
 
 def test_partial_participation_by_hand():
-  """c moves by 1/N of all clients; a first visit is corrected by c alone."""
+  """c moves by 1/N of the changes, N = 2; a first visit has c_k = 0."""
   first, second = run([1, 5], [(0,), (1,)])
   close(first[:2], (0.19, -0.475))
   assert first[2] == {0: pytest.approx(-0.95), 1: 0.0}
@@ -76,7 +76,7 @@ def test_each_block_has_its_own_owners():
 
 
 def test_one_of_two_owners_among_four_clients():
-  """c of l2 moves by half of its change, not a quarter and not all of it."""
+  """c of l2 moves by half of the client's change: l2 has two owners."""
   federation, data = quadratics(
       [1, 1, 1, 1], owned=('l1', 'l1', 'l1 l2', 'l1 l2'), epochs=1
   )
@@ -107,7 +107,7 @@ def test_momentum_of_the_server_is_one_of_x_alone():
 
 
 def test_c_k_is_a_gradient_with_adam_too():
-  """One step: the gradient -a at 0, and no direction of Adam's."""
+  """One step: c_k is the gradient -a at 0, not Adam's update."""
   (first,) = run([1, 5], [BOTH], tx=optax.adam, epochs=1)
   close([first[1], *first[2].values()], [-3.0, -1.0, -5.0])
   np.testing.assert_allclose(first[0], RATE, rtol=1e-5)
@@ -120,7 +120,7 @@ def test_without_a_learning_rate_c_becomes_the_gradient():
 
 
 def small(norm=False, tx=optax.sgd, **kwargs):
-  """Depths 1 and 2, four clients; SGD whose batches hold all examples."""
+  """Depths 1 and 2, four clients; full batches, by default with SGD."""
   federation = tiny_federation(
       (1, 2), norm=norm, local=tiny_local(tx, 0.1, 3, 8), **kwargs
   )
@@ -130,7 +130,7 @@ def small(norm=False, tx=optax.sgd, **kwargs):
 def rounds_of(
     algorithm, federation, data, num, cohort_size=4, change=lambda state: state
 ):
-  """The states after each round of the engine; `change` alters what goes on."""
+  """The states after each round; `change` is applied before the next one."""
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend='map'
   )
@@ -150,7 +150,7 @@ def assert_trees(got, want, **kwargs):
 
 
 def test_the_first_round_is_that_of_fedavg():
-  """Norm statistics, too, which are in no variate."""
+  """Norm statistics, too, which have no control variate."""
   federation, data = small(norm=True)
   (got,) = rounds_of(scaffold(federation), federation, data, 1)
   (want,) = rounds_of(fedavg(federation), federation, data, 1)
@@ -190,7 +190,7 @@ def test_one_client_or_equal_clients_are_not_corrected(minima):
 
 
 def owners_mean(federation, state, key):
-  """Mean over all clients of the c_k of a block."""
+  """The mean of a block's c_k over all its owners."""
   trees = [c[key] for _, c in state.clients.values() if key in c]
   total = jax.tree.map(lambda *rows: sum(r.sum(0) for r in rows), *trees)
   number = sum(
@@ -206,7 +206,7 @@ def owners_mean(federation, state, key):
     ['layerwise', 'ends', pytest.param('architecture', marks=pytest.mark.slow)],
 )
 def test_c_is_the_mean_of_c_k_over_all_owners(aggregation):
-  """Whichever clients take part; per leaf."""
+  """Per leaf, whichever clients take part."""
   federation, data = small(tx=optax.adam)
   algorithm = scaffold(federation, aggregation=aggregation)
   state = rounds_of(algorithm, federation, data, 3, cohort_size=2)[-1]
@@ -229,7 +229,7 @@ def test_everything_starts_at_zero():
 
 
 def test_variates_travel_both_ways():
-  """Parameters twice, statistics once, up the coefficient besides."""
+  """Parameters twice, statistics once; the uplink adds the coefficient."""
   federation, data = small(norm=True)
   algorithm, group = scaffold(federation), federation.groups[1]
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
@@ -259,7 +259,7 @@ def test_blocks_that_stay_are_not_corrected():
 
 
 def test_unused_weights_can_be_dropped():
-  """The steps are the same; what no example reaches has no variate."""
+  """The steps are the same; variates of unreached entries are zero."""
   ids = np.arange(2)
   groups = tuple(
       Group(f'd{d}', small_maps(d), 2 * (d - 1) + ids) for d in (1, 2)
@@ -296,7 +296,7 @@ def oracle_gradient(weights, names, x, y):
 
 
 def oracle_round(x, c, c_k, names, batches, rate, num_steps):
-  """Algorithm 1 with option II as printed; {client: ...} where plural."""
+  """Algorithm 1 with option II; c_k, names and batches are {client: ...}."""
   owners = {n: sum(n in mine for mine in names.values()) for n in x}
   dx, dc, new_c_k = {n: [] for n in x}, {n: [] for n in x}, {}
   for k, batch in batches.items():
@@ -375,7 +375,7 @@ def test_one_round_in_numpy():
         images[index].reshape(len(index), -1), np.asarray(data.labels)[index]
     )
 
-  def dense(tree):  # Without flax's name of the layer.
+  def dense(tree):  # Without Flax's layer names.
     return {
         n: {i: np.float64(a) for i, a in block['Dense_0'].items()}
         for n, block in tree.items()
@@ -405,7 +405,7 @@ def test_wrong_options_are_refused(value):
 
 
 def test_a_kept_optimiser_is_not_heeded():
-  """Each visit begins anew, as in the paper."""
+  """Each visit starts a new optimiser, as in the paper."""
   federation, data = small(tx=optax.adam)
   keeping = dataclasses.replace(
       federation,

@@ -57,7 +57,7 @@ def assert_equal(got, want):
   assert_trees(got, want, rtol=0, atol=0)
 
 
-# The authors' exits behind 22, 30, 38 and 46 of 54 blocks, and the end.
+# The authors' exits after blocks 22, 30, 38 and 46 of 54, and the last exit.
 EXITS = ('11/27', '5/9', '19/27', '23/27', '1')
 RATES = ('0.7', '0.7', '0.7', '0.75', '1')
 
@@ -115,7 +115,7 @@ def test_two_levels_can_have_one_depth():
 
 
 def test_exits_of_other_families():
-  """A quarter of the channels behind a bottleneck; the own head of vectors."""
+  """A quarter of a bottleneck's channels; after tokens a copy of the head."""
   net = create('resnet50', (32, 32, 3), 10)
   full, levels = make_levels(federation_of(net, ('0.5', '1'), ('1/2', '1')))
   (head,) = full.heads
@@ -162,7 +162,7 @@ def distilled(z_j, z_n, temperature, detach=True):
 
 
 def test_distillation_by_hand():
-  """q = (3/4, 1/4) and p = (1/2, 1/2): KL 0.130812, by 2 classes."""
+  """q = (3/4, 1/4) and p = (1/2, 1/2): KL 0.130812, divided by 2 classes."""
   got = distilled([0.0, 0.0], [np.log(3.0), 0.0], 1.0)
   np.testing.assert_allclose(got, 0.065406, rtol=1e-5)
   # The same probabilities at T = 3.
@@ -192,7 +192,7 @@ def dense_net(**options):
 
 
 def visit_loss(federation, round_nums, **options):
-  """The training loss of the first client, of visits that change nothing."""
+  """Training losses of the first client's visits to the initial server."""
   algorithm, data = scalefl(federation, **options), tiny_data((8,))
   group, params = federation.groups[0], algorithm.init(jax.random.key(1))
 
@@ -257,7 +257,7 @@ def test_the_scaler_acts_in_training_and_in_tests():
     logits = algorithm.predict(group, model, x)
     tested = CLASSIFICATION.loss(logits, y)
     np.testing.assert_allclose(loss, tested, rtol=1e-6)
-    # By hand: three layers, each input of a norm divided by the rate.
+    # By hand: three layers, whose outputs are divided by the rate.
     for layer in ('stem', 'layer1', 'layer2'):
       p = model.params[layer]['linear']
       x = x.reshape(len(x), -1) @ p['kernel'] + p['bias'][None]
@@ -270,7 +270,7 @@ def test_the_scaler_acts_in_training_and_in_tests():
 
 
 def test_the_scaler_leaves_shortcuts_alone():
-  """Without norms: 2 * 2 times the convolutions' branch, once the shortcut."""
+  """Without norms: factor 2 * 2 on the residual branch, 1 on the shortcut."""
   net = create('mini_resnet6', SHAPE, NUM_CLASSES, width=1 / 8, norm='none')
   _, levels = make_levels(federation_of(net, ('1/2',), ('1',)))
   block = dict(levels['g0'].model.blocks)['stage2_block0']
@@ -286,7 +286,7 @@ def test_the_scaler_leaves_shortcuts_alone():
 
 
 def change(federation, changes, amounts=(), **options):
-  """How the server's numbers move, by mean changes of {group: number}."""
+  """The server, from zeros, after mean changes {group: number}."""
   algorithm = scalefl(federation, **options)
   server = jax.tree.map(
       lambda leaf: np.zeros(leaf.shape, leaf.dtype),
@@ -309,7 +309,7 @@ def change(federation, changes, amounts=(), **options):
 
 
 def test_every_number_is_averaged_over_its_holders():
-  """Prefixes 1/2 and 1 of four units, the narrow one up to two blocks."""
+  """Prefixes 1/2 and 1 of four units; the narrow level has two blocks."""
   federation = federation_of(dense_net(), ('1/2', '1'), ('1/2', '1'))
   narrow = np.array([[1, 1, 0, 0]] * 2 + [[0] * 4] * 2, np.float32)
   for changes, inside, outside in (
@@ -323,7 +323,7 @@ def test_every_number_is_averaged_over_its_holders():
         server['layer1']['linear']['kernel'],
         narrow * inside + (1 - narrow) * outside,
     )
-    # Input and classes are never cut; no narrow client has these blocks.
+    # Inputs and classes are never cut.
     np.testing.assert_array_equal(
         server['stem']['linear']['kernel'],
         np.repeat([[inside] * 2 + [outside] * 2], 4, axis=0),
@@ -332,6 +332,7 @@ def test_every_number_is_averaged_over_its_holders():
     np.testing.assert_array_equal(
         server['exit1']['kernel'][:, 0], [inside] * 2 + [outside] * 2
     )
+    # No narrow client has these blocks.
     for block in ('layer3', 'layer4', 'head'):
       leaves = jax.tree.leaves(server[block])
       assert {float(v) for leaf in leaves for v in leaf.reshape(-1)} == {
@@ -465,7 +466,7 @@ def test_one_round_in_pytorch(small_round):
 
 
 def test_bytes_are_those_of_the_level(small_round):
-  """Up, the coefficient besides."""
+  """The uplink adds the coefficient."""
   _, levels = make_levels(levels_federation())
   for name, level in levels.items():
     size = full_bytes(level.model.abstract_variables.params)
@@ -475,7 +476,7 @@ def test_bytes_are_those_of_the_level(small_round):
 
 
 def test_unused_weights_can_be_dropped():
-  """On 1x1 maps kernels have one of their nine taps while they are trained."""
+  """On 1x1 maps a kernel is trained with one of its nine taps."""
   seen, data = [], tiny_data((8,))
 
   def spy(rate):
@@ -489,7 +490,7 @@ def test_unused_weights_can_be_dropped():
     return optax.GradientTransformation(init, tx.update)
 
   def visit(drop):
-    """What a client sends back of what it was sent, as shapes."""
+    """Shapes of what a client is sent and of the change that it sends back."""
     local = tiny_local(spy, 0.1, 1, 8, drop_unused_weights=drop)
     federation = federation_of(
         small_resnet(SHAPE), ('1/2',), ('1',), local=local
@@ -535,7 +536,7 @@ def test_wrong_levels_are_refused():
 
 
 def test_a_model_without_the_exits_is_refused():
-  """Exits behind blocks 1 and 2 of four, which the builder attaches."""
+  """Exits after blocks 1 and 2 of four, which `with_heads` attaches."""
   federation = with_group_options(
       federation_of(dense_net(), ('1',) * 3, ('1',) * 3),
       rate=('1',) * 3, exit=('1/4', '1/2', '1'),
@@ -546,7 +547,7 @@ def test_a_model_without_the_exits_is_refused():
       "groups.g0: scalefl needs the heads exit1, exit2, which 'mlp5' lacks; "
       'attach them by engine.needs.with_heads(scalefl, federation).'
   )
-  for _ in range(2):  # Heads that are there stay.
+  for _ in range(2):  # Existing heads stay.
     federation = with_heads(scalefl, federation)
     heads = [
         [(head.name, head.after) for head in group.model.heads]

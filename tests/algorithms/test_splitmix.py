@@ -1,4 +1,4 @@
-"""SplitMix: bases are trained apart and predict together."""
+"""SplitMix: bases are trained separately and predict together."""
 
 import dataclasses
 from fractions import Fraction
@@ -108,7 +108,7 @@ def test_a_base_does_not_see_the_others(algorithm, federation, two_rounds):
 
 
 def test_a_base_is_the_weighted_mean_over_its_trainers(algorithm, federation):
-  """A (0.3) returns 1 and B (0.1) returns 2: 1.25; the others keep theirs."""
+  """A (0.3) returns 1 and B (0.1) returns 2: 1.25; other bases do not move."""
   server = algorithm.init(jax.random.key(0))
   old = server.bases.params
 
@@ -136,7 +136,7 @@ def test_the_queue_names_every_base_before_any_again():
   first = jax.jit(first_choice, static_argnums=2)
   turns = np.array([first(7, i, 4) for i in range(36)]).reshape(9, 4)
   assert np.all(np.sort(turns) == np.arange(4)[None])
-  assert len({tuple(row) for row in turns}) > 1  # It is shuffled anew.
+  assert len({tuple(row) for row in turns}) > 1  # It is reshuffled.
 
 
 def test_the_bases_of_a_client_are_distinct():
@@ -146,7 +146,7 @@ def test_the_bases_of_a_client_are_distinct():
     chosen = choose(key, i % 4, 4, 3).tolist()
     assert chosen[0] == i % 4 and len(set(chosen)) == 3
     seconds[chosen[1]] += 1
-  assert seconds.min() >= 5  # Of 15 expected.
+  assert seconds.min() >= 5  # 15 are expected.
   key = jax.random.key(2)
   assert sorted(choose(key, 3, 4, 4).tolist()) == [0, 1, 2, 3]
 
@@ -155,7 +155,7 @@ def test_the_bases_of_a_client_are_distinct():
     'backend', ['map', pytest.param('shard_map', marks=pytest.mark.slow)]
 )
 def test_first_choices_of_sampled_cohorts_are_balanced(backend):
-  """Three clients out of six train a base each: all of three bases move."""
+  """Three of six clients train one base each: all three bases move."""
   federation = one_model_federation(norm=False)
   algorithm = splitmix(
       budgets(federation, '1/3', 1 / 3, '1/3'), num_bases=3
@@ -324,7 +324,7 @@ def test_outputs_of_convolutions_and_scalers_are_rescaled_dense_ones_not():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-# One net of every family, and the variants with other places of norms.
+# One net of every family, and variants with norms in other places.
 FAMILIES = (
     ('preresnet20', {}),
     ('preresnet20', dict(preact_shortcut=False)),
@@ -344,7 +344,7 @@ FAMILIES = (
 
 
 def drawn(shapes):
-  """Kernels by their fan-in, ones in scales, zeros elsewhere; no program."""
+  """Random kernels by fan-in, scales 1, other leaves 0; compiles nothing."""
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
@@ -359,7 +359,7 @@ def drawn(shapes):
 
 @pytest.mark.parametrize('name,options', FAMILIES)
 def test_training_and_testing_are_one_function(name, options):
-  """With batch statistics a factor cancels; a wrong place differs by 1."""
+  """Batch statistics cancel the factor; if misplaced, the error is near 1."""
   if 'norm' in model_options(name):
     options = dict(options, norm='batch_only')
   model = create(name, (16, 16, 3), 10, **options)
@@ -374,7 +374,7 @@ def test_training_and_testing_are_one_function(name, options):
     return trained, base.apply(variables, x)[0]
 
   trained, tested = logits(variables, x)
-  # What is left is the norms' epsilon, which the factor makes smaller.
+  # The rest is due to the norms' epsilon, which the factor makes smaller.
   error = np.linalg.norm(trained - tested) / np.linalg.norm(tested)
   assert error < (1e-4 if name == 'preresnet20' else 0.03)
 

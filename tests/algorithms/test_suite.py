@@ -21,9 +21,10 @@ KEYS = (jax.random.key(1), jax.random.key(2))
 
 
 def federate(name, norm=False):
-  """With norms a small batch has gradients that are but rounding.
+  """The federation of a method; with norms it trains by SGD.
 
-  Adam would make them as large as any other, so that SGD takes its place.
+  After a norm a small batch has gradients that are only rounding errors, which
+  Adam would scale up.
   """
   fields = dict(local=tiny_local(optax.sgd, 0.1)) if norm else {}
   return needed_federation(name, norm, **fields)
@@ -48,7 +49,7 @@ def host_state(name):
 
 
 def first_state(name):
-  """The same on the device, where a round uses it up."""
+  """The same on the device; a round donates its buffers."""
   return jax.device_put(host_state(name), may_alias=False)
 
 
@@ -58,7 +59,7 @@ def public_data():
 
 
 def two_rounds(run_round, state, keys=KEYS):
-  """The state after them, on the host."""
+  """The state after two rounds, on the host."""
   for _ in range(2):
     state, _ = run_round(state, public_data(), *keys)
   return jax.device_get(state)
@@ -128,7 +129,7 @@ def test_training_changes_the_models_and_keeps_them_finite(name, reference):
 def test_backends_agree_and_the_order_of_groups_does_not_matter(
     name, reference, backend
 ):
-  """A client's randomness follows its identity, not its group's place."""
+  """A client's keys follow from its id, not from its group's position."""
   federation = federate(name)
   federation = dataclasses.replace(federation, groups=federation.groups[::-1])
   got = run(name, backend, federation)
@@ -136,9 +137,9 @@ def test_backends_agree_and_the_order_of_groups_does_not_matter(
 
 
 def test_no_recompilation_after_the_first_round(name, reference):
-  """Cohorts differ in their shares of the groups; the program does not."""
+  """The numbers of clients per group differ; the program does not."""
   _, federation = made(name)
-  run_round = mapped_round(name)  # It has done rounds, for the reference.
+  run_round = mapped_round(name)  # `reference` has compiled it.
   data, state = public_data(), first_state(name)
   events, shares = [], set()
   jax.monitoring.register_event_duration_secs_listener(
@@ -154,7 +155,7 @@ def test_no_recompilation_after_the_first_round(name, reference):
           )
       )
     found = [event for event in events if '/compile/' in event]
-    jax.jit(lambda x: x + len(events))(1.0)  # What is looked for is reported.
+    jax.jit(lambda x: x + len(events))(1.0)  # Compilations are reported.
     control = [event for event in events if '/compile/' in event]
   finally:
     jax.monitoring.clear_event_listeners()
@@ -204,10 +205,10 @@ def test_keys_rule_the_run(name, reference):
     ],
 )
 def test_neither_padding_nor_a_batch_of_clients_changes_anything(name, case):
-  """Neither the length of a table nor what stands in its padding counts.
+  """Neither a table's length nor the values in its padding matter.
 
-  With norm layers, partial batches, and noise scaled to the features. Two
-  clients in a batch differ in their padding alone.
+  The models have norm layers, batches are partial, and noise is scaled to the
+  features. The two clients of a batch differ only in their padding.
   """
   algorithm, federation = make(name, federate(name, norm=True), case)
   group = federation.groups[1]

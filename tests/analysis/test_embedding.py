@@ -1,4 +1,4 @@
-"""Features in the plane."""
+"""t-SNE of features, and pictures of points."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""LPIPS with weights of a file, beside the authors' formula in PyTorch."""
+"""LPIPS with weights from a file, against the authors' formula in PyTorch."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_the_distance_is_that_of_the_formula(weights):
   np.testing.assert_allclose(found, want, rtol=1e-4)
   assert np.all(found > 0)
   np.testing.assert_array_equal(measure(images, images), 0)
-  # Small grey images are enlarged, and are all three channels.
+  # Small grey images are enlarged and repeated in three channels.
   grey = measure(images[:, :8, :8, :1], others[:, :8, :8, :1])
   assert grey.shape == (2,) and np.all(grey > 0)
 

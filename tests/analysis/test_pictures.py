@@ -198,7 +198,7 @@ def test_methods_that_none_beats_are_joined(tmp_path, figures):
       'Accuracy',
   )  # fmt: skip
   axes, far = figures[0].axes
-  assert far.get_xlim()[1] > 1e9  # Panels share an axis that shows all.
+  assert far.get_xlim()[1] > 1e9  # The shared axis shows all points.
   assert axes.lines[0].get_xydata().tolist() == [[0, 0.5], [2e6, 0.7]]
   assert axes.get_xscale() == 'symlog'
   assert len(axes.containers) == 4
@@ -235,7 +235,7 @@ def test_groups_have_one_colour_in_bubbles_curves_and_strips(tmp_path, figures):
 def test_places_and_variants_look_different():
   places = [pictures.look(i) for i in range(49)]
   assert len({(x.colour, x.marker) for x in places}) == 49
-  # Private and FedIN, of one colour, often meet in one picture of curves.
+  # Private and FedIN share a colour and are often drawn in one picture.
   assert len({(x.colour, x.dash) for x in places[:28]}) == 28
   variants = [pictures.look(3, i) for i in range(12)]
   assert len(set(variants)) == 12
@@ -252,7 +252,7 @@ def test_heat_maps_and_confusion_matrices(tmp_path, figures):
       dict.fromkeys('abcde', matrix), [0, 1], tmp_path / 'b.png',
       downwards=True,
   )  # fmt: skip
-  assert len(figures[1].axes) == 6  # With the bar of colours.
+  assert len(figures[1].axes) == 6  # With the colour bar.
   texts = [text.get_text() for text in figures[1].axes[0].texts]
   assert texts == ['25', '75', '100']
   with pytest.raises(ValueError, match='nothing to draw'):

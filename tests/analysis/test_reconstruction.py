@@ -30,7 +30,7 @@ def test_ssim_of_constant_images_is_that_of_their_means():
 
 
 def test_ssim_of_a_scaled_pattern_in_one_window():
-  """Without a mean, b = a x has 2 a v + C_2 over (1 + a^2) v + C_2."""
+  """For zero mean SSIM(x, a x) = (2 a v + C_2) / ((1 + a^2) v + C_2)."""
   window = image_quality._window(11)
   pattern = RNG.normal(size=(11, 11))
   pattern -= window @ pattern @ window
@@ -44,7 +44,7 @@ def test_ssim_of_a_scaled_pattern_in_one_window():
 
 def test_ssim_is_that_of_scikit_image():
   metrics = pytest.importorskip('skimage.metrics')
-  # It leaves out 5 pixels at each border, as windows inside the image do.
+  # scikit-image leaves out 5 pixels at each border, as full windows do.
   want = [
       metrics.structural_similarity(
           x, y, data_range=1.0, gaussian_weights=True, sigma=1.5,
@@ -86,7 +86,7 @@ def linear_extractor(num_features):
 
 
 def test_an_invertible_linear_extractor_gives_the_images_back():
-  """Black and white pixels, too: they lie on the border of the box."""
+  """Also black and white pixels, which lie on the bounds."""
   extract = linear_extractor(60)
   images = jax.random.uniform(jax.random.key(2), (4, 5, 5, 1))
   images = images.at[0].set(jnp.round(images[0]))
@@ -98,7 +98,7 @@ def test_an_invertible_linear_extractor_gives_the_images_back():
   assert found.error[-1] < 1e-7 < found.error[0]
   difference = extract(found.images[3]) - extract(images)
   np.testing.assert_allclose(found.error[3], np.mean(difference**2), rtol=1e-4)
-  # Noise bounds what can be found: least squares has 25 / 60 of its variance.
+  # Noise limits the attack: least squares fits 25 / 60 of its variance.
   noise = 0.1 * jax.random.normal(jax.random.key(4), (4, 60))
   noisy = attack(extract(images) + noise, jax.random.key(3))
   assert np.max(psnr(noisy.images[-1], images)) < 40
@@ -106,7 +106,7 @@ def test_an_invertible_linear_extractor_gives_the_images_back():
 
 
 def test_variation_is_what_features_leave_open():
-  """With 10 numbers for 25 pixels, the smooth images are preferred."""
+  """With 10 features for 25 pixels, `tv` prefers smooth images."""
   extract = linear_extractor(10)
   images = jnp.full((1, 5, 5, 1), 0.4)
 

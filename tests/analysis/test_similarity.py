@@ -42,7 +42,7 @@ def test_worked_numbers():
   # ||Y'X||^2 = 1, ||X'X|| = sqrt(2), ||Y'Y|| = sqrt(1 + 16).
   assert similarity.linear_cka(x, y) == pytest.approx(1 / np.sqrt(2 * 17))
   assert similarity.mean_cca(x, y) == pytest.approx(0.5)  # rho = (1, 0).
-  # A column more of rank 0 changes neither.
+  # An additional constant column changes nothing.
   y = np.concatenate([y, np.ones((50, 1))], axis=1)
   assert similarity.mean_cca(x, y) == pytest.approx(0.5)
 

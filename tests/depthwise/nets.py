@@ -12,7 +12,7 @@ from fedjax_het.models.preresnet import NormPool, PreactBlock, PreStem
 def small_preresnet(
     features=(2, 2, 4), *, size=8, channels=1, norm='batch_only', classes=3
 ):
-  """A stem, a unit for each number of features (a stride where it grows)."""
+  """A stem and one unit per entry of `features`; stride 2 where it changes."""
   blocks, last = [Block('stem', PreStem(features[0], norm=norm))], features[0]
   for i, width in enumerate(features):
     stride = 1 if width == last else 2
@@ -25,7 +25,7 @@ def small_preresnet(
 
 
 def small_data(sizes=(6, 9, 4, 7), size=8, classes=3, seed=0):
-  """Random images with a brightness of their class, assigned to clients."""
+  """Random images, brighter for higher classes, assigned to clients."""
   rng = np.random.default_rng(seed)
   labels = rng.integers(0, classes, sum(sizes))
   images = rng.integers(0, 120, (len(labels), size, size, 1))

@@ -17,10 +17,10 @@ def test_equals_the_whole_forward_pass_batch_by_batch(norm, tmp_path):
       model, variables, images, scale, batch_size=4, folder=tmp_path
   )
   assert got.shape == (11, 3) and got.dtype == np.float32
-  assert not list(tmp_path.iterdir())  # What was spilled is gone.
+  assert not list(tmp_path.iterdir())  # Spilled activations are deleted.
   whole = jax.jit(lambda x: model.apply(variables, scale(x))[0])
   for start in (0, 4, 8):
-    place = np.arange(start, start + 4) % 11  # The last batch is filled up.
+    place = np.arange(start, start + 4) % 11  # The last batch is padded.
     want = whole(images[place])[: 11 - start]
     np.testing.assert_allclose(
         got[start : start + 4], want, rtol=1e-4, atol=1e-5

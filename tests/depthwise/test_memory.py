@@ -1,4 +1,4 @@
-"""Table 1 of FeDepth, the packing of blocks, and what XLA really plans."""
+"""Table 1 of FeDepth, the packing of blocks, and the memory that XLA plans."""
 
 import json
 import math
@@ -118,7 +118,7 @@ def test_packing_is_greedy_and_within_the_budget(costs, budget, slack):
   assert units == sorted(set(units))
   for start, stop in spans:
     assert math.fsum(costs[start:stop]) <= limit
-    # The next one would not have fit.
+    # The next unit would not have fit.
     assert stop == len(costs) or math.fsum(costs[start : stop + 1]) > limit
   for u in set(range(len(costs))) - set(units):
     assert costs[u] > limit
@@ -145,7 +145,7 @@ def test_budgets_are_shares_or_megabytes():
 
 
 def test_what_counts_in_other_families():
-  """A module's output counts once, and what hands it on does not."""
+  """A module's output counts once, and modules that pass it on do not count."""
   vit = create('vit_t16', (32, 32, 3), 10, patch=8)
   table = {cost.name: cost for cost in memory.block_table(vit)}
   tokens = 17 * 192
@@ -167,7 +167,7 @@ def local_training():
 
 @pytest.fixture(scope='module')
 def measured():
-  """Native convolutions: the products of a CPU need room for their slices."""
+  """Costs by native convolutions; matrix products need memory for slices."""
   model = small_preresnet((4, 4, 4, 4, 8), size=16)
   costs = measured_lib.measured_costs(model, local_training())
 
@@ -190,9 +190,9 @@ def test_frozen_blocks_keep_nothing_for_a_backward_pass():
   behind_one, behind_three, all_four = (
       temporary(model, span) for span in ((1, 2), (3, 4), (0, 4))
   )
-  # However many blocks are frozen in front, a stage takes the same, ...
+  # The number of frozen blocks before a stage does not matter, ...
   np.testing.assert_allclose(behind_three, behind_one, rtol=0.02)
-  # ... and each block that is trained takes its share.
+  # ... and each trained block adds to the memory.
   one_image = 4 * 32 * 16 * 16 * 4
   assert all_four > behind_three + 6 * one_image
 
@@ -253,7 +253,7 @@ def test_figures_are_kept_by_program_and_only_with_a_folder():
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason="a CPU's figures")
 def test_the_papers_schedule_exceeds_a_devices_budget():
-  """At 1/6 blocks 7 to 9 take twice the budget, by what XLA plans."""
+  """By XLA's plan blocks 7 to 9 take twice the budget of 1/6."""
   model = create('preresnet20', (32, 32, 3), 10, norm='batch_only')
   costs = measured_lib.measured_costs(model, local_training())
   paper = memory.paper_costs(model, 32)

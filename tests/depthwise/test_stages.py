@@ -31,7 +31,7 @@ def test_the_head_begins_where_outputs_are_vectors(name, options, head):
     ('channels', 'size', 'first', 'stop'), [(16, 32, 24, 40), (32, 16, 16, 48)]
 )
 def test_adapt_puts_channels_in_the_middle(channels, size, first, stop):
-  """Ones stand exactly in channels 24..39, or 16..47, of 64x8x8."""
+  """The ones are exactly in channels 24..39, or 16..47, of 8x8x64."""
   y = stages.adapt(jnp.ones((2, size, size, channels)), (8, 8, 64))
   assert y.shape == (2, 8, 8, 64)
   assert np.all(y[..., first:stop] == 1)
@@ -40,7 +40,7 @@ def test_adapt_puts_channels_in_the_middle(channels, size, first, stop):
 
 def test_adapt_keeps_every_fourth_row_and_column():
   x = jnp.arange(32.0 * 32).reshape(1, 32, 32, 1)
-  y = stages.adapt(x, (8, 8, 2))  # An odd channel more goes behind.
+  y = stages.adapt(x, (8, 8, 2))  # An odd extra channel goes last.
   np.testing.assert_array_equal(y[0, :, :, 0], x[0, ::4, ::4, 0])
   assert stages.adapt(x, (32, 32, 1)) is x
   odd = stages.adapt(x[:, :5, :5], (2, 2, 1))
@@ -62,10 +62,10 @@ def test_the_stem_is_trained_in_the_first_stage_only():
   assert first.names == ('stem', 'unit0', 'unit1', 'pool', 'head')
   assert second.frozen == (0, 1, 2)
   assert second.names == ('unit2', 'pool', 'head')
-  # Behind a frozen block it is frozen, too, ...
+  # Before a frozen block it is frozen, too, ...
   first, second = stages.make_stages(model, [(1, 2), (2, 3)])
   assert (first.frozen, first.trained) == ((0, 1), (2,))
-  # ... unless that block is left out.
+  # ... unless that block is bypassed.
   first, second = stages.make_stages(
       model, [(1, 2), (2, 3)], partial='bypass'
   )
@@ -124,7 +124,7 @@ def test_a_transformer_has_heads_for_all_units_but_the_last():
 
 @pytest.mark.parametrize('heads', stages.HEADS)
 def test_a_stage_of_a_transformer(heads):
-  """Tokens go to the head as they are; embeddings train in stage 1 only."""
+  """Tokens go to the head unchanged; embeddings train in stage 1 only."""
   model = create('vit_s8', (8, 8, 1), 3, width=0.2)
   first, second, _ = stages.make_stages(
       model, [(0, 1), (1, 2), (2, 8)], heads=heads

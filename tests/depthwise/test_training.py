@@ -1,4 +1,4 @@
-"""Stages that are scanned: which, and that they are the loop's."""
+"""Which stages are scanned, and that scanning equals the loop."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ def test_runs_of_a_transformer():
   # Eight epochs over six stages: the first two have one more than the others.
   local = dataclasses.replace(LOCAL, epochs=8)
   assert ranges(model, spans, local, 'split') == ((0, 1), (1, 2), (2, 6))
-  # Pairs and single blocks are not alike, nor is what leaves a block out.
+  # Pairs and single blocks differ, and so do stages that skip a block.
   assert ranges(model, [(1, 2), (2, 3), (3, 5)]) == ((0, 2), (2, 3))
   assert ranges(model, [(1, 2), (3, 4)]) == ((0, 1), (1, 2))
 
@@ -60,7 +60,7 @@ def test_runs_of_a_transformer():
     ('make', 'spans'),
     [
         (lambda: small_preresnet((2, 2, 2, 4)), singles(0, 4)),
-        # With running statistics, and nothing trained in front of the run.
+        # With running statistics, and nothing trained before the run.
         (lambda: small_preresnet((2, 2, 2), norm='batch'), singles(1, 3)),
         pytest.param(
             lambda: create('mini_vit4', (8, 8, 1), 3, patch=4),
@@ -92,7 +92,7 @@ def test_scanned_stages_are_the_loops(make, spans):
       want,
   )
   assert got[2] == 3 * len(stages)
-  # Every unit of the run has moved, in its own way.
+  # Every unit has moved, each by a different amount.
   moved = [
       np.abs(jax.tree.leaves(got[0].params[name])[0]
              - jax.tree.leaves(start.params[name])[0]).max()

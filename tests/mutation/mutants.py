@@ -1,8 +1,8 @@
 """Small wrong changes of a module: signs, factors, masks, swapped arguments.
 
 A mutant is the module's text with one node of its syntax tree changed. Only
-bodies of functions are changed, not what is raised, checked or declared, nor
-the numbers that random keys are folded with.
+function bodies are changed, except errors, checks, signatures, and the numbers
+that random keys are folded with.
 """
 
 import ast
@@ -23,9 +23,9 @@ _COMPARISONS = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
 }  # fmt: skip
-# Functions whose names stand where an operator would.
+# Functions that act as operators, and their replacements.
 _FUNCTIONS = {'add': 'subtract', 'subtract': 'add', 'maximum': 'minimum'}
-# Calls whose arguments may be swapped, or whose order says nothing.
+# Calls whose first two arguments are not swapped.
 _SYMMETRIC = {'add', 'maximum', 'minimum', 'min', 'max', 'map', 'cond'}
 
 
@@ -33,9 +33,9 @@ class Mutant(NamedTuple):
   """One wrong version of a module.
 
   Attributes:
-    line: Where it differs.
+    line: Line of the change.
     what: The expression before and after.
-    text: The whole module.
+    text: Source of the changed module.
   """
 
   line: int
@@ -44,7 +44,7 @@ class Mutant(NamedTuple):
 
 
 def _name(call: ast.Call) -> str:
-  """The last part of what is called."""
+  """The last part of the called function's name."""
   func = call.func
   return getattr(func, 'attr', getattr(func, 'id', ''))
 
@@ -132,10 +132,10 @@ def mutants(text: str) -> list[Mutant]:
   """All mutants of a module.
 
   Args:
-    text: The module.
+    text: Source of the module.
 
   Returns:
-    Those that differ from it, in the order of their places.
+    The mutants that differ from it, in the order of the changed expressions.
   """
   tree = ast.parse(text)
   places, factors = list(_places(tree)), _factors(tree)
@@ -158,7 +158,7 @@ def _replaced(tree: ast.Module, place: ast.expr, version: ast.expr) -> str:
     def visit(self, node):
       return version if node is place else self.generic_visit(node)
 
-  # The transformer changes the tree: what it has changed is put back after.
+  # The transformer changes a copy of the tree that shares these two nodes.
   memo = {id(place): place, id(version): version}
   return ast.unparse(
       ast.fix_missing_locations(Replace().visit(copy.deepcopy(tree, memo)))

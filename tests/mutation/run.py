@@ -1,12 +1,12 @@
-"""Which small wrong changes of a method its tests notice.
+"""Checks which small wrong changes of a method its tests notice.
 
   python -m tests.mutation.run --methods=fedprox,fedin --number=10 --seed=0
 
 Each mutant of a file of a method is put into a copy of the repository. The
 method's own test files run first, then the shared ones on this method. A
-mutant that all of these pass has survived: a test is missing, or the change
-makes no difference. Results go to a JSON file a method; those that are there
-are not run again.
+mutant survives if all of them pass: a test is missing, or the change makes no
+difference. Results go to one JSON file per method; existing ones are not run
+again.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def own_tests(method: str) -> list[str]:
 
 
 def is_killed(copy: pathlib.Path, method: str, timeout: float) -> str:
-  """By which tests the mutant in a copy is noticed; '' if by none."""
+  """Which tests notice the mutant in a copy: 'own' or 'suite', '' for none."""
   command = [sys.executable, '-m', 'pytest', '-n', '0', '-x', '-q']
   for name, tests in (
       ('own', own_tests(method)),
@@ -79,11 +79,11 @@ def try_method(method: str, number: int, seed: int, timeout: float):
   Args:
     method: A key of `ALGORITHMS`.
     number: Mutants to try.
-    seed: Of the choice among all mutants.
+    seed: Seed of the choice among all mutants.
     timeout: Seconds after which tests count as failed.
 
   Yields:
-    A dict a mutant: file, line, change, and by which tests it was noticed.
+    A dict per mutant: file, line, change, and which tests noticed it.
   """
   found = [
       (path, mutant)

@@ -1,4 +1,4 @@
-"""The mutation run makes the changes that it says."""
+"""The mutants of a module, and the files of a method that have mutants."""
 
 import pytest
 

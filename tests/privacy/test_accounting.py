@@ -1,4 +1,4 @@
-"""Privacy of a run: against closed forms and published values."""
+"""Privacy accounting of a run, against closed forms and published values."""
 
 import math
 
@@ -17,7 +17,7 @@ def test_epsilon_is_the_inverse_of_delta():
       assert found == pytest.approx(delta, rel=1e-8)
   sigma = privacy.analytic_gaussian_sigma(0.1, 10.0, 1e-6)
   assert privacy.gaussian_epsilon(sigma, 0.1, 1e-6) == pytest.approx(10)
-  # So little is told that delta alone covers it: delta(0) is 0.004.
+  # delta(0) is 0.004, so that delta alone covers the release.
   assert privacy.gaussian_epsilon(1.0, 0.005, 0.01) == 0
 
 
@@ -39,7 +39,7 @@ def accountants(request):
 
 
 def test_dp_of_whole_batches_is_that_of_one_gaussian():
-  """T releases of k vectors are one with sigma / sqrt(T k)."""
+  """T releases of k vectors equal one with sigma / sqrt(T k)."""
   for rounds, released in ((1, 1), (5, 2)):
     want = privacy.gaussian_epsilon(
         0.3 / math.sqrt(rounds * released), 0.1, 1e-5
@@ -52,7 +52,7 @@ def test_dp_of_whole_batches_is_that_of_one_gaussian():
 
 
 def moments(sigma, q, steps, delta):
-  """Epsilon as Abadi et al. have computed it, and with a tighter last step."""
+  """Epsilon by the formula of Abadi et al., and with a tighter last step."""
   best = []
   for order in range(2, 65):
     k = np.arange(order + 1)
@@ -88,7 +88,7 @@ def test_dp_of_sampling_is_the_published_one(sigma, q, steps, published):
 
 
 def test_dp_of_samples_without_replacement():
-  """Less than of all examples, more for more of them; C and sigma scale."""
+  """Epsilon grows with the sampling rate; only the ratio sigma / C matters."""
   def epsilon(rate, scale=1.0):
     return privacy.run_epsilon(
         2.0 * scale, scale, 1e-5, rounds=3, sampling_rate=rate
@@ -135,6 +135,6 @@ def test_dp_table_of_the_papers_setting():
   )
   values = [float(row[-1]) for row in table[1:]]
   assert values[:2] == [10.0, 10.25]
-  # All rounds of both features are no guarantee at all.
+  # Over all rounds, with both features, there is no useful guarantee.
   assert values[3] > 200 and values[2] < values[4] < values[3]
   assert 'not valid from 1 on' in table[1][1]

@@ -113,7 +113,7 @@ def test_clipping_takes_the_norm_over_all_but_the_batch():
 def test_clipping_has_finite_gradients():
   x = jnp.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
   jacobian = jax.jacobian(lambda x: privacy.clip_features(x, 1.0))(x)
-  # A long example only turns: (I - u u^T) / ||x||. A short one is untouched.
+  # Clipped: the Jacobian is (I - u u^T) / ||x||. A short one is not changed.
   u = np.array([0.6, 0.8])
   np.testing.assert_allclose(
       jacobian[0, :, 0], (np.eye(2) - np.outer(u, u)) / 5, atol=1e-6
@@ -135,7 +135,7 @@ def test_sigma_of_the_papers_example():
   np.testing.assert_allclose(got, 0.10598, atol=5e-6)
   base_two = 0.2 * np.sqrt(2 * np.log2(1.25e6)) / 10
   np.testing.assert_allclose(base_two, 0.12729, atol=5e-6)
-  # Outside its theorem the formula promises too much.
+  # Outside its theorem's range the formula does not reach delta = 1e-6.
   np.testing.assert_allclose(
       privacy.gaussian_delta(got, 0.1, 10.0), 1.9e-6, rtol=0.05
   )
