@@ -13,7 +13,8 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data import sources
 from fedjax_het.data.partition import PARTITIONS
-from tests.test_docs import DOCS, README, examples, execute, shell_lines
+from fedjax_het.models import MODELS
+from tests.test_docs import DOCS, README, examples, shell_lines
 
 # A program of `launch` with its arguments.
 LAUNCHED = re.compile(r'(?:python -m launch\.|fedjax-het )([\w-]+)(.*)')
@@ -24,13 +25,22 @@ OTHERS = re.compile(
 )
 # What a reader puts in.
 NUMBERS = {'--num_processes=N': '2', '--process_id=I': '0'}
-# Files of a page that its commands name: {page: {file: example}}.
+# Files of a page that its commands name or import: {page: {file: example}}.
 FILES = {
-    'first_algorithm': {'configs/fedmedian.py': 'config'},
+    'adding_a_model': {'my_config.py': 'named', 'my_file.py': 'function'},
+    'first_algorithm': {'my_config.py': 'config', 'fedmedian.py': 'algorithm'},
     'optimizers': {'mine.py': 'mine'},
     'partition': {'my_config.py': 'function'},
     'tutorial': {'my_config.py': 'config', 'my_net.py': 'net'},
+    'your_data': {'my_config.py': 'source'},
 }
+# What these files add.
+ADDED = (
+    (ALGORITHMS, 'fedmedian'),
+    (MODELS, 'net'),
+    (PARTITIONS, 'by_class'),
+    (sources.DATASETS, 'pixels'),
+)
 
 
 def commands():
@@ -100,18 +110,17 @@ def _launch_modules():
 
 @pytest.mark.parametrize('page, name, args', commands())
 def test_every_command_is_accepted(page, name, args, tmp_path, monkeypatch):
-  # Entries that examples add are removed afterwards.
-  for known, entry in (ALGORITHMS, 'fedmedian'), (PARTITIONS, 'by_class'):
+  for known, entry in ADDED:  # They are removed afterwards.
     monkeypatch.setitem(known, entry, None)
     del known[entry]
   monkeypatch.chdir(tmp_path)
   for file, example in FILES.get(page.stem, {}).items():
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
-    path.write_text(examples(page)[example])
-  if page.stem == 'first_algorithm':
-    code = examples(page)
-    ALGORITHMS['fedmedian'] = execute(code['algorithm'])['fedmedian']
+    text = examples(page)[example]
+    if example == 'function' and file == 'my_file.py':  # In two blocks.
+      text = examples(page)['module'] + text
+    path.write_text(text)
   with parsed(name, args) as program:
     given = {flag: flags.FLAGS[flag].value for flag in flags.FLAGS}
     if given.get('config') is not None:
