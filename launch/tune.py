@@ -3,7 +3,7 @@ r"""Measures this machine's speeds, which runs with `auto` follow on a CPU.
   python -m launch.tune
   python -m launch.tune --show
 
-Times local training of six small nets with XLA's and oneDNN's convolutions,
+Times local training of seven small nets with XLA's and oneDNN's convolutions,
 on one device and on one device per core (at most 16), in about a minute. Let
 the machine be idle. The speeds are a file in the user's cache folder, for this
 processor, number of cores and version of jaxlib. New runs then take the form

@@ -76,6 +76,9 @@ _NETS = {
     'wide convolutions': _Work(
         functools.partial(_part, 'resnet10', 2, 4), 16, 4
     ),
+    'thin convolutions, small maps': _Work(
+        functools.partial(_whole, 'simple_cnn', (32, 32, 3)), 64, 4
+    ),
     'wide convolutions, large maps': _Work(
         functools.partial(_whole, 'fedhe_cnn0', (28, 28, 1)), 50, 1
     ),

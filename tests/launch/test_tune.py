@@ -36,7 +36,7 @@ def test_measured_once_and_shown(tmp_path):
   (path,) = tmp_path.iterdir()
   assert measured.stdout.splitlines()[-1].endswith(str(path))
   found = json.loads(path.read_text())
-  assert len(found['cases']) == 6
+  assert len(found['cases']) == 7
   for case in found['cases'].values():
     assert {row['devices'] for row in case['rows']} == {1, found['devices']}
   shown = run(tmp_path, '--show')
