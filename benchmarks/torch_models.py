@@ -13,12 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks import torch_fedin
-from fedjax_het.models import BlockModel, resnet, vit
+from fedjax_het.models import BlockModel
 from fedjax_het.models import preresnet as pre
 from fedjax_het.models.fedhe_cnn import Unit
 from fedjax_het.models.layers import Flatten, GlobalPool, Linear
 from fedjax_het.models.mlp import Layer
+from fedjax_het.models.resnet import BasicBlock, Stem
 from fedjax_het.models.simple_cnn import ConvUnit, Hidden
+from fedjax_het.models.vit import Embed, EncoderBlock, Token
 
 
 def _conv(num_in, num_out, kernel, stride=1, padding=None, bias=False):
@@ -146,7 +148,7 @@ class Dense(nn.Module):
 class ResNetStem(nn.Module):
   """Convolution, norm, ReLU and, maybe, a 3x3 max-pool of stride 2."""
 
-  def __init__(self, block: resnet.Stem, shape):
+  def __init__(self, block: Stem, shape):
     super().__init__()
     bias = block.use_bias or block.norm == 'none'
     self.conv = _conv(
@@ -159,16 +161,16 @@ class ResNetStem(nn.Module):
     return functional.max_pool2d(x, 3, 2, 1) if self.pool else x
 
 
-def _basic_block(block: resnet.BasicBlock, shape):
+def _basic_block(block: BasicBlock, shape):
   if block.norm != 'batch' or block.shortcut != 'B':
     raise ValueError('Only batch norm and shortcuts of type B are mirrored.')
   return torch_fedin.BasicBlock(shape[-1], block.features, block.stride)
 
 
-class Embed(nn.Module):
+class EmbedPatches(nn.Module):
   """Patches as tokens behind a class token, plus positions."""
 
-  def __init__(self, block: vit.Embed, shape):
+  def __init__(self, block: Embed, shape):
     super().__init__()
     height, width, channels = shape
     tokens = 1 + height // block.patch * (width // block.patch)
@@ -185,7 +187,7 @@ class Embed(nn.Module):
 class Encoder(nn.Module):
   """x += attention(norm(x)); x += mlp(norm(x)), with exact GELU."""
 
-  def __init__(self, block: vit.EncoderBlock, shape):
+  def __init__(self, block: EncoderBlock, shape):
     super().__init__()
     dim = shape[-1]
     self.heads = block.heads
@@ -204,10 +206,10 @@ class Encoder(nn.Module):
     return x + self.mlp2(functional.gelu(self.mlp1(self.norm2(x))))
 
 
-class Token(nn.Module):
+class ClassToken(nn.Module):
   """The final norm of the class token."""
 
-  def __init__(self, block: vit.Token, shape):
+  def __init__(self, block: Token, shape):
     super().__init__()
     del block
     self.norm = nn.LayerNorm(shape[-1], eps=1e-6)
@@ -228,14 +230,14 @@ _MIRRORS = {
     ConvUnit: ValidConv,
     Hidden: Dense,
     Layer: Dense,
-    resnet.Stem: ResNetStem,
-    resnet.BasicBlock: _basic_block,
+    Stem: ResNetStem,
+    BasicBlock: _basic_block,
     GlobalPool: lambda block, shape: nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),
-    vit.Embed: Embed,
-    vit.EncoderBlock: Encoder,
-    vit.Token: Token,
+    Embed: EmbedPatches,
+    EncoderBlock: Encoder,
+    Token: ClassToken,
     Flatten: lambda block, shape: nn.Flatten(),
     Linear: _linear,
 }
