@@ -25,7 +25,6 @@ ZOO = NETS | {
     'resnet10': (16, optax.adam),
     'resnet26': (16, optax.adam),
     'fedhe_cnn0': (50, optax.adam),
-    'resnet14_mnist': (32, functools.partial(optax.sgd, momentum=0.9)),
     'mlp': (32, optax.sgd),
     'vit_s8': (16, optax.sgd),
 }
