@@ -208,15 +208,17 @@ def test_tables():
       ('a', 'flwr'): _row(50.0, versions={'flwr': '1.2'}),
       ('a', 'pfl'): dict(error='cannot be installed: no'),
       ('a', 'default'): _row(200.0, first_round_warm=1.0),
+      ('a', 'tuned'): _row(250.0),
       ('a', 'onednn'): _row(300.0),
       ('d', 'torch'): _row(10.0),
       ('d', 'default'): _row(20.0),
   }
   lines = table.summary(found, 'cpu').splitlines()[2:]
   assert lines == [
-      '| a | 100 | 50 | - | - | - | 200 (4.00) | 300 (6.00) | onednn | '
-      '2.0 / 1.0 |',
-      '| d | 10 | - | - | - | - | 20 (2.00) | 20 (2.00) | default | 2.0 / - |',
+      '| a | 100 | 50 | - | - | - | 200 (4.00) | 250 (5.00) | 300 (6.00) | '
+      'onednn | 2.0 / 1.0 |',
+      '| d | 10 | - | - | - | - | 20 (2.00) | - | 20 (2.00) | default | '
+      '2.0 / - |',
   ]
   text = table.report(found, 'cpu', 1)
   assert 'At most 1 local epochs.' in text
