@@ -27,6 +27,7 @@ jax.config.update('jax_num_cpu_devices', 4)
 # Tracing makes many objects and little garbage, and no test reads the lines
 # that programs note of where they come from: together a fifth of the time.
 gc.set_threshold(200_000, 50, 100)
+os.environ['JAX_TRACEBACK_IN_LOCATIONS_LIMIT'] = '0'
 jax.config.update('jax_traceback_in_locations_limit', 0)
 # Compiled programs are kept between test runs; delete the folder to start anew.
 # Operations that run by themselves are not: most take longer to write.
@@ -46,25 +47,18 @@ _MOST_BYTES = 3 << 30
 
 # Half of the operations of a round of tiny nets are those of JAX's default
 # generator of random numbers. Tests compare what is made of the same numbers,
-# so that one with less to compile serves as well. Programs that tests start
-# have the users', and all tests have the one that the environment names. Not
-# all versions of JAX have this one.
-_GENERATOR = jax.config.jax_default_prng_impl
-if (
-    jax.__version_info__ >= (0, 10, 2)
-    and 'JAX_DEFAULT_PRNG_IMPL' not in os.environ
-):
-  _GENERATOR = 'philox2x32'
+# so that one with less to compile serves as well, also in the programs that
+# tests start. All have the one that the environment names. Not all versions of
+# JAX have this one.
+if jax.__version_info__ >= (0, 10, 2):
+  os.environ.setdefault('JAX_DEFAULT_PRNG_IMPL', 'philox2x32')
+  jax.config.update(
+      'jax_default_prng_impl', os.environ['JAX_DEFAULT_PRNG_IMPL']
+  )
 
 
 def pytest_configure(config):
-  """Slow tests have the users' generator, but for those that use `philox`.
-
-  XLA does not compile the other for several devices. Their files are not sorted
-  by the number of tests: few tests of a file may take minutes.
-  """
-  if config.option.markexpr == 'not slow':
-    jax.config.update('jax_default_prng_impl', _GENERATOR)
+  """Files are not sorted by their number of tests: a few may take minutes."""
   if config.option.markexpr == 'slow':
     config.option.loadscopereorder = False
 
@@ -107,16 +101,9 @@ def optimised():
 
 
 @pytest.fixture
-def philox():
-  """The default tests' generator, for a slow test on one device."""
-  with jax.default_prng_impl(_GENERATOR):
-    yield
-
-
-@pytest.fixture(scope='module')
-def philox_of_a_file():
-  """The same for all tests of a file, and what they share."""
-  with jax.default_prng_impl(_GENERATOR):
+def users_generator():
+  """JAX's default generator; XLA compiles no other for several devices."""
+  with jax.default_prng_impl('threefry2x32'):
     yield
 
 

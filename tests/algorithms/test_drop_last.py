@@ -13,8 +13,6 @@ from tests.algorithms.suite import NUM_PUBLIC, make
 from tests.algorithms.test_suite import federate
 from tests.tiny import SIZES, tiny_data
 
-pytestmark = pytest.mark.usefixtures('philox')
-
 # The second client of the second group has 3 of the 4 examples of a batch.
 CLIENT = SIZES.index(3)
 

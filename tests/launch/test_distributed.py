@@ -17,7 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = ('--config=tests/launch/tiny_config.py',)
 
 
-SETTINGS = dict(jax_persistent_cache_min_compile_time_secs=0.0)
+SETTINGS = dict(
+    jax_persistent_cache_min_compile_time_secs=0.0,
+    jax_default_prng_impl='threefry2x32',  # For several devices.
+)
 
 
 @pytest.fixture(scope='module', autouse=True)
