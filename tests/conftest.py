@@ -118,12 +118,10 @@ def not_stored():
 
 @pytest.fixture(scope='module')
 def undrawn():
-  """Reports of runs without pictures, which take longer than a tiny run."""
-  from fedjax_het.analysis import pictures
+  """Reports of runs without pictures."""
+  from tests.experiment.tiny_runs import without_pictures
 
-  with pytest.MonkeyPatch.context() as patch:
-    for name in filter(lambda n: n.startswith('draw_'), pictures.__all__):
-      patch.setattr(pictures, name, lambda *args, **kwargs: None)
+  with without_pictures():
     yield
 
 

@@ -23,7 +23,7 @@ def tiny(method, **partition):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _programs():
+def _programs(undrawn):
   with compiled_once():
     yield
 
