@@ -28,6 +28,7 @@ jax.config.update('jax_num_cpu_devices', 4)
 # locations in compiled programs. Both settings together save a fifth of the
 # time.
 gc.set_threshold(200_000, 50, 100)
+os.environ['JAX_TRACEBACK_IN_LOCATIONS_LIMIT'] = '0'
 jax.config.update('jax_traceback_in_locations_limit', 0)
 # Compiled programs are kept between test runs; delete the folder to start anew.
 # Programs that compile in less than 0.1 s, such as single operations, are not
@@ -49,25 +50,18 @@ _MOST_BYTES = 3 << 30
 
 # JAX's default random number generator makes up half of the operations of a
 # round of tiny nets. Tests compare results of the same numbers, so a generator
-# with less to compile serves as well. Programs that tests start keep the
-# default, and JAX_DEFAULT_PRNG_IMPL overrides this choice. Not all versions of
-# JAX have this generator.
-_GENERATOR = jax.config.jax_default_prng_impl
-if (
-    jax.__version_info__ >= (0, 10, 2)
-    and 'JAX_DEFAULT_PRNG_IMPL' not in os.environ
-):
-  _GENERATOR = 'philox2x32'
+# with less to compile serves as well, also in the programs that tests start.
+# JAX_DEFAULT_PRNG_IMPL overrides this choice. Not all versions of JAX have this
+# generator.
+if jax.__version_info__ >= (0, 10, 2):
+  os.environ.setdefault('JAX_DEFAULT_PRNG_IMPL', 'philox2x32')
+  jax.config.update(
+      'jax_default_prng_impl', os.environ['JAX_DEFAULT_PRNG_IMPL']
+  )
 
 
 def pytest_configure(config):
-  """Sets the generator; slow tests keep JAX's, except those using `philox`.
-
-  XLA cannot compile philox2x32 for several devices. Files of slow tests are not
-  sorted by their number of tests: a file's few tests may take minutes.
-  """
-  if config.option.markexpr == 'not slow':
-    jax.config.update('jax_default_prng_impl', _GENERATOR)
+  """Files are not sorted by their number of tests: a few may take minutes."""
   if config.option.markexpr == 'slow':
     config.option.loadscopereorder = False
 
@@ -110,16 +104,9 @@ def optimised():
 
 
 @pytest.fixture
-def philox():
-  """The generator of the fast tests, for a slow test on one device."""
-  with jax.default_prng_impl(_GENERATOR):
-    yield
-
-
-@pytest.fixture(scope='module')
-def philox_of_a_file():
-  """The same for all tests of a file and their module fixtures."""
-  with jax.default_prng_impl(_GENERATOR):
+def users_generator():
+  """JAX's default generator; XLA compiles no other for several devices."""
+  with jax.default_prng_impl('threefry2x32'):
     yield
 
 
@@ -134,12 +121,10 @@ def not_stored():
 
 @pytest.fixture(scope='module')
 def undrawn():
-  """Omits the pictures of reports; drawing takes longer than a tiny run."""
-  from fedjax_het.analysis import pictures
+  """Omits the pictures of reports."""
+  from tests.experiment.tiny_runs import without_pictures
 
-  with pytest.MonkeyPatch.context() as patch:
-    for name in filter(lambda n: n.startswith('draw_'), pictures.__all__):
-      patch.setattr(pictures, name, lambda *args, **kwargs: None)
+  with without_pictures():
     yield
 
 

@@ -125,7 +125,7 @@ def test_the_commands_run(tmp_path, monkeypatch):
   for arguments in (
       ['configs/fedavg.py:quick', 'dataset=npz', 'data_file=cancer.npz'],
       ['configs/fedin.py:file=parts.json', 'personal_test=true',
-       'num_rounds=1'],
+       'num_rounds=1', 'local.epochs=1'],
   ):  # fmt: skip
     config, *entries = arguments
     done = subprocess.run(

@@ -77,7 +77,9 @@ def all_forms(family: str, quick: bool) -> list[Form]:
   mappings = ('map', 'vmap2') if quick else MAPPINGS
   forms = [Form(m, way, 'default') for m in mappings for way in ways]
   if quick:
-    return [*forms, Form('map', ways[-1], 'bfloat16')]
+    if family == QUICK_FAMILIES[0]:
+      forms.append(Form('map', 'native', 'bfloat16'))
+    return forms
   return forms + [
       form._replace(matmul=m) for m in MATMULS[1:] for form in forms
   ]

@@ -13,8 +13,6 @@ from tests.algorithms.suite import NUM_PUBLIC, make
 from tests.algorithms.test_suite import federate
 from tests.tiny import SIZES, tiny_data
 
-pytestmark = pytest.mark.usefixtures('philox')
-
 # The second client of the first group has 3 examples; a batch has 4.
 CLIENT = SIZES.index(3)
 

@@ -339,7 +339,6 @@ def test_80000_numbers_and_the_subsets_go_up_and_a_seed_more_comes_down():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('philox')
 def test_training_stops_when_the_held_out_tenth_gains_no_more():
   """With a learning rate of 0 nothing improves after the first epoch."""
   model = tiny_model(1, norm=False)

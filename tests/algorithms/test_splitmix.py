@@ -151,10 +151,7 @@ def test_the_bases_of_a_client_are_distinct():
   assert sorted(choose(key, 3, 4, 4).tolist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    'backend', ['map', pytest.param('shard_map', marks=pytest.mark.slow)]
-)
-def test_first_choices_of_sampled_cohorts_are_balanced(backend):
+def check_first_choices(backend):
   """Three of six clients train one base each: all three bases move."""
   federation = one_model_federation(norm=False)
   algorithm = splitmix(
@@ -164,11 +161,22 @@ def test_first_choices_of_sampled_cohorts_are_balanced(backend):
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=3, backend=backend
   )
+  keys = [jax.random.key(i) for i in (1, 2)]
   for _ in range(3):
     before = jax.device_get(state.server.bases.params['head']['bias'])
-    state, _ = run_round(state, tiny_data(), *KEYS)
+    state, _ = run_round(state, tiny_data(), *keys)
     after = jax.device_get(state.server.bases.params['head']['bias'])
     assert np.all(np.any(after != before, axis=1))
+
+
+def test_first_choices_of_sampled_cohorts_are_balanced():
+  check_first_choices('map')
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('users_generator')
+def test_first_choices_are_balanced_on_several_devices():
+  check_first_choices('shard_map')
 
 
 def test_budgets_are_exact():

@@ -1,13 +1,13 @@
 """The accelerator command: verdicts, the library's table, and whole runs."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.accelerator import __main__ as command
 from benchmarks.accelerator import agreement, apply, plan, report, tasks
 from fedjax_het.kernels import auto
 
@@ -125,39 +125,46 @@ def test_a_cell_of_the_table_is_ended_and_goes_on(tmp_path, monkeypatch):
     tasks.table_cell(**cell, row='FedAv', seconds=200.0)
 
 
-def bench(*args):
-  return subprocess.run(
-      [sys.executable, '-m', 'benchmarks.accelerator', *args],
-      cwd=ROOT, env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+@pytest.mark.slow
+def test_a_quick_run_on_a_cpu_and_its_continuation(
+    tmp_path, monkeypatch, capsys
+):
+  """The second and later commands run in this process."""
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.setattr(command.signal, 'signal', lambda *_: None)
+  arguments = ['--quick', f'--out={tmp_path}']
+  begun = subprocess.run(
+      [sys.executable, '-m', 'benchmarks.accelerator', *arguments,
+       '--reference'],
       capture_output=True, text=True, timeout=500,
   )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_quick_run_on_a_cpu_and_its_continuation(tmp_path):
-  begun = bench('--quick', f'--out={tmp_path}', '--reference')
   assert begun.returncode == 0, begun.stderr
-  first = bench('--quick', f'--out={tmp_path}', '--minutes=8')
-  assert first.returncode == 0, first.stderr
+
+  def bench(*more):
+    monkeypatch.setattr(sys, 'argv', ['accelerator', *more])
+    command.main()
+    return capsys.readouterr().out
+
+  first = bench(*arguments, '--minutes=8')
   found = json.loads((tmp_path / 'results.json').read_text())
   results = found['results']
   want = {step.name for step in plan.plan(results, quick=True, kind='cpu')}
   assert set(results) == want
   bad = {k: r for k, r in results.items() if r['status'] == 'failed'}
-  assert not bad, first.stdout
+  assert not bad, first
   assert {r['status'] for r in results.values()} <= {'ok', 'skipped'}
   assert found['device']['kind'] == 'cpu' and found['choice'] is not None
   for section in plan.SECTIONS:
     assert any(name.startswith(f'{section}/') for name in results)
-  assert first.stdout.count('| agrees |') == 2
-  assert results['table/FedIN/fashion_mnist_iid']['rounds'] == 2
+  assert first.count('| agrees |') == 2
+  assert results['table/FedAvg/fashion_mnist_iid']['rounds'] == 2
   empty, warm = (results[f'start/{c} cache'] for c in ('empty', 'warm'))
   assert 0 < warm['first_round'] < empty['first_round']
-  again = bench('--quick', f'--out={tmp_path}')
-  assert again.returncode == 0
   # Only the check of the device is left.
-  assert [line for line in again.stdout.splitlines() if ' s  ' in line] == [
-      line for line in again.stdout.splitlines() if ' s  device ok' in line
-  ]
-  other = bench(f'--out={tmp_path}')
-  assert other.returncode == 2 and 'holds a quick run on cpu' in other.stderr
+  again = [line for line in bench(*arguments).splitlines() if ' s  ' in line]
+  assert again == [line for line in again if ' s  device ok' in line]
+  with pytest.raises(SystemExit) as end:
+    bench(f'--out={tmp_path}')
+  assert end.value.code == 2
+  assert 'holds a quick run on cpu' in capsys.readouterr().err

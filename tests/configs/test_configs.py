@@ -323,7 +323,7 @@ def test_unknown_variants_are_refused_with_the_list():
     load('fedin').get_config('shards,iid')
 
 
-@pytest.mark.usefixtures('undrawn', 'philox')
+@pytest.mark.usefixtures('undrawn')
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
     for name in METHODS

@@ -37,7 +37,15 @@ def first_state(algorithm, federation, data):
   return asynchronous.init_async_state(algorithm, federation, state, data)
 
 
-def run(algorithm, federation, data, events, through_host=False, **options):
+def run(
+    algorithm,
+    federation,
+    data,
+    events,
+    through_host=False,
+    key=KEY,
+    **options,
+):
   """Returns the state after all events, on the host, and the reports."""
   run_round = asynchronous.make_async_round(
       algorithm,
@@ -49,7 +57,7 @@ def run(algorithm, federation, data, events, through_host=False, **options):
   for one in events:
     if through_host:
       state = jax.tree.map(jnp.asarray, jax.device_get(state))
-    state, report = run_round(state, data, KEY, one)
+    state, report = run_round(state, data, key, one)
     reports.append(jax.device_get(report))
   return jax.device_get(state), reports
 
@@ -184,21 +192,28 @@ def test_agrees_with_a_plain_event_queue(federation, data, reference, limit):
   assert_close(state.server, history[-1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('backend', 'chunk'),
-    [
-        ('vmap', 2),
-        pytest.param('shard_map', None, marks=pytest.mark.slow),
-    ],
-)
-def test_backends_agree(federation, data, stale, reference, backend, chunk):
+def check_backend(federation, data, stale, reference, backend, key=KEY):
   algorithm = ALGORITHMS['fedasync'](federation)
   got, reports = run(
-      algorithm, federation, data, stale, backend=Backend(backend, chunk)
+      algorithm, federation, data, stale, key=key, backend=backend
   )
   # Not compared: visits in flight, which no upload has used yet.
   assert_close(got[:3], reference[0][:3], rtol=1e-5, atol=1e-6)
   assert_close(reports, reference[1], rtol=1e-5, atol=1e-6)
+
+
+def test_backends_agree(federation, data, stale, reference):
+  check_backend(federation, data, stale, reference, Backend('vmap', 2))
+
+
+@pytest.mark.slow
+def test_several_devices_agree(federation, data, stale, users_generator):
+  key = jax.random.key(1)
+  algorithm = ALGORITHMS['fedasync'](federation)
+  reference = run(algorithm, federation, data, stale, key=key)
+  check_backend(
+      federation, data, stale, reference, Backend('shard_map'), key
+  )
 
 
 def test_resume_is_exact(federation, data, stale, reference):

@@ -7,7 +7,11 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS, private
 from tests.experiment.test_config import message
-from tests.experiment.tiny_runs import tiny_config, without_seconds
+from tests.experiment.tiny_runs import (
+    tiny_config,
+    without_pictures,
+    without_seconds,
+)
 
 FLEET = dict(
     fast=dict(clients=3, examples_per_second=1000.0, drop_out=0.3),
@@ -55,12 +59,13 @@ def test_rows_carry_virtual_time(finished):
 def test_stopped_after_every_round_it_ends_alike(finished, tmp_path):
   folder, count = tmp_path / 'w', 0
   config = clock_config(checkpoint_every=100)
-  while not experiment.run(config, folder, stop=lambda: True).finished:
-    count += 1
-    if count == 2:  # A longer plan begins with the shorter one.
-      config.num_rounds = 3
-      assert experiment.run(config, folder).finished
-      config.num_rounds = 4
+  with without_pictures():
+    while not experiment.run(config, folder, stop=lambda: True).finished:
+      count += 1
+      if count == 2:  # A longer plan begins with the shorter one.
+        config.num_rounds = 3
+        assert experiment.run(config, folder).finished
+        config.num_rounds = 4
   assert count >= 2
   want = without_seconds(finished.workdir / 'metrics.jsonl')
   assert without_seconds(folder / 'metrics.jsonl') == want

@@ -315,6 +315,7 @@ def test_a_run_that_goes_on_keeps_its_form(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('undrawn', 'users_generator')
 def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
   """Even if other speeds have been measured since."""
   config = tiny_config(cohort_size=None, num_rounds=2, checkpoint_every=1)

@@ -11,7 +11,7 @@ from fedjax_het.experiment import programs
 from fedjax_het.experiment.build import build
 from tests.experiment.tiny_runs import tiny_config, without_seconds
 
-pytestmark = pytest.mark.usefixtures('undrawn')
+pytestmark = pytest.mark.usefixtures('undrawn', 'users_generator')
 
 
 def sharded(num_devices, monkeypatch):

@@ -221,7 +221,6 @@ def test_client_states_in_host_memory(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('philox')
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_stops_and_resumes_exactly(name, tmp_path):
   changes = dict(num_rounds=3, nonfinite='drop')
@@ -649,6 +648,7 @@ def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('users_generator')
 @pytest.mark.parametrize('backend', ['loop', 'shard_map'])
 def test_other_backends_resume_too(backend, tmp_path):
   # Not Adam, which amplifies rounding near zero to a whole step.

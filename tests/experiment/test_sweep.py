@@ -23,7 +23,7 @@ def tiny(method, **partition):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _programs(philox_of_a_file):
+def _programs(undrawn):
   with compiled_once():
     yield
 

@@ -12,6 +12,7 @@ from fedjax_het.reporting.summary import summarise
 from tests.experiment.tiny_runs import tiny_config
 from tests.test_docs import ROOT, examples, execute
 
+pytestmark = pytest.mark.usefixtures('undrawn')
 METHODS = ('fedavg', 'fedin', 'fedhe', 'fedepth')
 PAGE = ROOT / 'docs' / 'your_data.md'
 

@@ -20,7 +20,7 @@ def config(**changes):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _programs(philox_of_a_file):
+def _programs():
   with compiled_once():
     yield
 

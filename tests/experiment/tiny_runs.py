@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.analysis import pictures
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.experiment import runner
 
@@ -68,6 +69,15 @@ def compiled_once():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runner, 'compile_programs', once)
+    yield
+
+
+@contextlib.contextmanager
+def without_pictures():
+  """Reports have no pictures, which take longer than a tiny run."""
+  with pytest.MonkeyPatch.context() as patch:
+    for name in filter(lambda n: n.startswith('draw_'), pictures.__all__):
+      patch.setattr(pictures, name, lambda *args, **kwargs: None)
     yield
 
 

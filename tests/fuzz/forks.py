@@ -5,6 +5,7 @@ does each once. All processes compute on the CPU.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -13,9 +14,11 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
+from tests.experiment.tiny_runs import without_pictures
+
 _PRELOADED = (
     'fedjax_het.experiment', 'fedjax_het.experiment.sweep', 'matplotlib.pyplot',
-    'sklearn.datasets', 'fedjax_het.analysis.pictures',
+    'sklearn.datasets', 'fedjax_het.analysis.pictures', 'tests.fuzz.forks',
 )  # fmt: skip
 
 
@@ -34,14 +37,17 @@ def context():
   return forks
 
 
-def _become(name: str, args: Sequence[str], cwd: str, streams: str) -> None:
+def _become(
+    name: str, args: Sequence[str], cwd: str, streams: str, drawn: bool
+) -> None:
   """Runs `python -m launch.<name>` in this process."""
   os.chdir(cwd)
   for number, stream in ((1, 'out'), (2, 'err')):
     file = os.open(f'{streams}/{stream}', os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(file, number)
   sys.argv = [name, *args]
-  runpy.run_module(f'launch.{name}', run_name='__main__')
+  with contextlib.nullcontext() if drawn else without_pictures():
+    runpy.run_module(f'launch.{name}', run_name='__main__')
 
 
 class Begun:
@@ -51,18 +57,27 @@ class Begun:
     name: The program.
     args: Its arguments.
     cwd: Its working directory.
+    drawn: Whether its reports have pictures, see `without_pictures`.
     **settings: Entries of `jax.config` in its process.
   """
 
   def __init__(
-      self, name: str, args: Sequence[str], cwd: pathlib.Path, **settings
+      self,
+      name: str,
+      args: Sequence[str],
+      cwd: pathlib.Path,
+      drawn: bool = True,
+      **settings,
   ):
     self._streams = tempfile.TemporaryDirectory()
     self._process = context().Process(
         target=_on_the_cpu,
-        args=(_become, name, [*map(str, args)], str(cwd), self._streams.name),
+        args=(
+            _become, name, [*map(str, args)], str(cwd), self._streams.name,
+            drawn,
+        ),
         kwargs=settings,
-    )
+    )  # fmt: skip
     self._process.start()
 
   def poll(self) -> int | None:

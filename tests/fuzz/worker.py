@@ -74,7 +74,12 @@ class Worker:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=writing,
-        env=dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)),
+        env=dict(
+            os.environ,
+            JAX_PLATFORMS='cpu',
+            JAX_DEFAULT_PRNG_IMPL='threefry2x32',  # For several devices.
+            PYTHONPATH=str(ROOT),
+        ),
     )
     os.close(writing)
     # The time limits do not include the start of Python and JAX.

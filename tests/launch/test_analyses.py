@@ -179,6 +179,7 @@ def test_networks_are_found_in_what_methods_evaluate(fedin):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('undrawn')
 def test_stored_runs_are_analysed(tmp_path):
   config = tiny_config('fedin', num_rounds=1, train_size=300)
   config.algorithm.noise = 0.8

@@ -17,7 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = ('--config=tests/launch/tiny_config.py',)
 
 
-SETTINGS = dict(jax_persistent_cache_min_compile_time_secs=0.0)
+SETTINGS = dict(
+    jax_persistent_cache_min_compile_time_secs=0.0,
+    jax_default_prng_impl='threefry2x32',  # For several devices.
+)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -31,7 +34,7 @@ def _programs(tmp_path_factory):
 
 def begin(*args, devices=1, cwd=ROOT):
   return forks.Begun(
-      'train', args, cwd, jax_num_cpu_devices=devices, **SETTINGS
+      'train', args, cwd, False, jax_num_cpu_devices=devices, **SETTINGS
   )
 
 
@@ -76,12 +79,31 @@ def one_process(folder, *args, devices=2):
   return out
 
 
+# Of the run with which all others of its config are compared.
+ROUNDS = 40
+
+
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   """The workdir of one process with two devices."""
   folder = tmp_path_factory.mktemp('distributed') / 'whole'
-  one_process(folder)
+  one_process(folder, f'--config.num_rounds={ROUNDS}')
   return folder
+
+
+def first_rows(whole, num_rounds):
+  """What one process with two devices writes of so many rounds."""
+  if num_rounds > ROUNDS:  # A run that was ended late.
+    whole = whole.with_name(f'rounds_{num_rounds}')
+    one_process(whole, f'--config.num_rounds={num_rounds}')
+  return [row for row in rows_of(whole) if row['round'] <= num_rounds]
+
+
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+  """The workdir of two processes, four rounds, and how each ended."""
+  workdir = tmp_path_factory.mktemp('distributed') / 'two'
+  return workdir, end(begin_two(*CONFIG, f'--workdir={workdir}'))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +133,11 @@ def test_a_wrong_address_is_one_line():
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_of_two_devices(whole, tmp_path):
-  workdir = tmp_path / 'two'
-  first, second = end(begin_two(*CONFIG, f'--workdir={workdir}'))
+def test_two_processes_equal_one_of_two_devices(whole, two, tmp_path):
+  workdir, (first, second) = two
   assert (first[0], second[0]) == (0, 0), first[2] + second[2]
-  assert rows_of(workdir) == rows_of(whole)
+  want = first_rows(whole, 4)
+  assert rows_of(workdir) == want
   # Only the first process prints.
   assert f'Report: {workdir}' in first[1] and 'Workdir: ' in first[2]
   assert 'Report' not in second[1] and not second[2]
@@ -123,8 +145,8 @@ def test_two_processes_equal_one_of_two_devices(whole, tmp_path):
   assert not (workdir / '.processes').exists()
   # The losses of one device are close.
   one_process(tmp_path / 'one', devices=1)
-  for row, want in zip(rows_of(tmp_path / 'one'), rows_of(whole), strict=True):
-    assert row['loss'] == pytest.approx(want['loss'], rel=1e-4)
+  for row, other in zip(rows_of(tmp_path / 'one'), want, strict=True):
+    assert row['loss'] == pytest.approx(other['loss'], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -150,15 +172,14 @@ def wait_for(workdir, lines, processes):
   raise AssertionError('The run has written nothing for two minutes.')
 
 
-LONG = ('--config.num_rounds=100000', '--config.eval_every=1000')
+LONG = '--config.num_rounds=100000'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
-def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
+def test_one_is_killed_and_the_run_goes_on(whole, tmp_path, victim):
   workdir = tmp_path / 'w'
-  command = (*CONFIG, *LONG, f'--workdir={workdir}')
-  processes = begin_two(*command)
+  processes = begin_two(*CONFIG, LONG, f'--workdir={workdir}')
   wait_for(workdir, 4, processes)
   processes[victim].send_signal(signal.SIGKILL)
   begin_waiting = time.monotonic()
@@ -173,17 +194,17 @@ def test_one_is_killed_and_the_run_goes_on(tmp_path, victim):
       for p in (workdir / 'checkpoints').iterdir()
       if p.name.isdigit()
   ]
-  more = (f'--config.num_rounds={max(steps) + 2}', '--config.eval_every=1000')
-  ends = end(begin_two(*CONFIG, *more, f'--workdir={workdir}'))
+  last = max(steps) + 2
+  more = f'--config.num_rounds={last}'
+  ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
   assert [e[0] for e in ends] == [0, 0], ends
-  one_process(tmp_path / 'whole', *more)
-  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
+  assert rows_of(workdir) == first_rows(whole, last)
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_left_by_all(whole, tmp_path):
+def test_a_damaged_checkpoint_is_left_by_all(whole, two, tmp_path):
   workdir, more = tmp_path / 'w', '--config.num_rounds=5'
-  shutil.copytree(whole, workdir)
+  shutil.copytree(two[0], workdir)
   files = [p for p in (workdir / 'checkpoints' / '4').rglob('*') if p.is_file()]
   os.truncate(max(files, key=lambda path: path.stat().st_size), 10)
   ends = end(begin_two(*CONFIG, more, f'--workdir={workdir}'))
@@ -192,14 +213,13 @@ def test_a_damaged_checkpoint_is_left_by_all(whole, tmp_path):
   assert 'going back to that of round 2' in ends[0][2]
   assert 'Warning: ' not in ends[1][2]
   assert (workdir / 'checkpoints' / 'damaged-4').is_dir()
-  one_process(tmp_path / 'whole', more)
-  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
+  assert rows_of(workdir) == first_rows(whole, 5)
 
 
 @pytest.mark.slow
-def test_stops_together_and_goes_on_in_one_process(tmp_path):
+def test_stops_together_and_goes_on_in_one_process(whole, tmp_path):
   workdir = tmp_path / 'w'
-  processes = begin_two(*CONFIG, *LONG, f'--workdir={workdir}')
+  processes = begin_two(*CONFIG, LONG, f'--workdir={workdir}')
   wait_for(workdir, 4, processes)
   processes[1].send_signal(signal.SIGTERM)
   first, second = end(processes, timeout=60)
@@ -207,10 +227,8 @@ def test_stops_together_and_goes_on_in_one_process(tmp_path):
   done = rows_of(workdir)[-1]['round']
   assert f'Stopped after round {done} of 100000.' in first[1]
   assert 'Stopping after this round' in second[2]
-  more = (f'--config.num_rounds={done + 1}', '--config.eval_every=1000')
-  one_process(workdir, *more)
-  one_process(tmp_path / 'whole', *more)
-  assert rows_of(workdir) == rows_of(tmp_path / 'whole')
+  one_process(workdir, f'--config.num_rounds={done + 1}')
+  assert rows_of(workdir) == first_rows(whole, done + 1)
 
 
 @pytest.mark.slow

@@ -300,21 +300,22 @@ def wait_for(workdir, size, process):
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_exactly(tmp_path):
-  whole = fork(*LONG, f'--workdir={tmp_path / "whole"}', cwd=ROOT)
-  assert whole.returncode == 0, whole.stderr
+  args = (*LONG, f'--workdir={tmp_path / "whole"}')
+  whole = forks.Begun('train', args, ROOT, drawn=False).end()
+  assert whole.code == 0, whole.err
   workdir = tmp_path / 'killed'
   args = (*LONG, f'--workdir={workdir}')
   # Delays after the first new line, to hit rounds, lines and checkpoints.
   for delay in (0.0, 0.21, 0.37, 0.5):
     path = workdir / 'metrics.jsonl'
     size = path.stat().st_size if path.exists() else 0
-    process = forks.Begun('train', args, ROOT)
+    process = forks.Begun('train', args, ROOT, drawn=False)
     wait_for(workdir, size, process)
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
     process.end()
-  last = fork(*args, cwd=ROOT)
-  assert last.returncode == 0, last.stderr
+  last = forks.Begun('train', args, ROOT, drawn=False).end()
+  assert last.code == 0, last.err
   assert rows_of(workdir) == rows_of(tmp_path / 'whole')
 
 

@@ -14,7 +14,11 @@ from tests.experiment.test_form import table
 def run(folder, *flags):
   return subprocess.run(
       [sys.executable, '-m', 'launch.tune', *flags],
-      env={**os.environ, 'FEDJAX_HET_TUNED': str(folder)},
+      env={
+          **os.environ,
+          'FEDJAX_HET_TUNED': str(folder),
+          'JAX_DEFAULT_PRNG_IMPL': 'threefry2x32',  # For several devices.
+      },
       capture_output=True,
       text=True,
   )
