@@ -236,8 +236,9 @@ def load_run(
 
   Raises:
     FileNotFoundError: If the folder holds no evaluated run.
-    ValueError: If a file is damaged.
+    ValueError: If a file is damaged, or the folder is a cloud folder.
   """
+  check_local(workdir, 'workdir')
   folder = pathlib.Path(workdir)
   stored, facts, rows = read_run(folder)
   config = ml_collections.ConfigDict(_with_tuples(with_new_entries(stored)))

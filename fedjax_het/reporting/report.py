@@ -112,16 +112,22 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def _own_options(config: Mapping[str, Any], group: str) -> str:
-  """The options of the method that a group's config sets."""
-  known = needs_of(ALGORITHMS[config['algorithm']['name']]).group_options
+  """The options of the method that a group's config sets.
+
+  They are not known of a method that a config file has registered elsewhere.
+  """
+  name = config['algorithm']['name']
   entry = config['groups'].get(group)
-  if not isinstance(entry, Mapping):
+  if name not in ALGORITHMS or not isinstance(entry, Mapping):
     return ''
+  known = needs_of(ALGORITHMS[name]).group_options
   return _options({k: v for k, v in entry.items() if k in known})
 
 
 def _defaults(name: str) -> dict[str, Any]:
-  """A method's default options, as they come back from JSON."""
+  """A method's default options, as they come back from JSON, if known."""
+  if name not in ALGORITHMS:
+    return {}
   defaults = {k: v for k, (_, v) in keyword_options(ALGORITHMS[name]).items()}
   return json.loads(json.dumps(defaults))
 

@@ -135,6 +135,7 @@ def test_a_cloud_folder_is_refused_by_name(tmp_path, monkeypatch):
   run = experiment.Run(tmp_path, None, {}, [], {})
   model = experiment.Model(None, {})
   for write in (
+      experiment.load_run,
       run.export,
       model.save,
       lambda out: experiment.write_comparison([], out),

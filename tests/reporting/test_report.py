@@ -329,6 +329,10 @@ def test_options_stand_in_the_setting_where_they_are_not_defaults():
   text = report.setting(with_moved_entries(config), facts)
   assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text
   assert ", heterofl left_out=['a', 'b'] mask=batch, seed 0" in text
+  # All options of a method that a config file has registered elsewhere.
+  config['algorithm'] = dict(name='mine', share=0.5)
+  text = report.setting(config, facts)
+  assert '5 clients (2 a, 3 b), ' in text and ', mine share=0.5, ' in text
 
 
 def test_the_mean_over_groups_is_a_curve_where_there_are_several():
