@@ -149,7 +149,7 @@ def test_fedin_on_fashion_mnist_runs(run, real_data):
 def test_fedin_takes_the_digits_without_a_folder(run):
   """All of it where the test above has no data."""
   some = 'here are the digits' if os.environ.get('FEDJAX_HET_DATA') else None
-  notebook = run('fedin_images.ipynb', some, FEDJAX_HET_DATA='')
+  notebook = run('fedin_images.ipynb', some, 8, FEDJAX_HET_DATA='')
   assert 'here are the digits instead' in printed(notebook)
 
 
