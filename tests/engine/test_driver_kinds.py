@@ -9,10 +9,10 @@ from fedjax_het.engine.driver_kinds import driver_kind
 @pytest.mark.parametrize(
     ('mode', 'store', 'want'),
     [
-        ('synchronous', 'device', (True, False, '')),
-        ('synchronous', 'host', (False, False, '')),
-        ('async', 'device', (True, True, 'async clock')),
-        ('sequential', 'device', (True, True, 'sequential clock')),
+        ('synchronous', 'device', (True, False, True, '')),
+        ('synchronous', 'host', (False, False, False, '')),
+        ('async', 'device', (True, True, False, 'async clock')),
+        ('sequential', 'device', (True, True, False, 'sequential clock')),
     ],
 )
 def test_a_kind_says_what_is_asked_of_it(mode, store, want):

@@ -317,8 +317,10 @@ def test_the_second_signal_ends_a_busy_main_thread():
 
 def test_the_first_ctrl_c_of_any_command_says_what_it_waits_for():
   code = (
-      'import functools, hashlib, threading\n'
+      'import functools, hashlib, signal, threading\n'
       'from launch import stopping\n'
+      # It may be ignored where the tests run.
+      'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
       'with stopping.second_ends_at_once():\n'
       '  say = functools.partial(print, "ready", flush=True)\n'
       '  threading.Timer(0.2, say).start()  # When the other is in C.\n'
