@@ -103,7 +103,7 @@ def test_methods_learn_texts(method, tmp_path):
 def test_methods_learn_a_table(method, tmp_path):
   config = tiny_config(method, dataset='breast_cancer')
   config.partition = dict(name='iid', seed=0)
-  config.num_rounds = config.checkpoint_every = config.eval_every = 3
+  config.num_rounds = config.checkpoint_every = config.eval_every = 6
   config.model = dict(hidden=8)
   config.local.learning_rate = 1e-2
   result = experiment.run(config, tmp_path / 'run')
