@@ -24,6 +24,11 @@ from benchmarks.lowerings import libraries, local_steps
 from fedjax_het.models import create
 
 
+def known():
+  """All nets by name."""
+  return nets.NETS | nets.MORE
+
+
 def eager_epoch(name: str) -> Callable[[], None]:
   """The local steps of `nets.local_epoch` in eager PyTorch."""
   import torch
@@ -31,7 +36,7 @@ def eager_epoch(name: str) -> Callable[[], None]:
   from benchmarks import torch_local, torch_models
 
   torch.set_num_threads(len(os.sched_getaffinity(0)))
-  batch_size, optimizer = nets.ZOO[name]
+  batch_size, optimizer = known()[name]
   net = torch_models.mirror(create(name, nets.INPUT_SHAPE, 10))
   params = list(net.parameters())
   options = getattr(optimizer, 'keywords', {})
@@ -52,7 +57,7 @@ def beside_torch(
   """Milliseconds of a local step by backend, and of eager PyTorch.
 
   Args:
-    name: A key of `nets.ZOO`.
+    name: A key of `known()`.
     repetitions: Calls of each.
     clock: Counts seconds.
 
@@ -75,12 +80,12 @@ def beside_torch(
 
 
 def main() -> None:
-  flags = nets.parser(__doc__.splitlines()[0], nets.ZOO)
+  flags = nets.parser(__doc__.splitlines()[0], known())
   flags.add_argument('--torch', action='store_true', help='and PyTorch')
   flags.add_argument(
       '--one-core', action='store_true', help='CPU seconds, and PyTorch'
   )
-  args, names = nets.parsed(flags, nets.ZOO)
+  args, names = nets.parsed(flags, known())
   if args.one_core:  # Before JAX makes its threads.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
   # The compilation cache does not support oneDNN's convolutions.

@@ -20,8 +20,8 @@ NETS = {
     'simple_cnn': (64, functools.partial(optax.sgd, momentum=0.9)),
     'vit_t16': (16, optax.sgd),
 }
-# The same with further nets of the library, for local steps beside PyTorch.
-ZOO = NETS | {
+# Further nets of the library, for local steps beside PyTorch.
+MORE = {
     'resnet10': (16, optax.adam),
     'resnet26': (16, optax.adam),
     'fedhe_cnn0': (50, optax.adam),
@@ -40,7 +40,7 @@ def local_epoch(
   """Local steps of one FedAvg client.
 
   Args:
-    name: A key of `ZOO`.
+    name: A key of `NETS` or `MORE`.
     steps: Local steps per call.
     matmul_dtype: Dtype of the operands of matrix products.
     conv_backend: Backend of the model's convolutions.
@@ -48,7 +48,7 @@ def local_epoch(
   Returns:
     The program.
   """
-  batch_size, optimizer = ZOO[name]
+  batch_size, optimizer = (MORE | NETS)[name]
   federation, data = common.make_federation(
       create(
           name,
@@ -70,7 +70,7 @@ def parser(description: str, known=NETS) -> argparse.ArgumentParser:
 
   Args:
     description: First line of help.
-    known: `NETS` or `ZOO`.
+    known: The nets that may be named.
 
   Returns:
     The parser, for `parsed`.

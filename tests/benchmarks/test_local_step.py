@@ -12,7 +12,7 @@ from benchmarks import local_step, lowerings, nets
 @pytest.mark.slow
 @pytest.mark.usefixtures('not_stored')
 def test_a_step_of_each_backend(monkeypatch, tmp_path, capsys):
-  monkeypatch.setitem(nets.ZOO, 'mini_resnet6', (4, optax.sgd))
+  monkeypatch.setitem(nets.NETS, 'mini_resnet6', (4, optax.sgd))
   monkeypatch.setattr(nets, 'INPUT_SHAPE', (8, 8, 1))
   monkeypatch.setattr(
       nets.programs, 'matrix_product', lambda: (lambda: None, 1)
@@ -30,7 +30,7 @@ def test_a_step_of_each_backend(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 def test_pytorch_does_the_same_steps(monkeypatch):
   pytest.importorskip('torch', reason='PyTorch is an optional extra')
-  monkeypatch.setitem(nets.ZOO, 'mlp', (4, optax.sgd))
+  monkeypatch.setitem(nets.NETS, 'mlp', (4, optax.sgd))
   monkeypatch.setattr(nets, 'INPUT_SHAPE', (4, 4, 1))
   monkeypatch.setattr(local_step, 'libraries', lambda: ('xla',))
   steps = local_step.beside_torch('mlp', 1)
