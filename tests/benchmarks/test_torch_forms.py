@@ -96,7 +96,7 @@ def assert_same(net, want, rtol=1e-4, atol=2e-6):
 
 
 def test_a_vision_transformer_computes_the_same():
-  model = create('vit_t16', (8, 8, 2), 4, depth=2, width=2 / 3, head_dim=8)
+  model = create('vit_t16', (8, 8, 2), 4, width=2 / 3, head_dim=8)
   variables = model.init(jax.random.key(0))
   net = torch_models.mirror(model)
   params = jax.tree.map(np.asarray, variables.params)
