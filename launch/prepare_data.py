@@ -20,7 +20,6 @@ import importlib.util
 import os
 import pathlib
 import sys
-from typing import NoReturn
 
 from absl import flags, logging
 import numpy as np
@@ -29,6 +28,7 @@ from fedjax_het.data import raw_formats, sources, tfds_source
 from fedjax_het.names import check_name
 
 from . import terminal
+from .terminal import fail
 
 _DATASET = flags.DEFINE_string('dataset', None, 'Name; see --list.')
 _DATA_DIR = flags.DEFINE_string(
@@ -212,19 +212,19 @@ def parse_flags(argv) -> list[str]:
   try:
     return terminal.read_flags(argv)
   except terminal.CommandError as e:
-    _refuse(str(e))
+    fail(str(e))
 
 
 def main(argv) -> None:
   """Prepares a data set; prints errors on one line and exits with status 2."""
   logging.set_verbosity(logging.WARNING)  # tfds logs every file it opens.
   if len(argv) > 1:
-    _refuse(f'unexpected argument {argv[1]!r}; all arguments are --flags.')
+    fail(f'Unexpected argument {argv[1]!r}; all arguments are --flags.')
   if _LIST.value:
     print(list_datasets())
     return
   if _DATASET.value is None:
-    _refuse(f'--dataset is missing; one of {", ".join(sources.DATASETS)}.')
+    fail(f'--dataset is missing; one of {", ".join(sources.DATASETS)}.')
   try:
     folders = [
         flag.value and terminal.folder(f'--{flag.name}', flag.value)
@@ -241,17 +241,12 @@ def main(argv) -> None:
   except (ValueError, OSError, ImportError) as e:
     if isinstance(e, OSError) and e.filename:
       e = f'{e.filename}: {e.strerror}'
-    _refuse(str(e).replace('pass verify=False', 'pass --noverify'))
+    fail(str(e).replace('pass verify=False', 'pass --noverify'))
 
 
 def _say(message: str) -> None:
   line = ' '.join(message.split())
   print(f'prepare_data: {line}', file=sys.stderr, flush=True)
-
-
-def _refuse(message: str) -> NoReturn:
-  _say(message)
-  sys.exit(2)
 
 
 def run() -> None:

@@ -135,8 +135,8 @@ def main(argv: Sequence[str]) -> None:
     tables.check_formats(options.formats)
     found = _find()
     out = table_files.results_folder(found, options.out)
-    workdirs = folder(
-        '--workdirs', str(found.folder(options.workdirs, 'runs'))
+    workdirs = table_files.flag_folder(
+        found, '--workdirs', options.workdirs, 'runs'
     )
     part = table_files.choose(
         found.table, options.seeds, options.rows, options.cols

@@ -119,7 +119,7 @@ def results_folder(found: Found, out: str | None) -> pathlib.Path:
     ValueError: If the flag is not given and git tracks files there, or the
       folder cannot be written.
   """
-  path = folder('--out', str(found.folder(out, 'results')))
+  path = flag_folder(found, '--out', out, 'results')
   if out is None and is_tracked(path):
     raise ValueError(
         f'{path} holds files that git tracks, such as results that come with '
@@ -127,6 +127,28 @@ def results_folder(found: Found, out: str | None) -> pathlib.Path:
         f'--out=results/{found.name}.'
     )
   return path
+
+
+def flag_folder(
+    found: Found, flag: str, text: str | None, default: str
+) -> pathlib.Path:
+  """The folder of a table's files at one scale, below the one of a flag.
+
+  Args:
+    found: The table.
+    flag: The flag, for errors.
+    text: Its value; None for `default`/<table>.
+    default: 'results' or 'runs'.
+
+  Returns:
+    The folder, which may not exist.
+
+  Raises:
+    CommandError: If it cannot be written.
+  """
+  if text is not None:
+    folder(flag, text)  # Before a path changes the text, as in gs://.
+  return folder(flag, str(found.folder(text, default)))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -1,13 +1,16 @@
 """Flag parsing, --help and one-line errors, shared by the programs."""
 
 from collections.abc import Callable, Sequence
+import logging
 import os
 import pathlib
 import re
 import sys
 from typing import NoReturn
 
-from absl import app, flags, logging
+from absl import app, flags
+from absl import logging as absl_logging
+import tqdm
 
 from . import stopping
 
@@ -44,7 +47,9 @@ def run(
     more: Returns the text that --help prints after the flags.
   """
   # Hides XLA's messages on accelerators that it does not find.
-  logging.set_verbosity(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  log = logging.getLogger('fedjax_het')
+  log.handlers, log.propagate = [_Log()], False
   if _HELP & set(sys.argv[1:]):
     parts = as_started(doc).strip(), _flags(), more()
     show('\n\n'.join(filter(None, parts)))
@@ -55,6 +60,14 @@ def run(
   except KeyboardInterrupt:
     print('Interrupted.', file=sys.stderr)
     sys.exit(130)
+
+
+class _Log(logging.Handler):
+  """Writes the library's messages without breaking a progress bar."""
+
+  def emit(self, record):
+    prefix = '' if record.levelno < logging.WARNING else 'Warning: '
+    tqdm.tqdm.write(prefix + record.getMessage(), file=sys.stderr)
 
 
 _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
@@ -236,7 +249,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
   It hides the information that JAX logs while it looks for accelerators.
   """
-  logging.set_verbosity(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)
   try:
     rest = read_flags(argv)
   except CommandError as e:

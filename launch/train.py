@@ -101,14 +101,6 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     fail(e, 2)
 
 
-class _Log(logging.Handler):
-  """Writes the library's messages without breaking a progress bar."""
-
-  def emit(self, record):
-    prefix = '' if record.levelno < logging.WARNING else 'Warning: '
-    tqdm.tqdm.write(prefix + record.getMessage(), file=sys.stderr)
-
-
 class _Stop:
   """Handles the first Ctrl-C or SIGTERM, and prints what the run waits for.
 
@@ -166,7 +158,6 @@ def main(argv: Sequence[str]) -> None:
 
   first = processes.is_first()
   log = logging.getLogger('fedjax_het')
-  log.handlers, log.propagate = [_Log()], False
   log.setLevel(logging.INFO if first else logging.ERROR)
   config = _CONFIG.value
   progress = None

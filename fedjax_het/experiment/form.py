@@ -296,8 +296,7 @@ def fastest(
   Args:
     seconds: From `predict`.
     numbers: The allowed numbers of devices.
-    fixed: The library of convolutions; None for a choice. Speeds of another
-      machine do not choose one other than XLA, whose calls are internal to XLA.
+    fixed: The library of convolutions; None for a choice.
 
   Returns:
     One of `seconds`, or `PLAIN`.
@@ -306,9 +305,7 @@ def fastest(
   def allowed(form):
     if form.devices not in numbers or libraries.why_not(form.conv_backend):
       return False
-    if fixed is not None:
-      return form.conv_backend == fixed
-    return not form.machine or form.conv_backend == PLAIN.conv_backend
+    return fixed is None or form.conv_backend == fixed
 
   seconds = {form: s for form, s in seconds.items() if allowed(form)}
   wanted = fixed or PLAIN.conv_backend, min(numbers)

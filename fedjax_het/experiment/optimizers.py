@@ -10,6 +10,7 @@ names a function from a learning rate to a gradient transformation.
 
 from collections.abc import Callable
 import inspect
+import re
 from typing import Any
 
 import jax
@@ -220,12 +221,22 @@ def _trace_step(local) -> None:
   jax.eval_shape(step, jnp.float32(0.1), params)
 
 
+# Python's words for an update with more arguments.
+_MISSING = re.compile(r'missing \d+ required keyword-only arguments?: (.*)')
+
+
 def _try(entry: str, local, trial: Callable[[], Any]) -> None:
   """Raises ValueError, naming the entry, if optax raises any error."""
   try:
     trial()
   except Exception as e:  # optax and JAX raise many types.
     reason = ' '.join(str(e).split())[:200]
+    missing = _MISSING.search(reason)
+    if missing:  # Such as the line search of lbfgs, which calls the loss.
+      reason = (
+          f'its step needs {missing[1]}, but a local step gives only the '
+          'gradient and the parameters.'
+      )
     raise ValueError(
         f'local.{entry}={local[entry]!r} cannot be used with local.{entry}_args'
         f'={shown(local[f"{entry}_args"].to_dict())}: {reason}'

@@ -8,8 +8,9 @@ convolutions and matrix products, also on several threads and inside loops
 
 The custom call is internal to XLA. An invalid configuration crashes the
 process, and JAX's persistent compilation cache does not support the call. So it
-is used only on request (`kernels.lowering.using_conv_backend`), with tested
-versions of jaxlib, and not while that cache is in use (`no_compilation_cache`).
+is used only where a model says so (`kernels.lowering.using_conv_backend`), with
+tested versions of jaxlib, and not while that cache is in use
+(`no_compilation_cache`).
 
 `kernels.libraries` is the only place that registers this module.
 """

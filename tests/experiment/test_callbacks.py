@@ -77,7 +77,7 @@ def test_the_metric_is_of_held_out_examples_if_there_are_some():
   assert not callback.on_row(row(1, 'train', accuracy=0.1))
   reason = callback.on_row(row(1, 'validation', accuracy=0.4))
   assert reason == (
-      'accuracy has not improved in the last 1 lines (validation), up to '
+      'accuracy has not improved in the last line (validation), up to '
       'round 1'
   )
 
@@ -350,7 +350,7 @@ def test_a_run_stops_early_and_stops_again(tmp_path):
 
   result = run(1)  # Never better than before the first round.
   assert not result.finished and result.summary.rounds == 2
-  assert 'test/round0 has not improved in the last 1 lines' in result.stopped
+  assert 'test/round0 has not improved in the last line' in result.stopped
   assert 'stopped before its last (test/round0' in repr(result)
   before = (tmp_path / 'metrics.jsonl').read_bytes()
   again = run(1)

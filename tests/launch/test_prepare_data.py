@@ -43,7 +43,7 @@ def assert_refused(done, *expected):
   assert done.returncode == 2, done.stderr
   assert 'Traceback' not in done.stderr
   line = done.stderr.strip().splitlines()[-1]
-  assert line.startswith('prepare_data: ')
+  assert line.startswith('Error: ')
   for text in expected:
     assert text in line
 
@@ -110,7 +110,7 @@ def test_wrong_flags_are_refused(args, expected, capsys):
     prepare_data.parse_flags(['prepare_data', *args])
   err = capsys.readouterr().err
   assert end.value.code == 2 and err.count('\n') == 1
-  assert err.startswith(f'prepare_data: {expected}')
+  assert err.startswith(f'Error: {expected}')
 
 
 @pytest.fixture

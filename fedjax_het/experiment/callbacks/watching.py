@@ -123,9 +123,10 @@ class EarlyStopping(Callback):
       self._waited += 1
     if self._waited < self._patience:
       return None
+    lines = 'line' if self._waited == 1 else f'{self._waited} lines'
     return (
-        f'{self._metric.text} has not improved in the last {self._waited} '
-        f'lines ({self._metric.split}), up to round {row["round"]}'
+        f'{self._metric.text} has not improved in the last {lines} '
+        f'({self._metric.split}), up to round {row["round"]}'
     )
 
 
