@@ -335,9 +335,7 @@ def _by_model(count_rows, mesh):
   def run(server, clients, rows, batches):
     wanted, share = len(rows), -(-len(rows) // devices)
     rows = jnp.pad(rows, (0, devices * share - wanted), mode='edge')
-    models = placement.take_rows(
-        mesh, clients, rows, jnp.full(devices, share)
-    )
+    models = placement.take_rows(mesh, clients, rows)
     totals = jax.shard_map(
         lambda server, models, batches: count_rows(
             server, models, jnp.arange(share), batches

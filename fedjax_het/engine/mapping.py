@@ -370,12 +370,20 @@ def _assigned(inner, backend: Backend, load):
   """Assigns one group's clients to devices, and runs them there."""
   num_devices = backend.mesh.devices.size
   run = _across_devices({'all': inner}, backend)
-  assign_jitted = jax.jit(assign, static_argnums=2)
+
+  @jax.jit
+  def place(loads, num_valid):
+    who = assign(loads, num_valid, num_devices)
+    if backend.kind == 'pmap':
+      return who
+    # Otherwise XLA may divide the assignment's loop among the devices.
+    everywhere = jax.sharding.NamedSharding(backend.mesh, jax.P())
+    return jax.lax.with_sharding_constraint(who, everywhere)
 
   def mapped(shared, args, num_valid):
     slots = jax.tree.leaves(args)[0].shape[0]
     loads = jnp.ones(slots) if load is None else load(shared, args)
-    who = assign_jitted(loads, num_valid, num_devices)
+    who = place(loads, num_valid)
     args = jax.tree.map(lambda a: a[who.slot], args)
     summed, kept = run(shared, {'all': args}, {'all': who.num})['all']
     return summed, who.collect(kept)

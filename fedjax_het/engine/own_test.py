@@ -167,7 +167,7 @@ def _over_mesh(run, mesh):
         jnp.pad(a, (0, devices * share - wanted), mode='edge')
         for a in (rows, ids)
     )
-    states = placement.take_rows(mesh, clients, rows, jnp.full(devices, share))
+    states = placement.take_rows(mesh, clients, rows)
     results = jax.shard_map(
         lambda server, states, ids, tests: run(
             server, states, jnp.arange(share), ids, tests

@@ -17,8 +17,9 @@ import numpy as np
 from fedjax_het.engine.types import Federation
 
 # Bytes that a device sends in one exchange of rows; at least one row is sent to
-# each device.
+# each device. More are sent where there would be more blocks than this.
 _BUFFER = 1 << 26
+_MOST_BLOCKS = 16
 # Rows of a new table that are computed at once.
 _CHUNK = 256
 
@@ -122,47 +123,43 @@ def build(
   )
 
 
-def _in_blocks(rows, num, devices: int, exchange: Callable, start):
-  """Exchanges the rows of all devices, in blocks that fit into the buffer.
+def _blocks(rows, devices: int) -> list[tuple[int, int]]:
+  """Divides the rows of a device into blocks that are exchanged one by one.
+
+  The blocks are unrolled. With a loop around a collective, CPU devices may run
+  the collectives of a program in different orders and wait for each other
+  forever, or exchange wrong rows: XLA keeps the order in a loop's body apart
+  from that around it, at least in programs from the compilation cache.
 
   Args:
-    rows: [C, ...], one device's rows, for their shape.
-    num: [D] int32, number of rows of each device.
+    rows: [C, ...], rows of one device.
     devices: D.
-    exchange: `(first row, rows in a block, carry) -> carry`.
-    start: The first carry.
 
   Returns:
-    The last carry.
+    (first row, number of rows) of each block.
   """
   turns = rows.shape[0]
-  row_bytes = rows.nbytes // turns * devices
-  block = min(turns, max(1, _BUFFER // row_bytes))
-  if block == turns:
-    return exchange(0, block, start)
-  return jax.lax.fori_loop(
-      0,
-      -(-jnp.max(num) // block),
-      # The last block is moved back to fit, and repeats some rows.
-      lambda i, carry: exchange(
-          jnp.minimum(i * block, turns - block), block, carry
-      ),
-      start,
-  )
+  row_bytes = max(1, rows.nbytes // turns * devices)
+  block = max(1, _BUFFER // row_bytes, -(-turns // _MOST_BLOCKS))
+  return [(i, min(block, turns - i)) for i in range(0, turns, block)]
 
 
-def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
+def _after(done, index, rows):
+  """`index`, but not before `done`, so that blocks share their buffers."""
+  zero = jnp.minimum(rows.ravel()[0], 0)  # XLA does not know that it is 0.
+  return index + done.ravel()[0].astype(jnp.int32) * zero
+
+
+def take_rows(mesh: jax.sharding.Mesh, table, rows):
   """Gathers rows of a table on the devices that need them.
 
   Args:
     mesh: D devices.
     table: A pytree of tables [K, ...], sharded as `of_tables` says.
     rows: [D * C] int32, C rows for each device.
-    num: [D] int32, how many of its C rows each device needs.
 
   Returns:
-    The tree with leaves [D * C, ...], C rows on each device; those that are not
-    needed are zeros or arbitrary rows of the table.
+    The tree with leaves [D * C, ...], C rows on each device.
   """
   if not jax.tree.leaves(table):
     return table
@@ -170,35 +167,32 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows, num):
   cut, devices = is_cut(num_rows, mesh), mesh.devices.size
   size = num_rows // devices
   rows = rows.reshape(devices, -1)
-  turns = rows.shape[1]
 
-  def leaf(table, rows, num):
+  def leaf(table, rows):
     device = jax.lax.axis_index('client')
     if not cut:
       return table[rows[device]]
-    start = jnp.zeros((turns, *table.shape[1:]), table.dtype)
-    if not start.size:
-      return start
-
-    def exchange(first, block, out):
-      wanted = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
+    out = jnp.zeros((rows.shape[1], *table.shape[1:]), table.dtype)
+    if not out.size:
+      return out
+    for first, block in _blocks(out, devices):
+      wanted = rows[:, first : first + block]
+      if first:
+        wanted = _after(mine, wanted, rows)
       # Candidate rows for each device, assuming this shard owns them.
       here = jnp.clip(wanted - device * size, 0, size - 1)
       got = jax.lax.all_to_all(table[here], 'client', 0, 0)
       mine = got[wanted[device] // size, jnp.arange(block)]
-      return jax.lax.dynamic_update_slice_in_dim(out, mine, first, axis=0)
-
-    return _in_blocks(start, num, devices, exchange, start)
+      out = out.at[first : first + block].set(mine)
+    return out
 
   return jax.shard_map(
-      lambda table, rows, num: jax.tree.map(
-          lambda a: leaf(a, rows, num), table
-      ),
+      lambda table, rows: jax.tree.map(lambda a: leaf(a, rows), table),
       mesh=mesh,
-      in_specs=(_spec(num_rows, mesh), jax.P(), jax.P()),
+      in_specs=(_spec(num_rows, mesh), jax.P()),
       out_specs=jax.P('client'),
       check_vma=False,
-  )(table, rows, num)
+  )(table, rows)
 
 
 def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
@@ -225,17 +219,15 @@ def put_rows(mesh: jax.sharding.Mesh, table, rows, num, new):
     if not table.size:
       return table
     first_row = jax.lax.axis_index('client') * size if cut else 0
-
-    def exchange(first, block, table):
-      part = jax.lax.dynamic_slice_in_dim(new, first, block, axis=0)
+    for first, block in _blocks(new, devices):
+      start = _after(table, first, rows) if first else 0
+      part = jax.lax.dynamic_slice_in_dim(new, start, block)
       part = jax.lax.all_gather(part, 'client')
-      where = jax.lax.dynamic_slice_in_dim(rows, first, block, axis=1)
-      where = where - first_row
+      where = rows[:, first : first + block] - first_row
       turn = first + jnp.arange(block)
       mine = (turn[None] < num[:, None]) & (where >= 0) & (where < size)
-      return table.at[jnp.where(mine, where, size)].set(part, mode='drop')
-
-    return _in_blocks(new, num, devices, exchange, table)
+      table = table.at[jnp.where(mine, where, size)].set(part, mode='drop')
+    return table
 
   spec = _spec(num_rows, mesh)
   return jax.shard_map(

@@ -166,7 +166,7 @@ def _make_sharded_round(algorithm, federation, cohort_size, backend: Backend):
     for name, who in assigned.items():
       rows[name] = shares[name].row[who.slot]
       clients[name] = placement.take_rows(
-          mesh, state.clients[name], rows[name], who.num
+          mesh, state.clients[name], rows[name]
       )
     server, updated, report = run_cohort(
         state[:2], shares, clients, data, key, assigned

@@ -14,6 +14,7 @@ from fedjax_het.engine.events import round_events
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import FederatedAlgorithm, Uplink, Visit
 from fedjax_het.engine.visits import client_key
+from tests.engine.collectives import computations
 from tests.tiny import tiny_data, tiny_federation
 
 KEY = jax.random.key(1)
@@ -214,6 +215,22 @@ def test_several_devices_agree(federation, data, stale, users_generator):
   check_backend(
       federation, data, stale, reference, Backend('shard_map'), key
   )
+
+
+@pytest.mark.slow
+def test_all_collectives_are_in_one_loop(federation, data, stale):
+  """Otherwise a round may never end, see `placement._blocks`."""
+  algorithm = ALGORITHMS['fedasync'](federation)
+  run_round = asynchronous.make_async_round(
+      algorithm,
+      federation,
+      cohort_size=len(stale[0].client),
+      backend='shard_map',
+  )
+  state = first_state(algorithm, federation, data)
+  key = jax.random.key(1, impl='threefry2x32')
+  found = computations(run_round.lower(state, data, key, stale[0]).compile())
+  assert len(found) == 1
 
 
 def test_resume_is_exact(federation, data, stale, reference):

@@ -9,6 +9,7 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import mapping, placement, rounds
 from fedjax_het.engine.evaluate import make_evaluate
+from tests.engine.collectives import computations
 from tests.tiny import preprocess, tiny_data, tiny_federation
 
 # XLA does not partition conftest's random number generator.
@@ -102,6 +103,24 @@ def test_the_first_state_is_the_same_bits():
     mesh = mapping.client_mesh(jax.devices()[:num])
     got = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_no_collective_is_in_a_loop(monkeypatch):
+  """Otherwise a round may never end, see `placement._blocks`."""
+  monkeypatch.setattr(placement, '_BUFFER', 1)
+  federation = tiny_federation((1, 2), 4, sizes=np.array(SIZES))
+  algorithm = ALGORITHMS['private'](federation)
+  mesh = mapping.client_mesh(jax.devices()[:2])
+  state = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)
+  run_round = rounds.make_round(
+      algorithm,
+      federation,
+      cohort_size=6,
+      backend=mapping.Backend('shard_map', mesh=mesh),
+  )
+  data = placement.put(tiny_data(SIZES), placement.everywhere(mesh))
+  found = computations(run_round.lower(state, data, *KEYS).compile())
+  assert len(found) == 1 and min(found).startswith('main')
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_rows_travel_bit_for_bit(num_rows, num_devices, buffer, monkeypatch):
     rows[1, :2], num[1] = wanted[:2][::-1], 2
     rows[0, 0] = next(r for r in range(num_rows) if r not in wanted[:2])
   tables = laid(mesh, host, num_rows)
-  take = jax.jit(lambda t: placement.take_rows(mesh, t, rows.ravel(), num))
+  take = jax.jit(lambda t: placement.take_rows(mesh, t, rows.ravel()))
   taken = take(tables)
   for name, leaf in taken.items():
     got = np.asarray(leaf).reshape(num_devices, 3, *host[name].shape[1:])
@@ -78,7 +78,7 @@ def test_no_device_holds_the_whole_table(monkeypatch):
   shape = jax.ShapeDtypeStruct((num_rows, row), jnp.float32)
 
   def one(mesh, table, rows, num):
-    taken = placement.take_rows(mesh, table, rows, num)
+    taken = placement.take_rows(mesh, table, rows)
     return placement.put_rows(mesh, table, rows, num, taken + 1)
 
   def bytes_of(num_devices):
@@ -86,14 +86,15 @@ def test_no_device_holds_the_whole_table(monkeypatch):
     rows = jnp.zeros(num_rows, jnp.int32)
     num = jnp.full(num_devices, num_rows // num_devices)
     cut = jax.sharding.NamedSharding(mesh, jax.P('client'))
+    everywhere = placement.everywhere(mesh)
     compiled = (
         jax.jit(
-            lambda t: one(mesh, t, rows, num),
-            in_shardings=cut,
+            lambda table, rows, num: one(mesh, table, rows, num),
+            in_shardings=(cut, everywhere, everywhere),
             out_shardings=cut,
             donate_argnums=0,
         )
-        .lower(shape)
+        .lower(shape, rows, num)
         .compile()
     )
     stats = compiled.memory_analysis()
