@@ -3,7 +3,7 @@
 Server state, keys and data are replicated. A group's table of client states is
 sharded by rows, in equal blocks; it is replicated if the number of clients is
 not a multiple of the number of devices. A round moves only the rows of its
-cohort between devices, a few at a time.
+cohort between devices, in at most `_MOST_BLOCKS` parts.
 """
 
 from collections.abc import Callable

@@ -300,17 +300,20 @@ class TestRealData:
     assert np.bincount(fashion.train_labels).tolist() == [6000] * 10
     assert np.bincount(fashion.test_labels).tolist() == [1000] * 10
 
+  @pytest.mark.parametrize(
+      'name',
+      ['mnist', pytest.param('fashion_mnist', marks=pytest.mark.slow)],
+  )
   def test_unzipped_idx_files_have_their_own_checksums(
-      self, real_data, tmp_path
+      self, name, real_data, tmp_path
   ):
-    for name in ('mnist', 'fashion_mnist'):
-      zipped = self.load(real_data, name)
-      folder = tmp_path / name
-      folder.mkdir()
-      for file in sources.DATASETS[name].files:
-        data = gzip.decompress((real_data / name / file).read_bytes())
-        (folder / file.removesuffix('.gz')).write_bytes(data)
-      assert_splits_equal(sources.load(name, tmp_path), zipped[1:5])
+    zipped = self.load(real_data, name)
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in sources.DATASETS[name].files:
+      data = gzip.decompress((real_data / name / file).read_bytes())
+      (folder / file.removesuffix('.gz')).write_bytes(data)
+    assert_splits_equal(sources.load(name, tmp_path), zipped[1:5])
 
   def test_part_of_cifar100_needs_verify_false(self, real_data):
     data = self.load(real_data, 'cifar100', verify=False)

@@ -15,11 +15,9 @@ def _refuses(name, args, here):
   ended = forks.run(name, args, here)
   assert ended.code == 2, (name, args, ended)
   assert 'Traceback' not in ended.err, (name, args, ended)
-  first = 'prepare_data: ' if name == 'prepare_data' else 'Error: '
   lines = ended.err.splitlines()
-  assert lines[-1].startswith(first), (name, args, ended)
-  if name != 'prepare_data':  # It first prints what it reads.
-    assert sum(line.startswith(first) for line in lines) == 1, ended
+  assert lines[-1].startswith('Error: '), (name, args, ended)
+  assert sum(line.startswith('Error: ') for line in lines) == 1, ended
   after = contents(here)
   for held in (before, after):  # A workdir is locked before it is read.
     held.pop('list/.lock', None)

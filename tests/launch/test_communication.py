@@ -73,6 +73,7 @@ def test_reduced_rates_are_the_papers(tables, title):
   assert rates['FedAvg, 20 outputs'] == [' 0.00% ', ' - ']
 
 
+@pytest.mark.slow
 def test_the_command_prints_both_tables():
   done = forks.Begun(
       'communication', ['--num_public=5000'], ROOT,
