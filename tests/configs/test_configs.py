@@ -25,7 +25,7 @@ METHODS = sorted(
     if path.stem != 'common' and 'def get_config(' in path.read_text()
 )
 # Methods whose quick run is not marked slow.
-OFTEN = ('fedavg', 'fedepth', 'fedhe', 'fedin')
+OFTEN = ('fedavg', 'fedin')
 
 
 def load(name):

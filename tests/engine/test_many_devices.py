@@ -108,7 +108,7 @@ def test_the_first_state_is_the_same_bits():
 def test_no_collective_is_in_a_loop(monkeypatch):
   """Otherwise a round may never end, see `placement._blocks`."""
   monkeypatch.setattr(placement, '_BUFFER', 1)
-  federation = tiny_federation((1, 2), 4, sizes=np.array(SIZES))
+  federation = tiny_federation((1,), 8, sizes=np.array(SIZES))
   algorithm = ALGORITHMS['private'](federation)
   mesh = mapping.client_mesh(jax.devices()[:2])
   state = rounds.init_state(algorithm, federation, jax.random.key(0), mesh)

@@ -20,7 +20,7 @@ def build(number, seed, **options):
 
 
 def test_some_configs():
-  totals, wrong = build(24, seed=1, models=SHALLOW)
+  totals, wrong = build(40, seed=1, models=SHALLOW)
   assert not wrong
   assert totals['done'] > 5 and totals['refused'] > 5
 

@@ -27,6 +27,9 @@ SMALL = {
     'mlp': ((8, 8, 1), {'norm': 'batch', 'hidden': 8}),
 }
 
+# These compile for three seconds or more.
+DEEP = ('resnet10', 'fedin_e')
+
 
 def random_like(variables, seed=0):
   """Positive random numbers, so that no leaf has a special value."""
@@ -34,7 +37,10 @@ def random_like(variables, seed=0):
   return back(jax.random.uniform(jax.random.key(seed), flat.shape, minval=0.2))
 
 
-@pytest.mark.parametrize('name', SMALL)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.slow if name in DEEP else ())
+    for name in SMALL
+])  # fmt: skip
 def test_padding_examples_change_nothing_and_gradients_are_finite(name):
   shape, options = SMALL[name]
   model = create(name, shape, 3, **options)

@@ -121,8 +121,12 @@ def test_gradients_are_those_of_the_whole_and_zero_elsewhere():
     ('fedprox', dict(mu=0.5)),
     ('private', {}),
     ('fedin', {}),
-    ('fedin', dict(rule='exact', capture='training')),
-    ('fedin', dict(rule='sequential')),
+    pytest.param(
+        'fedin',
+        dict(rule='exact', capture='training'),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param('fedin', dict(rule='sequential'), marks=pytest.mark.slow),
   ],
 )
 def test_training_without_them_is_the_same(name, options, monkeypatch):
