@@ -178,7 +178,7 @@ def take_rows(mesh: jax.sharding.Mesh, table, rows):
     for first, block in _blocks(out, devices):
       wanted = rows[:, first : first + block]
       if first:
-        wanted = _after(mine, wanted, rows)
+        wanted = _after(out[first - 1], wanted, rows)
       # Candidate rows for each device, assuming this shard owns them.
       here = jnp.clip(wanted - device * size, 0, size - 1)
       got = jax.lax.all_to_all(table[here], 'client', 0, 0)
