@@ -3,7 +3,7 @@
 Server state, keys and data are replicated. A group's table of client states is
 sharded by rows, in equal blocks; it is replicated if the number of clients is
 not a multiple of the number of devices. A round moves only the rows of its
-cohort between devices, in at most `_MOST_BLOCKS` parts.
+cohort between devices, a few at a time.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,9 @@ import numpy as np
 from fedjax_het.engine.types import Federation
 
 # Bytes that a device sends in one exchange of rows; at least one row is sent to
-# each device. More are sent where there would be more blocks than this.
+# each device.
 _BUFFER = 1 << 26
+# The most exchanges of an array; of more rows, each exchange sends more bytes.
 _MOST_BLOCKS = 16
 # Rows of a new table that are computed at once.
 _CHUNK = 256

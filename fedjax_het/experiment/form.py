@@ -34,6 +34,9 @@ _FILE = 'form.json'
 _GAIN = 0.95
 # Predicted seconds of a run before which this machine is measured.
 _LONG = 600.0
+# Predicted seconds below which a run uses no library whose programs each start
+# compiles, unless this machine was measured.
+_SHORT = 60.0
 
 
 class Form(NamedTuple):
@@ -302,10 +305,15 @@ def fastest(
     One of `seconds`, or `PLAIN`.
   """
 
+  short = max(seconds.values(), default=0.0) < _SHORT
+
   def allowed(form):
     if form.devices not in numbers or libraries.why_not(form.conv_backend):
       return False
-    return fixed is None or form.conv_backend == fixed
+    if fixed is not None:
+      return form.conv_backend == fixed
+    compiled_again = libraries.uncacheable(form.conv_backend)
+    return not (form.machine and short and compiled_again)
 
   seconds = {form: s for form, s in seconds.items() if allowed(form)}
   wanted = fixed or PLAIN.conv_backend, min(numbers)
