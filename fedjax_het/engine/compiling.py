@@ -3,10 +3,23 @@
 from concurrent import futures
 import logging
 import time
+from typing import NamedTuple
 
 import jax
 
 _log = logging.getLogger(__name__)
+
+
+class Compiled(NamedTuple):
+  """A compiled program, and how long that took.
+
+  Attributes:
+    program: The program.
+    seconds: Of compiling it, or of loading it from the cache on disk.
+  """
+
+  program: jax.stages.Compiled
+  seconds: float
 
 
 def in_thread(lowered: jax.stages.Lowered) -> futures.Future:
@@ -19,14 +32,15 @@ def in_thread(lowered: jax.stages.Lowered) -> futures.Future:
     lowered: The program.
 
   Returns:
-    A future of the `jax.stages.Compiled`, which raises a compilation error.
+    A future of the `Compiled`, which raises a compilation error.
   """
 
   def compile_it():
     begin = time.perf_counter()
-    compiled = lowered.compile()
-    _log.info('Compiled in %.1f s.', time.perf_counter() - begin)
-    return compiled
+    program = lowered.compile()
+    seconds = time.perf_counter() - begin
+    _log.info('Compiled in %.1f s.', seconds)
+    return Compiled(program, seconds)
 
   _log.info('Compiling the round program ...')
   pool = futures.ThreadPoolExecutor(1, 'compile')

@@ -15,6 +15,7 @@
 
 from collections.abc import Callable
 import itertools
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -104,11 +105,15 @@ class Program(NamedTuple):
       the last of these rounds; {} without a clock.
     memory: `() -> ` bytes that XLA planned for the program; {} if they are not
       known. It waits for the compilation, and raises its error.
+    seconds: `() -> ` wall seconds of tracing the program, and of compiling it
+      or loading it from the cache; None if the first call compiles it. It waits
+      like `memory`.
   """
 
   run: Callable[..., tuple[Any, Collect]]
   timeline: Callable[[int], dict[str, float]]
   memory: Callable[[], dict[str, int]]
+  seconds: Callable[[], float | None]
 
 
 class Driver(NamedTuple):
@@ -402,10 +407,13 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
     return job.data, job.key, stacked, jax.device_put(np.int32(num))
 
   if hasattr(run_round, 'lower'):
-    compiling = in_thread(run_round.lower(state, *arguments(0, 1)))
+    begin = time.perf_counter()
+    lowered = run_round.lower(state, *arguments(0, 1))
+    traced = time.perf_counter() - begin
+    compiling = in_thread(lowered)
 
   def run(state, done: int, num: int):
-    program = run_round if compiling is None else compiling.result()
+    program = run_round if compiling is None else compiling.result().program
     state, reports = program(state, *arguments(done, num))
 
     def collect():
@@ -417,9 +425,14 @@ def _compile(job: Job, run_round, who, timeline, state, where) -> Program:
     return state, collect
 
   def memory():
-    return {} if compiling is None else planned_memory(compiling.result())
+    if compiling is None:
+      return {}
+    return planned_memory(compiling.result().program)
 
-  return Program(run, timeline, memory)
+  def seconds():
+    return None if compiling is None else traced + compiling.result().seconds
+
+  return Program(run, timeline, memory, seconds)
 
 
 def _stack(*leaves):

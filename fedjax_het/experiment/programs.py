@@ -40,6 +40,7 @@ class Programs(NamedTuple):
     memory: See `drivers.Program.memory`; raises ValueError if a round does not
       fit into memory.
     timeline: See `drivers.Program.timeline`.
+    compile_seconds: See `drivers.Program.seconds`.
   """
 
   run_rounds: Callable[..., tuple[Any, Collect]]
@@ -48,6 +49,7 @@ class Programs(NamedTuple):
   warm_up: Callable[..., tuple[Any, RoundReport]] | None
   memory: Callable[[], dict[str, int]]
   timeline: Callable[[int], dict[str, float]]
+  compile_seconds: Callable[[], float | None]
 
 
 def run_keys(config) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -202,6 +204,7 @@ def compile_programs(
       driver.warm_up,
       memory,
       rounds.timeline,
+      rounds.seconds,
   )
 
 

@@ -235,8 +235,11 @@ def run(
 
 
 def _await_rounds(programs: Programs, folder: pathlib.Path, facts) -> None:
-  """Waits for the rounds' compilation, and adds their memory to the facts."""
-  facts.update(program_memory=processes.together(programs.memory))
+  """Waits for the rounds' compilation; adds memory and seconds to the facts."""
+  facts.update(
+      program_memory=processes.together(programs.memory),
+      compile_seconds=programs.compile_seconds(),
+  )
   if processes.is_first():
     write_atomically(folder / 'facts.json', json.dumps(facts))
 

@@ -258,6 +258,9 @@ def _cell(job: _Job, result) -> dict[str, Any]:
     more['personal'] = personal
   if all('virtual_time' in row for row in tests):
     more['virtual_times'] = [row['virtual_time'] for row in tests]
+  seconds = result.facts.get('compile_seconds')
+  if seconds is not None:  # A run without a round that is compiled has none.
+    more['compile_seconds'] = seconds
   more.update(client_costs(job.config))
   more['groups'] = {
       group: [row[f'accuracy/{group}'] for row in tests] for group in models

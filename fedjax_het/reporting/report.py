@@ -323,8 +323,19 @@ def _program(facts: Mapping[str, Any]) -> list[str]:
   return [
       'What XLA planned for the compiled round program, in which all clients '
       f'run: {amounts}. Arguments hold the data set and all state; temporary '
-      'holds activations, gradients and optimiser state.'
+      'holds activations, gradients and optimiser state.' + _compilation(facts)
   ]
+
+
+def _compilation(facts: Mapping[str, Any]) -> str:
+  """A sentence on the seconds of compilation; '' if they are not known."""
+  seconds = facts.get('compile_seconds')
+  if seconds is None:
+    return ''
+  return (
+      ' Tracing it, and compiling it or loading it from the cache, took '
+      f'{seconds:.1f} s at the last start.'
+  )
 
 
 def _paper(config, facts, summary: Summary) -> list[str]:

@@ -14,6 +14,8 @@ from fedjax_het.reporting.paper_targets import Target
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
+# Of the round: tracing it, and compiling or loading it.
+_COMPILED = 'compilation, s'
 # Columns on clients' own test examples, if a cell has them.
 _PERSONAL = dict(
     accuracy='own test: mean',
@@ -132,7 +134,7 @@ def _long(cells: Cells) -> list[list[Any]]:
   """One line of plain numbers per cell; accuracies are fractions."""
   names = (
       'row', 'column', 'seed', 'last', 'best', 'best_round', 'worst',
-      'reached', 'bytes_up', 'bytes_down', 'round_seconds',
+      'reached', 'bytes_up', 'bytes_down', 'round_seconds', 'compile_seconds',
   )  # fmt: skip
   lines = [list(names), *([cell.get(n) for n in names] for cell in cells)]
   if any('personal' in cell for cell in cells):
@@ -168,6 +170,12 @@ def _column(table: Table, cells: Cells, column: str) -> str:
       'method', 'seeds', 'last round', 'best round', 'worst model',
       'target in round', 'seconds a round',
   ]  # fmt: skip
+  compiled = any(
+      'compile_seconds' in cell
+      for label in labels
+      for cell in cells_of(table, cells, label, column)
+  )
+  header += [_COMPILED] * compiled
   compared = any(target is not None for target in targets.values())
   timed = any(target and target.reached for target in targets.values())
   header += ['paper', 'last - paper'] * compared
@@ -195,6 +203,7 @@ def _column(table: Table, cells: Cells, column: str) -> str:
         ', '.join(reached) or '-',
         _seconds(mine),
     ]
+    row += [_compile_seconds(mine)] * compiled
     if compared:
       text = '-' if target is None else target.text
       row += [text, _difference(last, target)]
@@ -211,6 +220,15 @@ def _seconds(cells: Cells) -> str:
   if not cells:
     return '-'
   return f'{np.median([cell["round_seconds"] for cell in cells]):.1f}'
+
+
+def _compile_seconds(cells: Cells) -> str:
+  """The fewest and the most seconds; older cells have none."""
+  known = [c['compile_seconds'] for c in cells if 'compile_seconds' in c]
+  if not known:
+    return '-'
+  low, high = f'{min(known):.1f}', f'{max(known):.1f}'
+  return low if low == high else f'{low} to {high}'
 
 
 def _round(target: Target | None) -> str:
