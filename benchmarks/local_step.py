@@ -1,15 +1,18 @@
 """Times a local step of every net with each convolution backend.
 
   python -m benchmarks.local_step [--models=resnet18,...] [--quick]
-    [--torch] [--one-core] [--output=FILE]
+    [--torch] [--one-core | --per-core] [--output=FILE]
 
 A local step is that of a FedAvg client: batch, forward pass, gradients and
 optimiser, in the compiled loop of a round. The backends take turns; the minimum
 time of each counts. Let the machine be idle.
 
 `--torch` adds eager PyTorch with as many threads. `--one-core` does so, too, on
-one CPU, and counts CPU seconds, which other processes change less. The file is
-written after every net.
+one CPU, and counts CPU seconds, which other processes change less. `--per-core`
+does so, too, and has a device and a client for each core, as a run chooses for
+most nets; milliseconds are then those of all clients' steps divided by their
+number. PyTorch always trains one client after another. The file is written
+after every net.
 """
 
 from collections.abc import Callable
@@ -52,7 +55,7 @@ def eager_epoch(name: str) -> Callable[[], None]:
 
 
 def beside_torch(
-    name: str, repetitions: int, clock=time.perf_counter
+    name: str, repetitions: int, clock=time.perf_counter, clients: int = 1
 ) -> dict[str, float]:
   """Milliseconds of a local step by backend, and of eager PyTorch.
 
@@ -60,12 +63,15 @@ def beside_torch(
     name: A key of `known()`.
     repetitions: Calls of each.
     clock: Counts seconds.
+    clients: Clients that train at the same time, each on its device.
 
   Returns:
     {backend or 'torch': milliseconds}.
   """
   calls = {
-      backend: nets.local_epoch(name, conv_backend=backend).call
+      backend: nets.local_epoch(
+          name, conv_backend=backend, clients=clients
+      ).call
       for backend in libraries()
   }
   calls['torch'] = eager_epoch(name)
@@ -76,7 +82,10 @@ def beside_torch(
       pause=0.0 if clock is time.process_time else 0.3,
       clock=clock,
   )
-  return {key: 1e3 * s / nets.STEPS for key, s in seconds.items()}
+  return {
+      key: 1e3 * s / nets.STEPS / (1 if key == 'torch' else clients)
+      for key, s in seconds.items()
+  }
 
 
 def main() -> None:
@@ -85,9 +94,15 @@ def main() -> None:
   flags.add_argument(
       '--one-core', action='store_true', help='CPU seconds, and PyTorch'
   )
+  flags.add_argument(
+      '--per-core', action='store_true', help='a device a core, and PyTorch'
+  )
   args, names = nets.parsed(flags, known())
   if args.one_core:  # Before JAX makes its threads.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+  cores = len(os.sched_getaffinity(0))
+  if args.per_core:
+    jax.config.update('jax_num_cpu_devices', cores)
   # The compilation cache does not support oneDNN's convolutions.
   jax.config.update('jax_compilation_cache_dir', None)
   found = {}
@@ -97,8 +112,9 @@ def main() -> None:
     repetitions = 2 if args.quick else 8
     if args.one_core:
       found[name] = beside_torch(name, repetitions, time.process_time)
-    elif args.torch:
-      found[name] = beside_torch(name, repetitions)
+    elif args.torch or args.per_core:
+      clients = cores if args.per_core else 1
+      found[name] = beside_torch(name, repetitions, clients=clients)
     else:
       found[name], _ = local_steps(name, repetitions)
     print(f'{name}: done', flush=True)

@@ -36,14 +36,16 @@ def local_epoch(
     steps: int = STEPS,
     matmul_dtype: str = 'float32',
     conv_backend: str = 'xla',
+    clients: int = 1,
 ) -> programs.Program:
-  """Local steps of one FedAvg client.
+  """Local steps of FedAvg clients.
 
   Args:
     name: A key of `NETS` or `MORE`.
     steps: Local steps per call.
     matmul_dtype: Dtype of the operands of matrix products.
     conv_backend: Backend of the model's convolutions.
+    clients: Number of clients; several are divided over all devices.
 
   Returns:
     The program.
@@ -57,12 +59,13 @@ def local_epoch(
           matmul_dtype=matmul_dtype,
           conv_backend=conv_backend,
       ),
-      1,
+      clients,
       batch_size * steps,
       common.local_training(optimizer, batch_size=batch_size),
   )
-  task = programs.Round(fedavg(federation), federation, data, 1)
-  return programs.library(task, 'map', batch_size * steps)
+  task = programs.Round(fedavg(federation), federation, data, clients)
+  backend = 'map' if clients == 1 else 'shard_map'
+  return programs.library(task, backend, clients * batch_size * steps)
 
 
 def parser(description: str, known=NETS) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import sys
 import optax
 import pytest
 
-from benchmarks import local_step, lowerings, nets
+from benchmarks import local_step, lowerings, nets, step_profile
 
 
 @pytest.mark.slow
@@ -28,6 +28,16 @@ def test_a_step_of_each_backend(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('users_generator')
+def test_clients_are_divided_over_devices(monkeypatch):
+  monkeypatch.setitem(nets.NETS, 'mlp', (4, optax.sgd))
+  monkeypatch.setattr(nets, 'INPUT_SHAPE', (4, 4, 1))
+  program = nets.local_epoch('mlp', clients=2)
+  program.call()
+  assert program.num_images == 2 * 4 * nets.STEPS
+
+
+@pytest.mark.slow
 def test_pytorch_does_the_same_steps(monkeypatch):
   pytest.importorskip('torch', reason='PyTorch is an optional extra')
   monkeypatch.setitem(nets.NETS, 'mlp', (4, optax.sgd))
@@ -36,3 +46,21 @@ def test_pytorch_does_the_same_steps(monkeypatch):
   steps = local_step.beside_torch('mlp', 1)
   assert tuple(steps) == ('xla', 'torch')
   assert all(step > 0 for step in steps.values())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('not_stored')
+def test_a_profile_has_the_products_of_a_step(monkeypatch, tmp_path, capsys):
+  monkeypatch.setitem(nets.NETS, 'mlp', (32, optax.sgd))
+  path = tmp_path / 'profile.json'
+  command = ['step_profile', '--models=mlp', f'--output={path}']
+  monkeypatch.setattr(sys, 'argv', command)
+  step_profile.main()
+  found = json.loads(path.read_text())['nets']['mlp']
+  # 3 passes of 3,072 x 64, 64 x 64 and 64 x 10 numbers, batches of 32.
+  assert found['gflop'] == pytest.approx(
+      3 * 32 * 2 * (3072 * 64 + 64 * 64 + 64 * 10) / 1e9
+  )
+  products = {'ynn_fusion', 'dot', 'dot_general'} & found['operations'].keys()
+  assert products and all(found['operations'][name] > 0 for name in products)
+  assert '| others |' in capsys.readouterr().out

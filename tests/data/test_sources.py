@@ -1,6 +1,7 @@
 """`load`: look-up, verification and contents, on tiny and on real data."""
 
 import gzip
+import importlib.util
 import pathlib
 import struct
 import subprocess
@@ -67,6 +68,15 @@ class TestDigits:
     np.testing.assert_array_equal(
         restored[np.lexsort(restored.T)], expected[np.lexsort(expected.T)]
     )
+
+  def test_scikit_learn_is_imported_only_where_its_file_is_missing(
+      self, monkeypatch
+  ):
+    with monkeypatch.context() as patch:
+      patch.setitem(sys.modules, 'sklearn.datasets', None)
+      read = sources.load_raw('digits', None)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    assert_splits_equal(read, sources.load_raw('digits', None)[1:5])
 
   def test_class_histogram_is_stratified(self):
     data = sources.load('digits')

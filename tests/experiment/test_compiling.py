@@ -39,7 +39,7 @@ def test_the_first_evaluation_does_not_wait(tmp_path, monkeypatch):
 
   def now(lowered):
     done = futures.Future()
-    done.set_result(lowered.compile())
+    done.set_result(compiling.Compiled(lowered.compile(), 3.0))
     return done
 
   monkeypatch.setattr(drivers, 'in_thread', now)
@@ -74,6 +74,11 @@ def test_the_first_evaluation_does_not_wait(tmp_path, monkeypatch):
   for a, b in zip(jax.tree.leaves(got.state), jax.tree.leaves(want.state)):
     np.testing.assert_array_equal(a, b)
   assert got.facts['program_memory'] == want.facts['program_memory'] != {}
+  # Of tracing, and then of compiling.
+  assert (seconds := want.facts['compile_seconds']) > 3
+  assert got.facts['compile_seconds'] > 0
+  text = (want.workdir / 'report.md').read_text()
+  assert f'from the cache, took {seconds:.1f} s' in text
 
 
 def test_an_error_of_the_compilation_ends_the_run(tmp_path, monkeypatch):

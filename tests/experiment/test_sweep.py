@@ -94,8 +94,9 @@ NAMES = ['private-0', 'fedavg_x1-0', 'private-3', 'fedavg_x1-3']
 
 
 def without_times(cells):
+  times = 'round_seconds', 'compile_seconds'
   return [
-      {k: v for k, v in cell.items() if k != 'round_seconds'} for cell in cells
+      {k: v for k, v in cell.items() if k not in times} for cell in cells
   ]
 
 

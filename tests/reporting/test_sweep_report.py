@@ -103,6 +103,18 @@ def test_the_table_says_what_it_shows(table, cells, tmp_path):
   assert (tmp_path / 'curves.png').stat().st_size > 1000
 
 
+def test_seconds_of_compilation_are_shown_where_cells_have_them(
+    table, cells, tmp_path
+):
+  cells[2]['compile_seconds'], cells[3]['compile_seconds'] = 8.04, 0.5
+  markdown = sweep_report.render(table, cells, tmp_path)
+  header = lines_of(markdown, 'method')[0]
+  rows = lines_of(markdown, 'Private') + lines_of(markdown, 'FedAvg (x1)')
+  assert [row[header.index('compilation, s')] for row in rows] == [
+      '-', '0.5 to 8.0'
+  ]  # fmt: skip
+
+
 def test_the_table_says_which_mean_and_what_its_rows_are(
     table, cells, tmp_path
 ):
