@@ -9,6 +9,9 @@ import sys
 import threading
 from typing import NoReturn
 
+# Whether Ctrl-C came in `second_ends_at_once`.
+_came = threading.Event()
+
 
 @contextlib.contextmanager
 def watched(
@@ -73,12 +76,25 @@ def second_ends_at_once() -> Iterator[None]:
     yield
     return
   try:
-    with watched(
-        _say, _leave, (signal.SIGINT,), signal.default_int_handler
-    ):
+    with watched(_say, _leave, (signal.SIGINT,), _interrupt):
       yield
   finally:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def raise_if_it_came() -> None:
+  """Raises KeyboardInterrupt if Ctrl-C came in `second_ends_at_once` before.
+
+  An exception in a callback of the garbage collector, such as JAX's, is lost.
+  Call it before work that handles Ctrl-C in another way.
+  """
+  if _came.is_set():
+    raise KeyboardInterrupt
+
+
+def _interrupt(number, frame) -> None:
+  _came.set()
+  signal.default_int_handler(number, frame)
 
 
 def _say() -> None:

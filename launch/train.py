@@ -191,6 +191,7 @@ def main(argv: Sequence[str]) -> None:
       print(f'\n{_interrupted(workdir)}', file=sys.stderr)
       distributed.leave(130)
 
+    stopping.raise_if_it_came()
     with stopping.watched(stop.ask, end_at_once):
       result = experiment.run(
           config, workdir, observe=observe, stop=lambda: stop.asked

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import ctypes
 import datetime
+import gc
 import importlib.metadata
 import json
 import os
@@ -204,7 +206,7 @@ class _Sweep:
     except FloatingPointError as e:
       self.failures.append(f'{job.name}: {e}')
       text = f'failed: {e}'
-    jax.clear_caches()  # Else the programs of all cells stay in memory.
+    _free_memory()
     self.runs += 1
     self._seconds += time.perf_counter() - begin
     self.say(job, text + self._left())
@@ -227,6 +229,19 @@ class _Sweep:
     each = self._seconds / self.runs
     duration = datetime.timedelta(seconds=round(left * each))
     return f' ({left} left, about {duration})'
+
+
+def _free_memory() -> None:
+  """Frees the programs and the heap of the last cell.
+
+  Otherwise the programs of all cells stay in memory, and the C library keeps
+  most of what was freed: after twenty cells of a table, 12 GB.
+  """
+  jax.clear_caches()
+  gc.collect()
+  # Only glibc has this function.
+  with contextlib.suppress(AttributeError, OSError, TypeError):
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _cell(job: _Job, result) -> dict[str, Any]:

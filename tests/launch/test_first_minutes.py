@@ -315,6 +315,30 @@ def test_the_second_signal_ends_a_busy_main_thread():
     process.kill()
 
 
+def test_a_ctrl_c_that_a_callback_loses_still_ends_the_program():
+  code = (
+      'import gc, signal\n'
+      'from launch import stopping\n'
+      'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+      'def callback(*args):\n'
+      '  gc.callbacks.remove(callback)\n'
+      '  signal.raise_signal(signal.SIGINT)\n'
+      'with stopping.second_ends_at_once():\n'
+      '  stopping.raise_if_it_came()\n'
+      '  gc.callbacks.append(callback)\n'
+      '  gc.collect()\n'
+      '  print("lost", flush=True)\n'
+      '  stopping.raise_if_it_came()\n'
+      '  print("goes on", flush=True)\n'
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', code], cwd=ROOT, text=True, capture_output=True
+  )
+  assert done.stdout == 'lost\n' and 'Exception ignored' in done.stderr
+  assert done.stderr.endswith('KeyboardInterrupt\n')
+  assert 'Stopping: waiting' in done.stderr and done.returncode
+
+
 def test_the_first_ctrl_c_of_any_command_says_what_it_waits_for():
   code = (
       'import functools, hashlib, signal, threading\n'
