@@ -51,9 +51,15 @@ def main() -> None:
     wrong = f'Unknown command {name!r}' if name else 'No command'
     print(f'Error: {wrong}{suggest(name, COMMANDS)}', file=sys.stderr)
     sys.exit(2)
-  program = importlib.import_module(f'.{name.replace("-", "_")}', __package__)
-  sys.argv = [f'fedjax-het {name}', *rest]
-  program.run()
+  try:
+    program = importlib.import_module(
+        f'.{name.replace("-", "_")}', __package__
+    )
+    sys.argv = [f'fedjax-het {name}', *rest]
+    program.run()
+  except KeyboardInterrupt:  # During imports; `run` answers later ones.
+    print('Interrupted.', file=sys.stderr)
+    sys.exit(130)
 
 
 if __name__ == '__main__':

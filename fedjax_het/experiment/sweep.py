@@ -235,7 +235,7 @@ def _free_memory() -> None:
   """Frees the programs and the heap of the last cell.
 
   Otherwise the programs of all cells stay in memory, and the C library keeps
-  most of what was freed: after twenty cells of a table, 12 GB.
+  most of what was freed.
   """
   jax.clear_caches()
   gc.collect()
