@@ -1,7 +1,8 @@
-"""One-line errors for unknown names, with the closest known name."""
+"""The order of names, and one-line errors for unknown ones."""
 
 from collections.abc import Iterable
 import difflib
+import re
 from typing import Any
 
 
@@ -54,3 +55,9 @@ def check_name(what: str, name: Any, known: Iterable[Any]) -> None:
   known = [*known]
   if name not in known:
     raise ValueError(f'Unknown {what} {shown(name)}{suggest(name, known)}')
+
+
+def natural_key(name: Any) -> list[tuple[int, str]]:
+  """Key that sorts 'cnn2' before 'cnn10'."""
+  pieces = re.split(r'(\d+)', str(name))
+  return [(int(p), '') if p.isdigit() else (-1, p) for p in pieces]

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import read_json, write_atomically
+from fedjax_het.names import natural_key
 
 _log = logging.getLogger(__name__)
 
@@ -61,17 +62,17 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     experiment: The experiment.
 
   Returns:
-    `groups`: {name: model, clients, parameters, statistics (running statistics
-    of norms), client_bytes (what one client keeps between its visits)};
-    `server_bytes`; `cohort_size`; `partition`, counts [clients, classes];
-    `group_of` [clients]; `test_examples`; `versions`; `metric`, the task's main
-    metric, unless it is accuracy.
+    `groups`, in natural order: {name: model, clients, parameters, statistics
+    (running statistics of norms), client_bytes (what one client keeps between
+    its visits)}; `server_bytes`; `cohort_size`; `partition`, counts [clients,
+    classes]; `group_of` [clients]; `test_examples`; `versions`; `metric`, the
+    task's main metric, unless it is accuracy.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
   groups = {}
   group_of = [''] * federation.num_clients
-  for group in federation.groups:
+  for group in sorted(federation.groups, key=lambda g: natural_key(g.name)):
     variables = group.model.abstract_variables
     client = jax.eval_shape(
         lambda key, group=group: algorithm.init_client(

@@ -8,6 +8,8 @@ import optax
 import pytest
 
 from fedjax_het import experiment
+from fedjax_het.configs import fedin
+from fedjax_het.experiment import facts
 from fedjax_het.experiment.local import local_training
 from tests.experiment.tiny_runs import tiny_config
 
@@ -238,3 +240,12 @@ def test_momentum_accumulates():
     updates, state = tx.update(jnp.array([1.0]), state, params)
     params = optax.apply_updates(params, updates)
   np.testing.assert_allclose(params, [1.0 - 0.1 - 0.19], rtol=1e-6)
+
+
+def test_groups_of_tables_are_in_natural_order():
+  built = experiment.build(fedin.get_config())
+  names = [group.name for group in built.federation.groups]
+  assert names == sorted(names)  # As in the config.
+  assert [*facts.measure(built)['groups']] == [
+      'mini_resnet6', 'mini_resnet8', 'mini_resnet10'
+  ]  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_het.analysis.pictures import style
+from fedjax_het.names import natural_key
 
 
 def draw_dots(
@@ -39,7 +40,7 @@ def draw_dots(
   path = style.check_path(path)
   style.import_matplotlib()
   every = [dots for series in panels.values() for dots in series.values()]
-  names = sorted({n for dots in every for n in dots}, key=style.natural_key)
+  names = sorted({n for dots in every for n in dots}, key=natural_key)
   if not names:
     raise ValueError('There is no dot to draw: panels are empty.')
   labels = [*dict.fromkeys(s for series in panels.values() for s in series)]
@@ -124,7 +125,7 @@ def draw_strips(
   if not names:
     raise ValueError('There is no client to draw: panels are empty.')
   looks = looks or style.group_looks(names)
-  groups = sorted(names, key=style.natural_key)
+  groups = sorted(names, key=natural_key)
   with style.drawing():
     figure, axes_of = style.panels_of(
         [*panels], width=4.6, height=1.1 + 0.34 * len(groups), most=2

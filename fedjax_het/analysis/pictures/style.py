@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 import contextlib
 import os
 import pathlib
-import re
 import tempfile
 import textwrap
 from typing import NamedTuple
 
 import numpy as np
+
+from fedjax_het.names import natural_key
 
 # The palette without yellow, which has low contrast on white; black is last.
 COLOURS = (
@@ -126,12 +127,6 @@ def group_looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 MEAN_LOOK = Look(COLOURS[-1], MARKERS[-1])
-
-
-def natural_key(name):
-  """Key that sorts 'cnn2' before 'cnn10'."""
-  pieces = re.split(r'(\d+)', str(name))
-  return [(int(p), '') if p.isdigit() else (-1, p) for p in pieces]
 
 
 def deviation(values, axis=None):
