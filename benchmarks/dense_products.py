@@ -10,6 +10,7 @@ be idle.
 """
 
 import argparse
+from collections.abc import Callable
 import os
 
 import jax
@@ -37,7 +38,9 @@ PRODUCTS = {
 _TIMES = 20
 
 
-def calls(layer: tuple[int, int, int], kind: str):
+def calls(
+    layer: tuple[int, int, int], kind: str
+) -> dict[str, Callable[[], None]]:
   """`_TIMES` products of a layer in each library.
 
   Args:
@@ -53,8 +56,8 @@ def calls(layer: tuple[int, int, int], kind: str):
       rng.normal(size=shape).astype(np.float32)
       for shape in ((rows, inputs), (inputs, outputs), (rows, outputs))
   ]
-  ours, theirs = map(jnp.asarray, arrays), map(torch.from_numpy, arrays)
-  ours, theirs = tuple(ours), tuple(theirs)
+  ours = [jnp.asarray(array) for array in arrays]
+  theirs = [torch.from_numpy(array) for array in arrays]
   product = PRODUCTS[kind]
   compiled = jax.jit(product)
 

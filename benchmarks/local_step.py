@@ -91,10 +91,11 @@ def beside_torch(
 def main() -> None:
   flags = nets.parser(__doc__.splitlines()[0], known())
   flags.add_argument('--torch', action='store_true', help='and PyTorch')
-  flags.add_argument(
+  cores_used = flags.add_mutually_exclusive_group()
+  cores_used.add_argument(
       '--one-core', action='store_true', help='CPU seconds, and PyTorch'
   )
-  flags.add_argument(
+  cores_used.add_argument(
       '--per-core', action='store_true', help='a device a core, and PyTorch'
   )
   args, names = nets.parsed(flags, known())

@@ -75,6 +75,7 @@ def second_ends_at_once() -> Iterator[None]:
   if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
     yield
     return
+  _came.clear()
   try:
     with watched(_say, _leave, (signal.SIGINT,), _interrupt):
       yield

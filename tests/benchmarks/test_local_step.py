@@ -64,3 +64,18 @@ def test_a_profile_has_the_products_of_a_step(monkeypatch, tmp_path, capsys):
   products = {'ynn_fusion', 'dot', 'dot_general'} & found['operations'].keys()
   assert products and all(found['operations'][name] > 0 for name in products)
   assert '| others |' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_products_of_dense_layers_in_both_libraries(monkeypatch, tmp_path):
+  pytest.importorskip('torch', reason='PyTorch is an optional extra')
+  from benchmarks import dense_products
+
+  path = tmp_path / 'products.json'
+  command = ['dense_products', '--quick', f'--output={path}']
+  monkeypatch.setattr(sys, 'argv', command)
+  dense_products.main()
+  rates = json.loads(path.read_text())['gflops']
+  assert len(rates) == len(dense_products.PRODUCTS)
+  for found in rates.values():
+    assert found.keys() == {'XLA', 'PyTorch'} and min(found.values()) > 0

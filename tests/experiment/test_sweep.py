@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+import jax
 import pytest
 
 from configs import common, fedavg, private
@@ -483,3 +484,16 @@ def test_costs_are_added_without_training(tmp_path):
   assert min(new['client_memory'].values()) > 1000
   assert new['costs_added']['entries'] == ['client_memory', 'client_flops']
   assert costs.add_costs(table, tmp_path) == 0
+
+
+def test_memory_is_freed_where_the_c_library_cannot_return_it(monkeypatch):
+  """As on systems without glibc."""
+
+  def refuse(name):
+    raise TypeError(name)
+
+  twice = jax.jit(lambda x: 2 * x)
+  twice(1.0)
+  monkeypatch.setattr(sweep.ctypes, 'CDLL', refuse)
+  sweep._free_memory()
+  assert twice._cache_size() == 0
