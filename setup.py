@@ -92,6 +92,7 @@ setuptools.setup(
     install_requires=[
         'absl-py',
         'chex',
+        'etils[epy]>=1.5',
         'filelock; sys_platform == "win32"',
         'flax>=0.12',
         'importlib_resources',

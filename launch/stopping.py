@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -66,8 +67,10 @@ def second_ends_at_once() -> Iterator[None]:
   """Makes the first Ctrl-C a KeyboardInterrupt and the second end the process.
 
   The first prints a line, because the exception waits until a compilation ends.
-  It is meant for a whole program: a Ctrl-C after the context also ends the
-  process. If Ctrl-C is ignored or has a handler, nothing changes.
+  Until JAX is imported, the first ends the process: there is nothing to lose,
+  and an exception in the middle of that import can abort Python. It is meant
+  for a whole program: a Ctrl-C after the context also ends the process. If
+  Ctrl-C is ignored or has a handler, nothing changes.
 
   Yields:
     Nothing.
@@ -76,10 +79,13 @@ def second_ends_at_once() -> Iterator[None]:
     yield
     return
   _came.clear()
+  hook = sys.unraisablehook
+  sys.unraisablehook = functools.partial(_unraisable, hook)
   try:
     with watched(_say, _leave, (signal.SIGINT,), _interrupt):
       yield
   finally:
+    sys.unraisablehook = hook
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -93,12 +99,30 @@ def raise_if_it_came() -> None:
     raise KeyboardInterrupt
 
 
+def _unraisable(hook: Callable, lost) -> None:
+  """Prints no traceback of a Ctrl-C; `raise_if_it_came` raises it again."""
+  if not issubclass(lost.exc_type, KeyboardInterrupt):
+    hook(lost)
+
+
+def _jax_is_imported() -> bool:
+  found = sys.modules.get('jax')
+  # Python marks a module this way while its code runs.
+  return found is not None and not getattr(
+      found.__spec__, '_initializing', False
+  )
+
+
 def _interrupt(number, frame) -> None:
+  if not _jax_is_imported():
+    _leave()
   _came.set()
   signal.default_int_handler(number, frame)
 
 
 def _say() -> None:
+  if not _jax_is_imported():
+    return  # The handler ends the process.
   print(
       '\nStopping: waiting for the compilation or computation that runs now. '
       'Once more stops at once.',

@@ -32,13 +32,12 @@ With a table, each row is searched over the same points, which are the columns.
 """
 
 from collections.abc import Sequence
-import functools
 import re
 import sys
 
 from absl import flags
 
-from . import config_flag, grid, table_files, terminal
+from . import config_flag, grid, stopping, table_files, terminal
 from .terminal import CommandError, fail, folder
 
 
@@ -130,7 +129,11 @@ def main(argv: Sequence[str]) -> None:
 
   options = flags.FLAGS
   failure = None
-  announce = functools.partial(print, flush=True)
+
+  def announce(text: str) -> None:
+    stopping.raise_if_it_came()
+    print(text, flush=True)
+
   try:
     tables.check_formats(options.formats)
     found = _find()
