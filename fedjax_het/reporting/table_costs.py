@@ -35,15 +35,13 @@ def render(table: Table, cells: Cells, column: str) -> str:
       'method', 'last round', 'sent, MB', 'received, MB', 'peak memory, MB',
       'operations of a visit, GFLOP',
   ]]  # fmt: skip
-  drawn = []
+  used = []
   for label in table.rows:  # Views show the same runs, so they are left out.
-    mine = [
-        cell
-        for cell in cells_of(table, cells, label, column)
-        if 'client_flops' in cell
-    ]
-    drawn += mine
-    if mine:
+    mine = cells_of(table, cells, label, column)
+    # Cells of older versions may lack them.
+    costed = [cell for cell in mine if 'client_flops' in cell]
+    used += costed
+    if costed:
       number = _clients(mine[0])
       rows.append([
           label,
@@ -52,14 +50,14 @@ def render(table: Table, cells: Cells, column: str) -> str:
               f'{np.mean([cell[name] for cell in mine]) / number / 1e6:.2f}'
               for name in ('bytes_up', 'bytes_down')
           ),
-          _ends([cell['client_memory'] for cell in mine], 1e6),
-          _ends([cell['client_flops'] for cell in mine], 1e9),
+          _ends([cell['client_memory'] for cell in costed], 1e6),
+          _ends([cell['client_flops'] for cell in costed], 1e9),
       ])
   if len(rows) == 1:
     return ''
   level = '###' if column else '##'
   shown = tables.as_markdown(rows)
-  added = sum('costs_added' in cell for cell in drawn)
+  added = sum('costs_added' in cell for cell in used)
   note = _NOTE + (_ADDED.format(added) if added else '')
   return f'{level} Costs of a client\n\n{shown}\n\n{note}\n\n'
 

@@ -102,6 +102,10 @@ def test_costs_are_of_a_client():
   assert '| A | 50.0 | 1.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
   assert '| B |' not in text
   assert table_costs.render(found, cells[1:], '') == ''
+  # An older cell without costs counts for the accuracy and the bytes.
+  old = dict(row='A', last=0.7, bytes_up=9e6, bytes_down=6e6, config=settings)
+  text = table_costs.render(found, [*cells, old], '')
+  assert '| A | 60.0 ± 14.1 | 2.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
 
 
 def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
