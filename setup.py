@@ -92,7 +92,7 @@ setuptools.setup(
     install_requires=[
         'absl-py',
         'chex',
-        'etils[epy]>=1.5',
+        'etils[epy]>=1.9',
         'filelock; sys_platform == "win32"',
         'flax>=0.12',
         'importlib_resources',

@@ -4,11 +4,11 @@ Names are imported when they are first used, so that a program can answer Ctrl-C
 and typing errors before JAX is imported, which takes seconds.
 """
 
-from etils import epy
+from etils import epy as _epy
 
 __version__ = '0.1.0'
 
-with epy.lazy_api_imports(globals()):
+with _epy.lazy_api_imports(globals()):
   from fedjax_het import (  # noqa: F401
       aggregation,
       algorithms,
