@@ -32,10 +32,9 @@ def get_table() -> Table:
   return Table(
       title='FedIN v2, Table 1, 200 rounds at a quarter of the width',
       setting=(
-          f'{fedin_v2_table1.SETTING} Here with widths a quarter and 200 rounds '
-          'of 2 local epochs, evaluated every 5. ScaleFL: five levels of a '
-          'ResNet26, each for a fifth of the clients and evaluated at its last '
-          'exit.'
+          f'{fedin_v2_table1.SETTING} Here with widths a quarter and 200 '
+          'rounds of 2 local epochs. ScaleFL: five levels of a ResNet26, each '
+          'for a fifth of the clients and evaluated at its last exit.'
       ),
       rows={
           row: {

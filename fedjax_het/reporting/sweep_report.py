@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.files import write_atomically
-from fedjax_het.reporting import table_costs, table_pictures, tables
+from fedjax_het.reporting import (
+  table_costs,
+  table_pictures,
+  table_views,
+  tables,
+)
 from fedjax_het.reporting.paper_targets import Target
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
@@ -89,6 +94,7 @@ def render(
     else:
       shown.append(markdown)
     parts.append(markdown + '\n\n' + _notes(table, cells, column))
+    parts.append(table_views.render(table, cells, column))
     parts.append(table_costs.render(table, cells, column))
     parts.append(_families(table, cells, column))
   parts.append(table_pictures.draw(table, cells, folder, formats))

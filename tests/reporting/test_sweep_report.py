@@ -218,6 +218,29 @@ def test_a_view_is_a_row_of_the_same_runs(table, tmp_path):
   ]
 
 
+def test_other_models_of_the_same_runs_have_a_section(table, tmp_path):
+  table = table._replace(
+      rows=dict.fromkeys(('Server', 'Common', 'Plain'), table.rows['Private']),
+      paper={},
+      views={'Clients': ('Server', 'clients')},
+  )
+  cells = [
+      cell('Server', 0, 0.9, views=dict(clients=[0.1, 0.2, 0.3])),
+      cell('Common', 0, 0.5, views={'global': [0.1, 0.9, 0.6]}),
+      cell('Common', 1, 0.6, views={'global': [0.1, 0.9, 0.7], 'new': [None]}),
+      cell('Plain', 0, 0.5),
+  ]
+  sweep_report.render(table, cells, tmp_path)
+  _, section = (tmp_path / 'table.md').read_text().split('## Other models\n')
+  assert not lines_of(section, 'Server')  # Its view is a row of the table.
+  assert lines_of(section, 'Common') == [
+      ['Common', '55.0 ± 7.1', 'global', '2', '65.0 ± 7.1'],
+      ['Common', '60.0', 'new', '1', 'not finite'],
+  ]
+  sweep_report.render(table, cells[:1], tmp_path)
+  assert 'Other models' not in (tmp_path / 'table.md').read_text()
+
+
 def test_views_are_taken_from_the_metrics():
   row = {'accuracy': 0.5, 'views/clients': 0.4, 'views/clients/mlp2': 0.3}
   assert sweep._views(row) == ['clients']
