@@ -12,6 +12,7 @@ from fedjax_het.configs import (
   inclusivefl,
   incoavg,
   moon,
+  scaffold,
 )
 from fedjax_het.reporting import paper_targets
 from fedjax_het.reporting.results_table import Table
@@ -34,19 +35,21 @@ def _by_size(get_config):
 METHODS = {
     'FedAvg': (_by_size(fedavg.get_config), 'v2,architecture'),
     'FedProx': (_by_size(fedprox.get_config), 'v2,architecture'),
+    # The means of SCAFFOLD and FedSelect over clients have no weights.
+    'SCAFFOLD': (scaffold.get_config, 'v2,architecture'),
     'FedNova': (_by_size(fednova.get_config), 'v2,architecture'),
     'FedGen': (_by_size(fedgen.get_config), 'v2,architecture'),
     'InclusiveFL': (_by_size(inclusivefl.get_config), 'v2,architecture'),
     'MOON': (_by_size(moon.get_config), 'v2,architecture'),
     'InCoAvg': (_by_size(incoavg.get_config), 'v2,architecture'),
-    # Its mean over the clients that share an entry is not weighted.
     'FedSelect': (fedselect.get_config, 'v2,architecture'),
     'FedIN': (_by_size(fedin.get_config), 'v2,architecture'),
 }
 SETTING = (
     f'{fedin_v2_table1.SETTING} Weights are averaged inside each architecture, '
     'clients by their number of examples (Eq. 21 of the paper; elsewhere it '
-    'has plain means, Eq. 19).'
+    'has plain means, Eq. 19), except for SCAFFOLD and FedSelect, which have '
+    'plain means.'
 )
 
 

@@ -119,7 +119,11 @@ def test_fedins_table_1_is_the_papers():
 
 def test_fedins_other_tables():
   rest = found('fedin_v2_table4', 'full')
+  assert len(rest.rows) == 10
+  assert rest.target('SCAFFOLD', 'fashion_mnist non-IID').text == '86.3'
   for row in rest.rows:
+    # Every row has the paper's numbers.
+    assert all(rest.target(row, column) for column in rest.columns), row
     config = rest.config(row, 'fashion_mnist IID')
     assert config.algorithm.aggregation == 'architecture'
     # Eq. 21; not all methods have the option `weights`.
