@@ -12,6 +12,7 @@ from fedjax_het.files import write_atomically
 from fedjax_het.reporting import (
   table_costs,
   table_pictures,
+  table_rounds,
   table_views,
   tables,
 )
@@ -94,6 +95,7 @@ def render(
     else:
       shown.append(markdown)
     parts.append(markdown + '\n\n' + _notes(table, cells, column))
+    parts.append(table_rounds.render(table, cells, column))
     parts.append(table_views.render(table, cells, column))
     parts.append(table_costs.render(table, cells, column))
     parts.append(_families(table, cells, column))

@@ -241,6 +241,33 @@ def test_other_models_of_the_same_runs_have_a_section(table, tmp_path):
   assert 'Other models' not in (tmp_path / 'table.md').read_text()
 
 
+def test_long_runs_have_the_rounds_to_several_accuracies(table, tmp_path):
+  def run(row, seed, accuracies):
+    made = cell(row, seed, accuracies[-1])
+    rounds = [5 * n for n in range(len(accuracies))]
+    return {**made, 'rounds': rounds, 'accuracy': accuracies}
+
+  # The first 70 % is a rounded float32.
+  low = [0.1, 0.2, 0.69999999, 0.6, 0.7, 0.81, 0.79, 0.7, 0.6, 0.6]
+  high = [0.1, None, 0.81, *[0.85] * 7]
+  cells = [run('Private', 0, low), run('FedAvg (x1)', 0, high)]
+  cells.append(run('FedAvg (x1)', 3, low))
+  sweep_report.render(table, cells, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  _, section = text.split('## Rounds to an accuracy\n')
+  assert '| method | 70 % | 75 % | 80 % | 85 % |' in section
+  assert lines_of(section, 'Private')[0] == ['Private', '10', '25', '25', '-']
+  assert lines_of(section, 'FedAvg (x1)')[0] == [
+      'FedAvg (x1)', '10, 10', '10, 25', '10, 25', '15, -'
+  ]  # fmt: skip
+  short = [run('Private', 0, low[:9]), run('FedAvg (x1)', 0, [0.01] * 9)]
+  sweep_report.render(table, short, tmp_path)
+  assert 'Rounds to' not in (tmp_path / 'table.md').read_text()
+  poor = [run('Private', 0, [0.04] * 10)]
+  sweep_report.render(table, poor, tmp_path)
+  assert 'Rounds to' not in (tmp_path / 'table.md').read_text()
+
+
 def test_views_are_taken_from_the_metrics():
   row = {'accuracy': 0.5, 'views/clients': 0.4, 'views/clients/mlp2': 0.3}
   assert sweep._views(row) == ['clients']

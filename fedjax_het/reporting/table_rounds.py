@@ -1,0 +1,67 @@
+"""A table of the rounds that methods need for several accuracies."""
+
+import math
+
+from fedjax_het.reporting import tables
+from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.table_cells import Cells, cells_of
+
+# With fewer evaluations a round says too little.
+_FEWEST = 10
+_STEP = 5  # Between levels, in percentage points.
+_LEVELS = 4
+_NOTE = (
+    'The first evaluated round of each seed at that accuracy; "-" if the run '
+    'ends without it. The levels are the highest multiples of {} % that a run '
+    'reaches. On the test set, so a lucky round counts.'
+)
+
+
+def render(table: Table, cells: Cells, column: str) -> str:
+  """The first rounds at the highest accuracies of a column, by method.
+
+  Args:
+    table: The table.
+    cells: Its results.
+    column: A column.
+
+  Returns:
+    A section of Markdown; '' if runs have few evaluations.
+  """
+  curves = {
+      label: [_curve(cell) for cell in cells_of(table, cells, label, column)]
+      for label in table.labels
+  }
+  known = [curve for mine in curves.values() for curve in mine]
+  if max(map(len, known), default=0) < _FEWEST:
+    return ''
+  highest = max(value for curve in known for _, value in curve)
+  # Rounding lets 0.85, stored as float32, reach 85 %.
+  last = math.floor(round(100 * highest, 3) / _STEP) * _STEP
+  first = max(_STEP, last - (_LEVELS - 1) * _STEP)
+  levels = range(first, last + _STEP, _STEP)
+  if not levels:
+    return ''
+  rows = [['method', *(f'{level} %' for level in levels)]]
+  for label, mine in curves.items():
+    if mine:
+      rows.append([
+          label,
+          *(', '.join(_first(curve, n) for curve in mine) for n in levels),
+      ])
+  heading = '###' if column else '##'
+  shown = tables.as_markdown(rows)
+  note = _NOTE.format(_STEP)
+  return f'{heading} Rounds to an accuracy\n\n{shown}\n\n{note}\n\n'
+
+
+def _curve(cell) -> list[tuple[int, float]]:
+  """The finite accuracies of a cell with their rounds."""
+  pairs = zip(cell['rounds'], cell['accuracy'], strict=True)
+  return [(n, value) for n, value in pairs if value is not None]
+
+
+def _first(curve: list[tuple[int, float]], level: int) -> str:
+  """The first round of a curve at `level` percent."""
+  reached = (n for n, value in curve if round(100 * value, 3) >= level)
+  return str(next(reached, '-'))
