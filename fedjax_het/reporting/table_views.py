@@ -29,17 +29,16 @@ def render(table: Table, cells: Cells, column: str) -> str:
     shown = {view for row, view in table.views.values() if row == label}
     mine = cells_of(table, cells, label, column)
     views = dict.fromkeys(v for cell in mine for v in cell.get('views', ()))
-    for view in views:
-      # Cells of older versions may lack them.
+    for view in (v for v in views if v not in shown):
+      # Cells of older versions may lack it.
       own = [cell for cell in mine if view in cell.get('views', ())]
-      if view not in shown:
-        rows.append([
-            label,
-            tables.spread([cell['last'] for cell in own]),
-            view,
-            str(len(own)),
-            tables.spread([cell['views'][view][-1] for cell in own]),
-        ])
+      rows.append([
+          label,
+          tables.spread([cell['last'] for cell in own]),
+          view,
+          str(len(own)),
+          tables.spread([cell['views'][view][-1] for cell in own]),
+      ])
   if len(rows) == 1:
     return ''
   level = '###' if column else '##'
