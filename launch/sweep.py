@@ -15,9 +15,11 @@ Cells that have a result are not run again, and an interrupted cell is resumed.
 If the same command runs twice at the same time, the two share the work.
 `--seeds=3` means the seeds 0, 1 and 2, `--seeds=0,4` means 0 and 4, and
 `--seeds=5,` means only 5. `--render`, or `python -m launch.report --table=...`,
-only renders stored cells. `--costs` adds the peak memory and operations of a
-client to stored cells that lack them, and renders; it trains nothing. Results
-that git tracks are changed only if --out names their folder.
+only renders stored cells. `--reuse=results/fedin_v2_table1` first copies the
+results that another table has of the same configs and seeds. `--costs` adds the
+peak memory and operations of a client to stored cells that lack them, and
+renders; it trains nothing. Results that git tracks are changed only if --out
+names their folder.
 
 A search over entries of a config is also a table, with a row for each point.
 
@@ -32,6 +34,7 @@ With a table, each row is searched over the same points, which are the columns.
 """
 
 from collections.abc import Sequence
+import pathlib
 import re
 import sys
 
@@ -61,6 +64,9 @@ def define_flags() -> None:
   )
   flags.DEFINE_list('rows', None, 'Rows, instead of all.')
   flags.DEFINE_list('cols', None, 'Columns, instead of all.')
+  flags.DEFINE_list(
+      'reuse', [], "Folders of other tables' results; equal cells are copied."
+  )
   flags.DEFINE_bool('render', False, 'Render what is there; run nothing.')
   flags.DEFINE_bool(
       'costs', False,
@@ -121,6 +127,14 @@ def _find():
   return grid.of_table(found, *search)
 
 
+def _existing(name: str) -> pathlib.Path:
+  """The folder of a value of --reuse."""
+  path = terminal.expanded(name, '--reuse')
+  if not path.is_dir():
+    raise CommandError(f'--reuse={name}: there is no such folder.')
+  return path
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs and renders the table that the flags describe."""
   del argv
@@ -156,6 +170,7 @@ def main(argv: Sequence[str]) -> None:
         sweep.run_cells(
             part, out, workdirs,
             overrides=overrides,
+            reuse=[_existing(name) for name in options.reuse],
             announce=announce,
             progress=Progress,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Runs the cells of a results table, each once."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import ctypes
 import datetime
@@ -21,7 +21,7 @@ from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.costs import client_costs
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
-from fedjax_het.experiment.sweep_table import read_cell, with_seed
+from fedjax_het.experiment.sweep_table import find_cell, read_cell, with_seed
 from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table, cell_name
@@ -92,6 +92,7 @@ def run_cells(
     workdirs: str | os.PathLike,
     *,
     overrides: Mapping[str, Any] | None = None,
+    reuse: Sequence[str | os.PathLike] = (),
     announce: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], Progress] | None = None,
 ) -> list[dict[str, Any]]:
@@ -106,6 +107,8 @@ def run_cells(
     out: Folder of the results, with one JSON file per cell under `cells/`.
     workdirs: Folder of the runs' workdirs, which may be deleted afterwards.
     overrides: {dotted key: value} set in every config, such as `data_dir`.
+    reuse: Folders of other tables' results. A cell without a result whose
+      config has one there is copied instead of run.
     announce: Called with a line of text before and after each cell.
     progress: Called with the number of rounds of each run; returns its
       observer.
@@ -125,6 +128,7 @@ def run_cells(
   check_local(out, 'out')
   check_local(workdirs, 'workdirs')
   jobs = [*_jobs(table, out, workdirs, overrides or {})]
+  _copy(jobs, reuse, announce)
   _check(jobs)
   sweep = _Sweep(jobs, announce, progress)
   todo, ran = jobs, -1
@@ -143,6 +147,27 @@ def run_cells(
 
 def _read(job: _Job) -> dict[str, Any]:
   return read_cell(job.path, job.config, job.mean)
+
+
+def _copy(jobs: list[_Job], folders, announce) -> None:
+  """Copies results that other tables have of the same configs."""
+  for job in jobs:
+    if job.path.exists():
+      continue
+    found = find_cell(job.config, job.mean, folders)
+    if found is None:
+      continue
+    path, cell = found
+    cell = dict(cell, row=job.row, column=job.column, mean=job.mean)
+    if not job.column:
+      del cell['column']
+    _write(job, cell)
+    announce(f'{job.name}: copied from {path}')
+
+
+def _write(job: _Job, cell: dict[str, Any]) -> None:
+  job.path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(job.path, json.dumps(cell, indent=1))
 
 
 def _check(jobs: list[_Job]) -> None:
@@ -195,8 +220,7 @@ class _Sweep:
     begin = time.perf_counter()
     try:
       cell = self._run(job)
-      job.path.parent.mkdir(parents=True, exist_ok=True)
-      write_atomically(job.path, json.dumps(cell, indent=1))
+      _write(job, cell)
       text = tables.percent(cell['last'])
     except ValueError as e:
       if not isinstance(e.__cause__, BlockingIOError):  # The workdir's lock.

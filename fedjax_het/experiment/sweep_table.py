@@ -1,6 +1,7 @@
 """Reads the stored results of a results table, and checks their configs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import json
 import os
 import pathlib
@@ -114,6 +115,28 @@ def read_cell(
         f'{mean}; delete it to run the cell again.'
     )
   return cell
+
+
+def find_cell(
+    config, mean: str, folders: Iterable[str | os.PathLike]
+) -> tuple[pathlib.Path, dict[str, Any]] | None:
+  """Finds a stored result of a config among those of other tables.
+
+  Args:
+    config: The config of the cell, with its seed.
+    mean: The table's, see `Table`.
+    folders: Folders with results, or folders of such folders.
+
+  Returns:
+    The file and the cell; None if no file is of this config and mean. Damaged
+    files are passed over.
+  """
+  pattern = f'cells/*-{config.seed}.json'
+  for folder in folders:
+    for path in sorted(pathlib.Path(folder).rglob(pattern)):
+      with contextlib.suppress(ValueError):
+        return path, read_cell(path, config, mean)
+  return None
 
 
 def _check_cell(cell: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""A table of the rounds that methods need for several accuracies."""
+"""A table of how runs end, and of the rounds that they need for accuracies."""
 
 import math
+import statistics
 
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table
@@ -10,15 +11,17 @@ from fedjax_het.reporting.table_cells import Cells, cells_of
 _FEWEST = 10
 _STEP = 5  # Between levels, in percentage points.
 _LEVELS = 4
+_LAST = 5  # Evaluations at the end of a run.
 _NOTE = (
-    'The first evaluated round of each seed at that accuracy; "-" if the run '
-    'ends without it. The levels are the highest multiples of {} % that a run '
-    'reaches. On the test set, so a lucky round counts.'
+    'The mean of the last {} evaluations of a run, in percent, then the first '
+    'evaluated round of each seed at an accuracy; "-" if the run ends without '
+    'it. The levels are the highest multiples of {} % that a run reaches. On '
+    'the test set, so a lucky round counts.'
 )
 
 
 def render(table: Table, cells: Cells, column: str) -> str:
-  """The first rounds at the highest accuracies of a column, by method.
+  """The ends of the runs of a column, and the first rounds at accuracies.
 
   Args:
     table: The table.
@@ -42,23 +45,32 @@ def render(table: Table, cells: Cells, column: str) -> str:
   levels = range(first, last + _STEP, _STEP)
   if not levels:
     return ''
-  rows = [['method', *(f'{level} %' for level in levels)]]
+  mean = f'mean of the last {_LAST}'
+  rows = [['method', mean, *(f'{level} %' for level in levels)]]
   for label, mine in curves.items():
     if mine:
       rows.append([
           label,
+          tables.spread([_end(curve) for curve in mine]),
           *(', '.join(_first(curve, n) for curve in mine) for n in levels),
       ])
   heading = '###' if column else '##'
   shown = tables.as_markdown(rows)
-  note = _NOTE.format(_STEP)
-  return f'{heading} Rounds to an accuracy\n\n{shown}\n\n{note}\n\n'
+  note = _NOTE.format(_LAST, _STEP)
+  title = f'{heading} Last evaluations, and rounds to an accuracy'
+  return f'{title}\n\n{shown}\n\n{note}\n\n'
 
 
 def _curve(cell) -> list[tuple[int, float]]:
   """The finite accuracies of a cell with their rounds."""
   pairs = zip(cell['rounds'], cell['accuracy'], strict=True)
   return [(n, value) for n, value in pairs if value is not None]
+
+
+def _end(curve: list[tuple[int, float]]) -> float | None:
+  """The mean of a curve's last accuracies; None if it has none."""
+  last = [value for _, value in curve[-_LAST:]]
+  return statistics.fmean(last) if last else None
 
 
 def _first(curve: list[tuple[int, float]], level: int) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 
 import jax
 import pytest
@@ -11,6 +12,7 @@ from fedjax_het.experiment import costs, sweep, sweep_table
 from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
 from fedjax_het.reporting.summary import summarise
+from launch import table_files
 from tests.experiment.tiny_runs import compiled_once
 
 
@@ -497,3 +499,36 @@ def test_memory_is_freed_where_the_c_library_cannot_return_it(monkeypatch):
   monkeypatch.setattr(sweep.ctypes, 'CDLL', refuse)
   sweep._free_memory()
   assert twice._cache_size() == 0
+
+
+def test_a_result_of_another_table_is_copied(tmp_path):
+  """The table of ablations takes FedIN v2's cells, and nothing else."""
+  results = pathlib.Path(__file__).parents[2] / 'results' / 'fedin_v2_table1'
+  whole = table_files.find_table('fedin_v2_table5b').table
+  part = table_files.choose(whole, '1', ['FedIN'], ['cifar10_non_iid'])
+  renamed = part._replace(rows={'Whole': part.rows['FedIN']})
+  lines = []
+  (cell,) = sweep.run_cells(
+      renamed, tmp_path / 'results', tmp_path / 'runs',
+      reuse=[results], announce=lines.append,
+  )  # fmt: skip
+  path = results / 'cpu' / 'cells' / 'fedin-cifar10_non_iid-0.json'
+  stored = json.loads(path.read_text())
+  assert cell == dict(stored, row='Whole')
+  assert lines[0].endswith(f', seed 0: copied from {path}')
+  assert 'skipped, has a result' in lines[1] and len(lines) == 2
+  # Neither another seed, nor another method, nor another data set.
+  config = whole.config('FedIN', 'cifar10 non-IID')
+  seven = sweep_table.with_seed(config, 7, {})
+  assert sweep_table.find_cell(seven, 'groups', [results]) is None
+  config = whole.config('FedIN w/o IN', 'cifar10 non-IID')
+  ablated = sweep_table.with_seed(config, 0, {})
+  assert sweep_table.find_cell(ablated, 'groups', [results]) is None
+  # A result that the table has is not replaced.
+  path = tmp_path / 'results' / 'cells' / 'whole-cifar10_non_iid-0.json'
+  mine = json.dumps(dict(cell, last=0.5))
+  path.write_text(mine)
+  sweep.run_cells(
+      renamed, tmp_path / 'results', tmp_path / 'runs', reuse=[results]
+  )
+  assert path.read_text() == mine

@@ -254,18 +254,23 @@ def test_long_runs_have_the_rounds_to_several_accuracies(table, tmp_path):
   cells.append(run('FedAvg (x1)', 3, low))
   sweep_report.render(table, cells, tmp_path)
   text = (tmp_path / 'table.md').read_text()
-  _, section = text.split('## Rounds to an accuracy\n')
-  assert '| method | 70 % | 75 % | 80 % | 85 % |' in section
-  assert lines_of(section, 'Private')[0] == ['Private', '10', '25', '25', '-']
+  _, section = text.split(
+      '## Last evaluations, and rounds to an accuracy\n'
+  )
+  head = '| method | mean of the last 5 | 70 % | 75 % | 80 % | 85 % |'
+  assert head in section
+  assert lines_of(section, 'Private')[0] == [
+      'Private', '70.0', '10', '25', '25', '-'
+  ]  # fmt: skip
   assert lines_of(section, 'FedAvg (x1)')[0] == [
-      'FedAvg (x1)', '10, 10', '10, 25', '10, 25', '15, -'
+      'FedAvg (x1)', '77.5 ± 10.6', '10, 10', '10, 25', '10, 25', '15, -'
   ]  # fmt: skip
   short = [run('Private', 0, low[:9]), run('FedAvg (x1)', 0, [0.01] * 9)]
   sweep_report.render(table, short, tmp_path)
-  assert 'Rounds to' not in (tmp_path / 'table.md').read_text()
+  assert 'rounds to' not in (tmp_path / 'table.md').read_text()
   poor = [run('Private', 0, [0.04] * 10)]
   sweep_report.render(table, poor, tmp_path)
-  assert 'Rounds to' not in (tmp_path / 'table.md').read_text()
+  assert 'rounds to' not in (tmp_path / 'table.md').read_text()
 
 
 def test_views_are_taken_from_the_metrics():
