@@ -161,6 +161,8 @@ def main(argv: Sequence[str]) -> None:
     overrides = {}
     if options.data_dir is not None:
       overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
+    folders = [_existing(name) for name in options.reuse]
+    sweep.copy_cells(part, out, folders, announce=announce)
     if options.costs:
       costs.add_costs(
           part, out, overrides=overrides, announce=announce
@@ -170,7 +172,6 @@ def main(argv: Sequence[str]) -> None:
         sweep.run_cells(
             part, out, workdirs,
             overrides=overrides,
-            reuse=[_existing(name) for name in options.reuse],
             announce=announce,
             progress=Progress,
         )  # fmt: skip

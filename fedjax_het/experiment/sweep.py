@@ -86,13 +86,43 @@ def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
         )  # fmt: skip
 
 
+def copy_cells(
+    table: Table,
+    out: str | os.PathLike,
+    folders: Sequence[str | os.PathLike],
+    *,
+    announce: Callable[[str], None] = lambda line: None,
+) -> None:
+  """Copies the results that other tables have of a table's configs.
+
+  Args:
+    table: The table; its cells that have a result are left as they are.
+    out: Folder of its results, as of `run_cells`.
+    folders: Folders with results, or folders of such folders.
+    announce: Called with a line of text for each copied cell.
+
+  Raises:
+    OSError: If a result cannot be written.
+  """
+  for job in _jobs(table, out, '', {}):
+    if job.path.exists():
+      continue
+    found = find_cell(job.config, job.mean, folders)
+    if found is not None:
+      path, cell = found
+      cell = dict(cell, row=job.row, column=job.column, mean=job.mean)
+      if not job.column:
+        del cell['column']
+      _write(job, cell)
+      announce(f'{job.name}: copied from {path}')
+
+
 def run_cells(
     table: Table,
     out: str | os.PathLike,
     workdirs: str | os.PathLike,
     *,
     overrides: Mapping[str, Any] | None = None,
-    reuse: Sequence[str | os.PathLike] = (),
     announce: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], Progress] | None = None,
 ) -> list[dict[str, Any]]:
@@ -107,8 +137,6 @@ def run_cells(
     out: Folder of the results, with one JSON file per cell under `cells/`.
     workdirs: Folder of the runs' workdirs, which may be deleted afterwards.
     overrides: {dotted key: value} set in every config, such as `data_dir`.
-    reuse: Folders of other tables' results. A cell without a result whose
-      config has one there is copied instead of run.
     announce: Called with a line of text before and after each cell.
     progress: Called with the number of rounds of each run; returns its
       observer.
@@ -128,7 +156,6 @@ def run_cells(
   check_local(out, 'out')
   check_local(workdirs, 'workdirs')
   jobs = [*_jobs(table, out, workdirs, overrides or {})]
-  _copy(jobs, reuse, announce)
   _check(jobs)
   sweep = _Sweep(jobs, announce, progress)
   todo, ran = jobs, -1
@@ -147,22 +174,6 @@ def run_cells(
 
 def _read(job: _Job) -> dict[str, Any]:
   return read_cell(job.path, job.config, job.mean)
-
-
-def _copy(jobs: list[_Job], folders, announce) -> None:
-  """Copies results that other tables have of the same configs."""
-  for job in jobs:
-    if job.path.exists():
-      continue
-    found = find_cell(job.config, job.mean, folders)
-    if found is None:
-      continue
-    path, cell = found
-    cell = dict(cell, row=job.row, column=job.column, mean=job.mean)
-    if not job.column:
-      del cell['column']
-    _write(job, cell)
-    announce(f'{job.name}: copied from {path}')
 
 
 def _write(job: _Job, cell: dict[str, Any]) -> None:

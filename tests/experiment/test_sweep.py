@@ -505,30 +505,49 @@ def test_a_result_of_another_table_is_copied(tmp_path):
   """The table of ablations takes FedIN v2's cells, and nothing else."""
   results = pathlib.Path(__file__).parents[2] / 'results' / 'fedin_v2_table1'
   whole = table_files.find_table('fedin_v2_table5b').table
-  part = table_files.choose(whole, '1', ['FedIN'], ['cifar10_non_iid'])
-  renamed = part._replace(rows={'Whole': part.rows['FedIN']})
-  lines = []
-  (cell,) = sweep.run_cells(
-      renamed, tmp_path / 'results', tmp_path / 'runs',
-      reuse=[results], announce=lines.append,
-  )  # fmt: skip
-  path = results / 'cpu' / 'cells' / 'fedin-cifar10_non_iid-0.json'
-  stored = json.loads(path.read_text())
-  assert cell == dict(stored, row='Whole')
-  assert lines[0].endswith(f', seed 0: copied from {path}')
-  assert 'skipped, has a result' in lines[1] and len(lines) == 2
-  # Neither another seed, nor another method, nor another data set.
-  config = whole.config('FedIN', 'cifar10 non-IID')
-  seven = sweep_table.with_seed(config, 7, {})
-  assert sweep_table.find_cell(seven, 'groups', [results]) is None
-  config = whole.config('FedIN w/o IN', 'cifar10 non-IID')
-  ablated = sweep_table.with_seed(config, 0, {})
-  assert sweep_table.find_cell(ablated, 'groups', [results]) is None
-  # A result that the table has is not replaced.
-  path = tmp_path / 'results' / 'cells' / 'whole-cifar10_non_iid-0.json'
-  mine = json.dumps(dict(cell, last=0.5))
-  path.write_text(mine)
-  sweep.run_cells(
-      renamed, tmp_path / 'results', tmp_path / 'runs', reuse=[results]
+  rows = ['FedIN', 'FedIN w/o IN']
+  part = table_files.choose(whole, '0,7', rows, ['cifar10_non_iid'])
+  part = part._replace(
+      rows=dict(zip(('Without', 'Whole'), part.rows.values(), strict=True))
   )
-  assert path.read_text() == mine
+  lines = []
+  sweep.copy_cells(part, tmp_path, [results], announce=lines.append)
+  # Neither another seed nor another method.
+  (file,) = tmp_path.rglob('*.json')
+  assert file == tmp_path / 'cells' / 'whole-cifar10_non_iid-0.json'
+  path = results / 'cpu' / 'cells' / 'fedin-cifar10_non_iid-0.json'
+  assert json.loads(file.read_text()) == dict(
+      json.loads(path.read_text()), row='Whole'
+  )
+  assert lines == [f'Whole, cifar10 non-IID, seed 0: copied from {path}']
+  (cell,) = sweep_table.read_cells(part, tmp_path)
+  # A result that the table has is not replaced.
+  mine = json.dumps(dict(cell, last=0.5))
+  file.write_text(mine)
+  sweep.copy_cells(part, tmp_path, [results])
+  assert file.read_text() == mine
+
+
+def test_a_copied_result_has_the_place_and_mean_of_its_new_table(
+    table, tmp_path
+):
+  source = tmp_path / 'source' / 'cells' / 'any-3.json'
+  source.parent.mkdir(parents=True)
+  config = sweep_table.with_seed(table.rows['Private'], 3, {})
+  cell = dict(
+      row='Old', column='old', seed=3, mean='groups', last=0.5, best=0.5,
+      best_round=2, reached=None, round_seconds=1.0, hardware='', rounds=[2],
+      accuracy=[0.5], config=json.loads(config.to_json_best_effort()),
+  )  # fmt: skip
+  source.write_text(json.dumps(cell))
+  damaged = source.with_name('a-3.json')
+  damaged.write_text('{"row": ')
+  sweep.copy_cells(
+      table._replace(mean='clients'), tmp_path / 'out', [tmp_path / 'source']
+  )
+  (file,) = (tmp_path / 'out').rglob('*.json')
+  assert file.name == 'private-3.json'
+  cell.pop('column')
+  assert json.loads(file.read_text()) == dict(
+      cell, row='Private', mean='clients'
+  )
