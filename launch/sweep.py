@@ -18,8 +18,9 @@ If the same command runs twice at the same time, the two share the work.
 only renders stored cells. `--reuse=results/fedin_v2_table1` first copies the
 results that another table has of the same configs and seeds. `--costs` adds the
 peak memory and operations of a client to stored cells that lack them, and
-renders; it trains nothing. Results that git tracks are changed only if --out
-names their folder.
+renders; it trains nothing. `--dry_run` lists the cells with their states and
+estimated times, and changes nothing. Results that git tracks are changed only
+if --out names their folder.
 
 A search over entries of a config is also a table, with a row for each point.
 
@@ -72,6 +73,10 @@ def define_flags() -> None:
       'costs', False,
       "Add the clients' memory and operations to cells without; run nothing.",
   )  # fmt: skip
+  flags.DEFINE_bool(
+      'dry_run', False,
+      'List the cells, their states and estimated times; run nothing.',
+  )  # fmt: skip
   flags.DEFINE_list(
       'formats', [], 'Besides Markdown and PNG: csv, tex, pdf, svg.'
   )
@@ -108,6 +113,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     options = flags.FLAGS
     if searching and not of_table and options.scale is not None:
       raise CommandError('--scale belongs to a results table: --table=NAME.')
+    if options.render + options.costs + options.dry_run > 1:
+      raise CommandError('Only one of --render, --costs and --dry_run.')
     if options.samples is not None and not searching:
       raise CommandError('--samples needs --grid.')
     return rest
@@ -138,7 +145,13 @@ def _existing(name: str) -> pathlib.Path:
 def main(argv: Sequence[str]) -> None:
   """Runs and renders the table that the flags describe."""
   del argv
-  from fedjax_het.experiment import Progress, costs, sweep, sweep_table
+  from fedjax_het.experiment import (
+    Progress,
+    costs,
+    sweep,
+    sweep_preview,
+    sweep_table,
+  )
   from fedjax_het.reporting import sweep_report, tables
 
   options = flags.FLAGS
@@ -151,7 +164,10 @@ def main(argv: Sequence[str]) -> None:
   try:
     tables.check_formats(options.formats)
     found = _find()
-    out = table_files.results_folder(found, options.out)
+    if options.dry_run:
+      out = table_files.flag_folder(found, '--out', options.out, 'results')
+    else:
+      out = table_files.results_folder(found, options.out)
     workdirs = table_files.flag_folder(
         found, '--workdirs', options.workdirs, 'runs'
     )
@@ -162,6 +178,12 @@ def main(argv: Sequence[str]) -> None:
     if options.data_dir is not None:
       overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
     folders = [_existing(name) for name in options.reuse]
+    if options.dry_run:
+      shown = sweep_preview.lines(
+          part, out, workdirs, overrides=overrides, reuse=folders
+      )
+      print('\n'.join(shown))
+      return
     sweep.copy_cells(part, out, folders, announce=announce)
     if options.costs:
       costs.add_costs(

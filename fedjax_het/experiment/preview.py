@@ -157,21 +157,9 @@ def _time(experiment: Experiment, backend: str) -> list[str]:
     ]
   rounds, once = experiment.config.num_rounds, found.round_seconds
   return [
-      f'Time: about {_duration(once)} of plain local training a round{where}, '
-      f'{_duration(rounds * once)} in {rounds} rounds, by a step of '
-      f'{found.group} ({1e3 * found.step_seconds:,.2g} ms) and the FLOPs of '
-      'the others. Compilation, evaluation and what the method adds are not '
-      'included.'
+      f'Time: about {tables.duration(once)} of plain local training a round'
+      f'{where}, {tables.duration(rounds * once)} in {rounds} rounds, by a '
+      f'step of {found.group} ({1e3 * found.step_seconds:,.2g} ms) and the '
+      'FLOPs of the others. Compilation, evaluation and what the method adds '
+      'are not included.'
   ]
-
-
-def _duration(seconds: float) -> str:
-  """Two digits and a unit, such as '0.21 s', '42 s', '3.5 min' or '2.1 h'."""
-  for size, unit in ((3600, 'h'), (60, 'min'), (1, 's')):
-    if seconds >= 1.5 * size:
-      return f'{_two_digits(seconds / size)} {unit}'
-  return f'{_two_digits(seconds)} s'
-
-
-def _two_digits(number: float) -> str:
-  return f'{float(f"{number:.1e}"):,g}'

@@ -29,7 +29,7 @@ from fedjax_het.reporting.run_files import Row
 from fedjax_het.reporting.summary import summarise
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
   """A cell to run: its place in the table, its config and its paths."""
 
   number: int
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
   return found
 
 
-def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
+def jobs(table: Table, out, workdirs, overrides) -> Iterator[Job]:
   """All cells, ordered by seed, then column, then row."""
   number = 0
   for seed in table.seeds:
@@ -78,7 +78,7 @@ def _jobs(table: Table, out, workdirs, overrides) -> Iterator[_Job]:
           continue
         number += 1
         name = f'{cell_name(row, column)}-{seed}'
-        yield _Job(
+        yield Job(
             number, row, column, seed, with_seed(config, seed, overrides),
           table.mean,
             pathlib.Path(out, 'cells', f'{name}.json'),
@@ -104,7 +104,7 @@ def copy_cells(
   Raises:
     OSError: If a result cannot be written.
   """
-  for job in _jobs(table, out, '', {}):
+  for job in jobs(table, out, '', {}):
     if job.path.exists():
       continue
     found = find_cell(job.config, job.mean, folders)
@@ -155,10 +155,10 @@ def run_cells(
   """
   check_local(out, 'out')
   check_local(workdirs, 'workdirs')
-  jobs = [*_jobs(table, out, workdirs, overrides or {})]
-  _check(jobs)
-  sweep = _Sweep(jobs, announce, progress)
-  todo, ran = jobs, -1
+  chosen = [*jobs(table, out, workdirs, overrides or {})]
+  _check(chosen)
+  sweep = _Sweep(chosen, announce, progress)
+  todo, ran = chosen, -1
   while todo and sweep.runs > ran:
     ran = sweep.runs
     todo = [job for job in todo if not sweep.attempt(job)]
@@ -169,22 +169,22 @@ def run_cells(
     raise FloatingPointError(
         sweep.failures[0] + (f' And {more} more cells failed.' if more else '')
     )
-  return [_read(job) for job in jobs if job not in todo]
+  return [_read(job) for job in chosen if job not in todo]
 
 
-def _read(job: _Job) -> dict[str, Any]:
+def _read(job: Job) -> dict[str, Any]:
   return read_cell(job.path, job.config, job.mean)
 
 
-def _write(job: _Job, cell: dict[str, Any]) -> None:
+def _write(job: Job, cell: dict[str, Any]) -> None:
   job.path.parent.mkdir(parents=True, exist_ok=True)
   write_atomically(job.path, json.dumps(cell, indent=1))
 
 
-def _check(jobs: list[_Job]) -> None:
+def _check(chosen: list[Job]) -> None:
   """Checks all cells before the first one runs."""
   columns: dict[tuple[Any, ...], dict[str, None]] = {}
-  for job in jobs:
+  for job in chosen:
     if job.path.exists():
       _read(job)
     else:
@@ -209,19 +209,20 @@ class _Sweep:
     failures: A line for each cell whose run ended without a result.
   """
 
-  def __init__(self, jobs, announce, progress):
+  def __init__(self, chosen, announce, progress):
     self.runs = 0
     self.failures: list[str] = []
-    self._jobs, self._announce, self._progress = jobs, announce, progress
+    self._jobs, self._announce = chosen, announce
+    self._progress = progress
     self._seconds = 0.0
 
-  def say(self, job: _Job, text: str) -> None:
+  def say(self, job: Job, text: str) -> None:
     """Announces the status of a cell."""
     self._announce(
         f'Cell {job.number} of {len(self._jobs)}, {job.name}: {text}'
     )
 
-  def attempt(self, job: _Job) -> bool:
+  def attempt(self, job: Job) -> bool:
     """Runs a cell without a result; False if another process runs it."""
     if job.path.exists():
       cell = _read(job)
@@ -247,7 +248,7 @@ class _Sweep:
     self.say(job, text + self._left())
     return True
 
-  def _run(self, job: _Job) -> dict[str, Any]:
+  def _run(self, job: Job) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
       options = {}
       if self._progress is not None:
@@ -279,7 +280,7 @@ def _free_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def _cell(job: _Job, result) -> dict[str, Any]:
+def _cell(job: Job, result) -> dict[str, Any]:
   """The stored result of a run, without the paths of this machine's data."""
   config = json.loads((result.workdir / 'config.json').read_text())
   for name in ('data_dir', 'data_file'):

@@ -124,6 +124,18 @@ def seconds(value: float | None) -> str:
   return '-' if value is None else f'{value:.3g} s'
 
 
+def duration(value: float) -> str:
+  """Formats seconds as two digits and a unit, such as '42 s' or '3.5 min'."""
+  for size, unit in ((3600, 'h'), (60, 'min')):
+    if value >= 1.5 * size:
+      return f'{_two_digits(value / size)} {unit}'
+  return f'{_two_digits(value)} s'
+
+
+def _two_digits(value: float) -> str:
+  return f'{float(f"{value:.1e}"):,g}'
+
+
 def virtual(value: float | None) -> str:
   """Formats a time of the virtual clock."""
   return '-' if value is None else f'{value:,.1f} s of virtual time'

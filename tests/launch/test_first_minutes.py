@@ -222,9 +222,9 @@ def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
   assert duration.estimate(built) is None
   (line,) = preview._time(built, 'vmap')
   assert line.startswith('Time: not estimated for the backend vmap, ')
-  assert preview._duration(0.2345) == '0.23 s'
-  assert preview._duration(210) == '3.5 min'
-  assert preview._duration(80_000) == '22 h'
+  assert tables.duration(0.2345) == '0.23 s'
+  assert tables.duration(210) == '3.5 min'
+  assert tables.duration(80_000) == '22 h'
 
 
 def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):

@@ -75,9 +75,25 @@ def test_commands_refuse_in_one_line(tmp_path):
   assert refused(done) == (
       'There is no result under results/fedin_v2_table1/cpu/cells yet.\n'
   )
+  done = fork('sweep', '--reuse=absent', cwd=tmp_path)
+  assert refused(done) == '--reuse=absent: there is no such folder.\n'
+  done = fork('sweep', '--dry_run', '--render', cwd=tmp_path)
+  assert refused(done).startswith('Only one of --render, --costs and ')
   done = fork('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
   assert refused(done).startswith('--scale belongs to a results table')
   assert not (tmp_path / 'results').exists()
+
+
+def test_a_dry_run_lists_cells_and_writes_nothing(tmp_path):
+  part = '--table=digits', '--rows=fedavg,fedin', '--seeds=1'
+  done = fork('sweep', *part, '--dry_run', cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  head, rule, *cells, blank, total, last = done.stdout.splitlines()
+  assert head.split()[:2] == ['cell', 'state'] and not rule.strip('- ')
+  assert [line.split()[0] for line in cells] == ['fedavg,', 'fedin,']
+  assert all(' not begun ' in line for line in cells) and not blank
+  assert total.startswith('2 cells to run: about ')
+  assert last == 'Nothing was run.' and not [*tmp_path.iterdir()]
 
 
 def error(function, *args):
