@@ -30,10 +30,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     The table.
   """
   rows = _papers.fedin_rows(METHODS, COLUMNS, scale)
-  if scale == 'cpu':
-    for cells in rows.values():
-      for config in cells.values():
-        fedin_v1_table2.shorten(config)
+  fedin_v1_table2.fit(rows, scale)
   return Table(
       title='FedIN v1, Fig. 7: ablations',
       setting=_papers.in_words(

@@ -144,7 +144,7 @@ SETTING = (
 CPU = 'Here with widths an eighth and 10 rounds of one epoch.'
 
 
-def shorten(config):
+def _shorten(config):
   """Shorter than `cpu`, since all clients take part and feature maps are large.
 
   Feature maps are 16 x 16 or more.
@@ -155,6 +155,17 @@ def shorten(config):
   config.eval_every = 2
   if config.algorithm.name == 'fedgkt':
     config.algorithm.server_epochs = 2
+
+
+def fit(rows, scale: str) -> None:
+  """Sets what the scale changes, and one partition for all rows."""
+  for cells in rows.values():
+    for config in cells.values():
+      if scale == 'cpu':
+        _shorten(config)
+      if scale != 'quick' and config.partition.name == 'dirichlet':
+        # The largest batch of a row of Table II.
+        config.partition.min_size = 256
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
@@ -173,13 +184,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     The table.
   """
   rows = _papers.fedin_rows(METHODS, COLUMNS, scale)
-  for cells in rows.values():
-    for config in cells.values():
-      if scale == 'cpu':
-        shorten(config)
-      if scale != 'quick' and config.partition.name == 'dirichlet':
-        # The largest batch of a row, so that all have the same partition.
-        config.partition.min_size = 256
+  fit(rows, scale)
   printed = ('FedIN', 'FedAvg', 'FedGKT-server', 'FedGKT-clients', 'HeteroFL')
   return Table(
       title='FedIN v1, Table II',

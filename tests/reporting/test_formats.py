@@ -117,7 +117,7 @@ def test_shipped_tables_are_as_the_report_renders_them(
 def test_tables_of_old_settings_are_frozen_records():
   """No report renders them: the tables of their names are others now."""
   stored = [*RESULTS.glob('old_settings/*/table.md')]
-  assert len(stored) == 3
+  assert len(stored) == 2
   for path in stored:
     _, line, *_ = path.read_text().split('\n\n')
     assert line.startswith('**Of old settings**') and '../README.md' in line
