@@ -153,11 +153,22 @@ def _long(cells: Cells) -> list[list[Any]]:
 
 
 def _overview(table: Table, cells: Cells) -> list[list[str]]:
-  """The overview of all columns, one line per method."""
-  rows = [['method', *(c or 'accuracy, %' for c in table.columns)]]
+  """The overview of the columns, one line per method.
+
+  A column with neither results nor the paper's numbers is left out.
+  """
+  known = [
+      column
+      for column in table.columns
+      if any(
+          table.target(label, column) or cells_of(table, cells, label, column)
+          for label in table.labels
+      )
+  ]
+  rows = [['method', *(c or 'accuracy, %' for c in known)]]
   for label in table.labels:
     row = [label]
-    for column in table.columns:
+    for column in known:
       mine = cells_of(table, cells, label, column)
       target = table.target(label, column)
       text = tables.spread([cell['last'] for cell in mine])

@@ -174,10 +174,16 @@ def test_columns_have_a_part_each_and_one_for_all(grid, tmp_path):
   assert (tmp_path / 'curves.png').stat().st_size > 1000
 
 
-def test_a_column_without_results_is_in_the_overview_alone(grid, tmp_path):
+def test_a_column_without_results_is_at_most_in_the_overview(grid, tmp_path):
+  """It is there if the paper has a number for it."""
+  sweep_report.render(grid, [cell('Private', 0, 0.5, COLUMNS[1])], tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert f'| method | {COLUMNS[0]} | {COLUMNS[1]} |' in text
+  assert text.count(COLUMNS[0]) == 1 and f'## {COLUMNS[1]}' in text
   sweep_report.render(grid, [cell('Private', 0, 0.5, COLUMNS[0])], tmp_path)
   text = (tmp_path / 'table.md').read_text()
-  assert text.count(COLUMNS[1]) == 1 and f'## {COLUMNS[0]}' in text
+  assert f'| method | {COLUMNS[0]} |\n' in text
+  assert COLUMNS[1] not in text and f'## {COLUMNS[0]}' in text
 
 
 def test_without_matplotlib_there_is_a_table(
