@@ -103,10 +103,10 @@ def test_links_out_of_the_site_become_names():
     assert HOOKS.name_files(f'[{table}]({link}#top)', page) == (
         f'[{table}]({link.removeprefix("../")}#top)'
     )
-  text = '[README](../README.md) ![](curves.png) [cells](../x/cells/a.json)'
-  assert HOOKS.name_files(text, 'results/old_settings/fig2/table.md') == (
-      '[README](../README.md) ![](curves.png) '
-      'cells (`results/old_settings/x/cells/a.json`)'
+  other = '[other](../../fedhe_fig8/cpu/table.md) ![](curves.png)'
+  text = f'{other} [cells](../x/cells/a.json)'
+  assert HOOKS.name_files(text, 'results/fedhe_fig7/cpu/table.md') == (
+      f'{other} cells (`results/fedhe_fig7/x/cells/a.json`)'
   )
 
 

@@ -114,15 +114,6 @@ def test_shipped_tables_are_as_the_report_renders_them(
   assert [float(row['last']) for row in rows] == [c['last'] for c in cells]
 
 
-def test_tables_of_old_settings_are_frozen_records():
-  """No report renders them: the tables of their names are others now."""
-  stored = [*RESULTS.glob('old_settings/*/table.md')]
-  assert len(stored) == 2
-  for path in stored:
-    _, line, *_ = path.read_text().split('\n\n')
-    assert line.startswith('**Of old settings**') and '../README.md' in line
-
-
 def test_quick_tables_run_each_distinct_config_once():
   table = table_files.find_table('fedin_v2_table1', 'quick').table
   full = table_files.find_table('fedin_v2_table1', 'full').table
