@@ -68,7 +68,17 @@ def versions() -> dict[str, str]:
 
 
 def jobs(table: Table, out, workdirs, overrides) -> Iterator[Job]:
-  """All cells, ordered by seed, then column, then row."""
+  """All cells, ordered by seed, then column, then row.
+
+  Args:
+    table: The table.
+    out: Folder of the results, as of `run_cells`.
+    workdirs: Folder of the runs' workdirs, as of `run_cells`.
+    overrides: {dotted key: value} set in every config.
+
+  Yields:
+    The cells, whether they have a result or not.
+  """
   number = 0
   for seed in table.seeds:
     for column in table.columns:
