@@ -30,7 +30,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
   """
   full = fedin_v2_table1.SETTING.replace(
       'ResNet10, 14, 18, 22 and 26 (20 each)', 'ResNet18'
-  )
+  ).replace(', and accuracies are averaged over the five models', '')
   return Table(
       title='FedIN v2, Table 5a: homogeneous models',
       setting=_papers.in_words(scale, full, fedin_v2_table1.CPU),

@@ -131,6 +131,7 @@ def test_fedins_other_tables():
   same = found('fedin_v2_table5a', 'full')
   config = same.config('FedIN', 'cifar10 non-IID')
   assert config.groups.to_dict() == dict(resnet18=100)
+  assert 'five models' not in same.setting
   ablations = found('fedin_v2_table5b', 'full')
   assert not ablations.config('FedIN w/o IN', 'cifar10 IID').algorithm[
       'in_training'
@@ -167,6 +168,19 @@ def test_fedins_sweeps_change_one_thing():
     config = pairs.config('FedIN', f'{size} pairs')
     assert (config.local.batch_size, config.algorithm.num_pairs) == (16, size)
     assert config.partition.min_size == 128
+  # The search of the learning rate, at the paper's rate, is Table 1.
+  rates = found('fedin_v2_rates', 'full')
+  assert rates.labels == first.labels and list(rates.axis[1]) == [
+      'rate 0.0003', 'rate 0.001', 'rate 0.003'
+  ]  # fmt: skip
+  for row in rates.rows:
+    given = first.config(row, 'fashion_mnist non-IID')
+    assert rates.config(row, 'rate 0.001') == given
+    for column, rate in rates.axis[1].items():
+      config = rates.config(row, column).copy_and_resolve_references()
+      assert config.local.learning_rate == rate
+      config.local.learning_rate = given.local.learning_rate
+      assert config == given, (row, column)
 
 
 def test_fedins_first_table_gives_each_row_its_own_meaning():
