@@ -59,8 +59,8 @@ def render(
 ) -> str:
   """Writes table.md and, with matplotlib, its figures.
 
-  Missing cells leave gaps; a column without cells appears only in the overview
-  of all columns.
+  Missing cells leave gaps. A column without cells appears only in the overview
+  of all columns, and there only with numbers of the paper; likewise a row.
 
   Args:
     table: The table.
@@ -155,18 +155,14 @@ def _long(cells: Cells) -> list[list[Any]]:
 def _overview(table: Table, cells: Cells) -> list[list[str]]:
   """The overview of the columns, one line per method.
 
-  A column with neither results nor the paper's numbers is left out.
+  A column or row with neither results nor the paper's numbers is left out.
   """
-  known = [
-      column
-      for column in table.columns
-      if any(
-          table.target(label, column) or cells_of(table, cells, label, column)
-          for label in table.labels
-      )
-  ]
+  found = {c: _labels(table, cells, c) for c in table.columns}
+  known = [column for column, labels in found.items() if labels]
   rows = [['method', *(c or 'accuracy, %' for c in known)]]
   for label in table.labels:
+    if not any(label in found[column] for column in known):
+      continue
     row = [label]
     for column in known:
       mine = cells_of(table, cells, label, column)
@@ -177,11 +173,20 @@ def _overview(table: Table, cells: Cells) -> list[list[str]]:
   return rows
 
 
+def _labels(table: Table, cells: Cells, column: str) -> list[str]:
+  """The rows and views with a result or a number of the paper in a column."""
+  return [
+      label
+      for label in table.labels
+      if table.target(label, column) or cells_of(table, cells, label, column)
+  ]
+
+
 def _column(table: Table, cells: Cells, column: str) -> str:
   """The table of one column, one line per method."""
   labels = [
       label
-      for label in table.labels
+      for label in _labels(table, cells, column)
       if table.config(label, column) is not None
   ]
   targets = {label: table.target(label, column) for label in labels}

@@ -100,9 +100,10 @@ def draw(
     drawings.insert(0, (
         'sweep', f'Accuracy by {table.axis[0].lower()}',
         lambda panels, path: pictures.draw_curves(
-            panels, path, _LAST, xlabel=table.axis[0], **shared
+            panels, path, _LAST,
+            xlabel=table.axis[0], marks=[*table.axis[1].values()], **shared
         ),
-        {'': sweep_of(table, cells)},
+        sweep_panel(table, cells),
     ))  # fmt: skip
   shown = []
   try:
@@ -205,6 +206,13 @@ def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
       values = [one[:seeds] for one in points.values()]
       found[label] = [*points], np.array(values, float).T
   return found
+
+
+def sweep_panel(table: Table, cells: Cells) -> dict[str, Any]:
+  """The panel of a sweep; its title says which row, if only one has results."""
+  found = sweep_of(table, cells)
+  alone = len(found) == 1 < len(table.labels)
+  return {next(iter(found)) if alone else '': found}
 
 
 def models_of(

@@ -127,6 +127,26 @@ def test_rounds_are_counted_in_ones_twos_fives_and_tens(tmp_path, figures):
   assert set(ticks) in ({10}, {20})
 
 
+@pytest.mark.parametrize('numbers, scale', [
+    ([3e-4, 3e-3], 'log'), ([8, 128], 'log'), ([0.0, 1.4], 'linear'),
+    ([8, 64], 'linear'),
+])  # fmt: skip
+def test_marks_are_the_only_numbers_of_the_axis(
+    tmp_path, figures, numbers, scale
+):
+  """A tenfold range is logarithmic."""
+  pictures.draw_curves(
+      {'': {'a': (numbers, [0.1, 0.2])}}, tmp_path / 'a.png', 'Accuracy',
+      marks=numbers[::-1],
+  )  # fmt: skip
+  (axes,) = figures[0].axes
+  assert axes.get_xscale() == scale
+  assert axes.get_xticks().tolist() == numbers
+  shown = [text.get_text() for text in axes.get_xticklabels()]
+  assert shown == [f'{n:g}' for n in numbers]
+  assert not len(axes.get_xticks(minor=True))
+
+
 def test_curves_differ_in_more_than_colour(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(10)}
   pictures.draw_curves({'': series}, tmp_path / 'a.png', 'Accuracy')

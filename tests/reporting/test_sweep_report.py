@@ -139,6 +139,18 @@ def test_missing_cells_leave_gaps(table, cells, tmp_path):
   ]
 
 
+def test_a_row_without_results_is_there_for_the_papers_number(
+    table, cells, tmp_path
+):
+  found = table._replace(paper={})
+  sweep_report.render(found, cells[:1], tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert lines_of(text, 'Private') and not lines_of(text, 'FedAvg (x1)')
+  sweep_report.render(table, cells[:1], tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert len(lines_of(text, 'FedAvg (x1)')) == 1
+
+
 def test_a_table_without_paper_says_nothing_of_one(grid, tmp_path):
   cells = [cell('Private', 0, 0.5, column) for column in COLUMNS]
   markdown = sweep_report.render(grid, cells, tmp_path)

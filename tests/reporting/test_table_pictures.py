@@ -151,3 +151,6 @@ def test_accuracy_over_the_axis_of_a_sweep():
   assert sweep['A'][0] == [8, 32] and sweep['B'][0] == [16]
   # One seed of each column, since 'c' has only one.
   assert sweep['A'][1].tolist() == [[0.1, 0.3]]
+  # The title says which row, where others have no result.
+  assert [*table_pictures.sweep_panel(found, cells)] == ['']
+  assert [*table_pictures.sweep_panel(found, cells[:3])] == ['A']

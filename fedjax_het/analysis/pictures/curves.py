@@ -1,6 +1,6 @@
 """Curves over rounds or time, a panel for each column of a table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ def draw_curves(
     looks: Mapping[str, style.Look] | None = None,
     xlabel='Round',
     percent=False,
+    marks: Sequence[float] = (),
 ):
   """Plots one curve per label, with a band if there are several runs.
 
@@ -27,6 +28,8 @@ def draw_curves(
     looks: {label: look} of all labels; None for looks in the order of labels.
     xlabel: Label of the x axis.
     percent: Whether to print values in [0, 1] as percentages.
+    marks: Numbers to mark on the x axis, instead of round ones. If the last of
+      them, in order, is at least ten times the first, the axis is logarithmic.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -55,15 +58,26 @@ def draw_curves(
         _draw_curve(axes, looks[label], label, *curve)
       axes.grid(True)
       axes.margins(x=0.02)
-      axes.xaxis.set_major_locator(
-          matplotlib.ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
-      )
+      if marks:
+        _mark(axes, sorted(marks))
+      else:
+        axes.xaxis.set_major_locator(
+            matplotlib.ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+        )
       if percent:
         style.percents(axes.yaxis)
     style.name_axes([*every.values()], xlabel=xlabel, ylabel=ylabel)
     if len(labels) > 1:
       style.add_legend(figure, looks, panels, lines=True)
     return style.save(figure, path)
+
+
+def _mark(axes, marks: Sequence[float]) -> None:
+  """Labels numbers of the x axis; a wide range gets a logarithmic axis."""
+  if 0 < 10 * marks[0] <= marks[-1]:
+    axes.set_xscale('log')
+  axes.set_xticks(marks, [f'{number:g}' for number in marks])
+  axes.set_xticks([], minor=True)
 
 
 def _as_curve(label, rounds, values):
