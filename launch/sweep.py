@@ -14,13 +14,14 @@ cell, or in results/<table> if a table has a single scale.
 Cells that have a result are not run again, and an interrupted cell is resumed.
 If the same command runs twice at the same time, the two share the work.
 `--seeds=3` means the seeds 0, 1 and 2, `--seeds=0,4` means 0 and 4, and
-`--seeds=5,` means only 5. `--render`, or `python -m launch.report --table=...`,
-only renders stored cells. `--reuse=results/fedin_v2_table1` first copies the
-results that another table has of the same configs and seeds. `--costs` adds the
-peak memory and operations of a client to stored cells that lack them, and
-renders; it trains nothing. `--dry_run` lists the cells with their states and
-estimated times, and changes nothing. Results that git tracks are changed only
-if --out names their folder.
+`--seeds=5,` means only 5. The first words of several columns or rows mean all
+of them: `--cols=cifar10` is cifar10_iid and cifar10_non_iid. `--render`, or
+`python -m launch.report --table=...`, only renders stored cells.
+`--reuse=results/fedin_v2_table1` first copies the results that another table
+has of the same configs and seeds. `--costs` adds the peak memory and operations
+of a client to stored cells that lack them, and renders; it trains nothing.
+`--dry_run` lists the cells with their states and estimated times, and changes
+nothing. Results that git tracks are changed only if --out names their folder.
 
 A search over entries of a config is also a table, with a row for each point.
 

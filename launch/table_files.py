@@ -199,8 +199,9 @@ def choose(
   Args:
     table: The `Table`.
     seeds: See `parse_seeds`; None for the table's own.
-    rows: Labels, or their names in lower case with _; None for all.
-    columns: Labels or names of columns; None for all.
+    rows: Labels, or their names in lower case with _, or the first words of
+      several; None for all.
+    columns: Likewise, of columns.
 
   Returns:
     The table with only these cells.
@@ -236,14 +237,24 @@ def choose(
 def _named(
     what: str, given: Sequence[str], known: Sequence[str]
 ) -> list[str]:
-  """The known labels that are given, by label or by name as in file names."""
+  """The known labels that are given, by label or by name as in file names.
+
+  A name that is no label but the first words of some means all of these.
+  """
   from fedjax_het.names import check_name
   from fedjax_het.reporting.results_table import slug
 
   if not given:
     raise ValueError(f'Name at least one {what}: {", ".join(known)}.')
   by_slug = {slug(label): label for label in known}
-  chosen = [by_slug.get(slug(label), label) for label in given]
-  for label in chosen:
-    check_name(what, label, known)
+  chosen = []
+  for name in given:
+    words = slug(name)
+    if words in by_slug:
+      chosen.append(by_slug[words])
+      continue
+    begun = [by_slug[s] for s in by_slug if s.startswith(f'{words}_')]
+    if not begun:
+      check_name(what, name, known)
+    chosen += begun
   return chosen

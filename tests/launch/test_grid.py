@@ -43,6 +43,9 @@ def test_every_row_of_a_table_gets_the_same_search():
     first, *_, last = (table.config(row, column) for column in table.columns)
     rates = first.local.learning_rate, last.local.learning_rate
     assert rates == (1e-3, 1e-2)
+  # A column of the table means all of its points.
+  part = table_files.choose(table, columns=['fashion_mnist_iid'])
+  assert part.columns == table.columns[:2]
   one = grid.of_table(table_files.find_table('digits'), text, None, 0)
   assert one.name == 'grid_digits'
   assert one.table.axis == (

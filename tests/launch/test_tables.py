@@ -180,6 +180,16 @@ def test_flags_choose_cells():
   assert list(part.rows) == ['FedIN', 'FedGKT-server']
   assert part.columns == ('fashion_mnist IID',) and part.seeds == (1,)
   assert table_files.choose(table) == table
+  # A label is itself, other first words are all labels that begin so.
+  part = table_files.choose(table, None, ['FedAvg', 'FedGKT'], ['cifar10'])
+  assert list(part.rows) == [
+      'FedAvg', 'FedGKT-server', 'FedGKT-server (as FedIN)'
+  ]  # fmt: skip
+  assert part.columns == ('cifar10 IID', 'cifar10 non-IID')
+  for words in ('cifar1', 'fed', '-'):
+    assert 'Unknown column' in error(
+        table_files.choose, table, None, None, [words]
+    )
   assert error(table_files.choose, table, None, ['FedIM']).startswith(
       "Unknown row 'FedIM'; did you mean 'FedIN'? Known are FedIN, FedAvg, "
   )
