@@ -1,14 +1,14 @@
 """Hyper-parameter searches: results tables over the points of a grid."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import itertools
 import math
 import random
 import re
 from typing import Any
 
-from .table_files import Found
+from .table_files import Found, choose
 from .terminal import CommandError, line
 
 # Largest number of points; more are likely a mistake.
@@ -50,7 +50,13 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
   return Found(table, f'grid_{method}', '')
 
 
-def of_table(found: Found, text: str, samples: int | None, seed: int) -> Found:
+def of_table(
+    found: Found,
+    text: str,
+    samples: int | None,
+    seed: int,
+    rows: Sequence[str] | None = None,
+) -> Found:
   """A table with a column for each point of a grid, the same for all rows.
 
   Args:
@@ -58,32 +64,43 @@ def of_table(found: Found, text: str, samples: int | None, seed: int) -> Found:
     text: As for `find`.
     samples: As for `find`.
     seed: As for `find`.
+    rows: Rows that must have the entries; the others are left out if they lack
+      one. None for all.
 
   Returns:
     The table, without the paper's numbers. It has an axis if the given table
     has no columns and the search is over one entry with numbers.
 
   Raises:
-    CommandError: As `find`, for any cell of the table.
+    CommandError: As `find`, for any cell of `rows`.
+    ValueError: If a row is unknown.
   """
-  table, rows, axis = found.table, {}, {}
+  table, cells, axis = found.table, {}, {}
+  needed = choose(table, rows=rows).rows
   columns: dict[str, None] = {}
   for column in table.columns:
     for row in table.rows:
       config = table.config(row, column)
       if config is None:
         continue
-      for point in _points(config, text, samples, seed):
+      try:
+        points = _points(config, text, samples, seed)
+      except CommandError:
+        if row in needed:
+          raise
+        continue
+      for point in points:
         name = ' '.join(filter(None, (column, _label(point))))
         columns[name] = None
-        rows.setdefault(row, {})[name] = _with(config, point)
+        cells.setdefault(row, {})[name] = _with(config, point)
         value = next(iter(point.values()))
         if len(point) == 1 and type(value) in (int, float):
           axis[name] = value
   one = tuple(table.columns) == ('',) and axis
   table = table._replace(
       title=f'{table.title}: {text}',
-      rows=rows,
+      rows=cells,
+      views={k: v for k, v in table.views.items() if v[0] in cells},
       columns=tuple(columns),
       paper={},
       overheads={},

@@ -132,7 +132,7 @@ def _find():
   found = table_files.find_table(options.table, options.scale)
   if options.grid is None:
     return found
-  return grid.of_table(found, *search)
+  return grid.of_table(found, *search, rows=options.rows)
 
 
 def _existing(name: str) -> pathlib.Path:

@@ -54,6 +54,18 @@ def test_every_row_of_a_table_gets_the_same_search():
   )
   with pytest.raises(CommandError, match='Unknown config key'):
     grid.of_table(found, 'algorithm.mu=0,1', None, 0)
+  # A row that is not searched need not have the entry.
+  text = 'algorithm.noise=0.1,0.2'
+  some = grid.of_table(found, text, None, 0, ['fedin']).table
+  assert list(some.rows) == ['FedIN']
+  first, second, *_ = some.rows['FedIN'].values()
+  assert (first.algorithm.noise, second.algorithm.noise) == (0.1, 0.2)
+  for rows, message in (
+      (['FedIN', 'FedAvg'], 'Unknown config key algorithm.noise'),
+      (['FedIM'], "Unknown row 'FedIM'; did you mean 'FedIN'"),
+  ):
+    with pytest.raises((CommandError, ValueError), match=message):
+      grid.of_table(found, text, None, 0, rows)
 
 
 def test_points_are_drawn_evenly_in_the_logarithm():
