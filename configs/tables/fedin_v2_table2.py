@@ -35,6 +35,9 @@ METHODS = {
     'InCoAvg': (incoavg.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
     'FedIN +Noise': (fedin.get_config, 'v2,noise'),
+    # Ours: the two other rules for the intermediate layers.
+    'FedIN exact': (fedin.get_config, 'v2,exact'),
+    'FedIN w/o Opt': (fedin.get_config, 'v2,wo_opt'),
 }
 # The paper reports the first round at these accuracies (non-IID).
 TARGETS = dict(
@@ -48,7 +51,7 @@ SETTING = (
     'with the library (`model.pretrained` of a config names a file of ViT-S/16 '
     'weights). The paper does not give the size of the images, here 224x224 '
     'with patches of 16. HeteroFL and FedRolex: widths of one ViT-S of 12 '
-    'blocks.'
+    'blocks. FedIN exact and FedIN w/o Opt are not in the paper.'
 )
 CPU = (
     'Here with one head of 32 features instead of six of 64, images of their '

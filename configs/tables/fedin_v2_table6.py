@@ -12,6 +12,9 @@ METHODS = {
     'FedAvg': (fedavg.get_config, 'v2'),
     'InclusiveFL': (inclusivefl.get_config, 'v2'),
     'FedIN': (fedin.get_config, 'v2'),
+    # Ours: FedIN without one of its parts. Without both it is FedAvg.
+    'FedIN w/o IN': (fedin.get_config, 'v2,wo_in'),
+    'FedIN w/o Prox': (fedin.get_config, 'v2,wo_prox'),
 }
 COLUMNS = {
     f'{split} {number} clients': (split, number)
@@ -44,6 +47,8 @@ def _rows(scale: str):
 def get_table(scale: str = SCALES[0]) -> Table:
   """Three methods by five numbers of clients and two splits, three seeds.
 
+  The rows without a part of FedIN are ours.
+
   Run: `python -m launch.sweep --table=fedin_v2_table6 --data_dir=DIR`.
 
   A tenth of the clients takes part in a round, as in the rest of the paper.
@@ -61,14 +66,19 @@ def get_table(scale: str = SCALES[0]) -> Table:
   )
   return Table(
       title='FedIN v2, Table 6: numbers of clients',
-      setting=_papers.in_words(scale, full, fedin_v2_table1.CPU),
+      setting=_papers.in_words(
+          scale,
+          f'{full} The rows without a part of FedIN are not in the paper.',
+          fedin_v2_table1.CPU,
+      ),
       rows=_rows(scale),
       paper={
           label: {
-              column: paper_targets.fedin_v2_table_6(
-                  label, number, split == 'IID'
-              )
+              column: found
               for column, (split, number) in COLUMNS.items()
+              if (found := paper_targets.fedin_v2_table_6(
+                  label, number, split == 'IID'
+              )) is not None
           }
           for label in METHODS
       },
