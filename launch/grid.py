@@ -64,8 +64,8 @@ def of_table(
     text: As for `find`.
     samples: As for `find`.
     seed: As for `find`.
-    rows: Rows that must have the entries; the others are left out if they lack
-      one. None for all.
+    rows: Rows that must take the points; the others are left out where they do
+      not. None for all.
 
   Returns:
     The table, without the paper's numbers. It has an axis if the given table
@@ -85,14 +85,15 @@ def of_table(
         continue
       try:
         points = _points(config, text, samples, seed)
+        configs = [_with(config, point) for point in points]
       except CommandError:
         if row in needed:
           raise
         continue
-      for point in points:
+      for point, changed in zip(points, configs, strict=True):
         name = ' '.join(filter(None, (column, _label(point))))
         columns[name] = None
-        cells.setdefault(row, {})[name] = _with(config, point)
+        cells.setdefault(row, {})[name] = changed
         value = next(iter(point.values()))
         if len(point) == 1 and type(value) in (int, float):
           axis[name] = value

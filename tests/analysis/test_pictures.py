@@ -147,6 +147,16 @@ def test_marks_are_the_only_numbers_of_the_axis(
   assert not len(axes.get_xticks(minor=True))
 
 
+def test_many_marks_are_not_all_labelled(tmp_path, figures):
+  numbers = np.geomspace(1e-4, 1e-1, 60)
+  pictures.draw_curves(
+      {'': {'a': (numbers, numbers)}}, tmp_path / 'a.png', 'Accuracy',
+      marks=[*numbers],
+  )  # fmt: skip
+  (axes,) = figures[0].axes
+  assert axes.get_xscale() == 'log' and len(axes.get_xticks()) <= 12
+
+
 def test_curves_differ_in_more_than_colour(tmp_path, figures):
   series = {f'method {i}': ([1, 2], [0, i]) for i in range(10)}
   pictures.draw_curves({'': series}, tmp_path / 'a.png', 'Accuracy')

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedjax_het.analysis.pictures import style
 
+_MOST_MARKS = 12
+
 
 def draw_curves(
     panels,
@@ -28,8 +30,9 @@ def draw_curves(
     looks: {label: look} of all labels; None for looks in the order of labels.
     xlabel: Label of the x axis.
     percent: Whether to print values in [0, 1] as percentages.
-    marks: Numbers to mark on the x axis, instead of round ones. If the last of
-      them, in order, is at least ten times the first, the axis is logarithmic.
+    marks: Numbers to mark on the x axis, instead of round ones, if there are at
+      most twelve. If the last of them, in order, is at least ten times the
+      first, the axis is logarithmic.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -76,8 +79,9 @@ def _mark(axes, marks: Sequence[float]) -> None:
   """Labels numbers of the x axis; a wide range gets a logarithmic axis."""
   if 0 < 10 * marks[0] <= marks[-1]:
     axes.set_xscale('log')
-  axes.set_xticks(marks, [f'{number:g}' for number in marks])
-  axes.set_xticks([], minor=True)
+  if len(marks) <= _MOST_MARKS:  # The labels of more would overlap.
+    axes.set_xticks(marks, [f'{number:g}' for number in marks])
+    axes.set_xticks([], minor=True)
 
 
 def _as_curve(label, rounds, values):
