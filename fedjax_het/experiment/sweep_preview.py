@@ -18,7 +18,7 @@ from fedjax_het.reporting.run_files import read_rows
 # long. The partition's seed changes sizes of clients by chance only.
 _OTHERS = (
     'algorithm', 'seed', 'sampling_seed', 'num_rounds', 'eval_every',
-    'checkpoint_every', 'target_accuracy', 'callbacks',
+    'checkpoint_every', 'target_accuracy', 'callbacks', 'label_noise',
 )  # fmt: skip
 
 
@@ -98,6 +98,7 @@ def _setting(config) -> str:
   entries = json.loads(config.to_json_best_effort())
   entries = {k: v for k, v in entries.items() if k not in _OTHERS}
   entries['partition'].pop('seed', None)
+  entries['local'].pop('learning_rate', None)
   return json.dumps(entries, sort_keys=True)
 
 

@@ -42,10 +42,12 @@ def test_states_and_times_of_cells(tmp_path, monkeypatch):
           'Copied': config(eval_every=2),
           'Begun': config(rounds=8),
           'New': config('fedprox'),
+          'Slower': config(rounds=2).copy_and_resolve_references(),
           'Batched': config(rounds=3).copy_and_resolve_references(),
       },
       paper={}, seeds=(0,),
   )  # fmt: skip
+  table.rows['Slower'].local.learning_rate = 1e-4
   table.rows['Batched'].backend = 'vmap'
   out, runs, other = (tmp_path / name for name in ('out', 'runs', 'other'))
   write_result(out / 'cells' / 'done-0.json', table.rows['Done'], 0)
@@ -72,9 +74,12 @@ def test_states_and_times_of_cells(tmp_path, monkeypatch):
   assert words[-3:] == ['3', *tables.duration(3 * once).split()]
   assert 'not begun' in found['New']
   assert found['New'].split()[-3:] == ['6', *tables.duration(6 * once).split()]
+  assert found['Slower'].split()[-3:] == [
+      '2', *tables.duration(2 * once).split()
+  ]
   assert found['Batched'].split()[-2:] == ['3', '-']
   assert total.startswith(
-      f'3 cells to run: about {tables.duration(9 * once)} of plain local '
+      f'4 cells to run: about {tables.duration(11 * once)} of plain local '
       'training on one device, without 1 whose backend'
   )
   # Cells of one setting are timed once.
