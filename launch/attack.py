@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from . import stored_runs, terminal
-from .stored_runs import open_runs
+from .stored_runs import names_of, open_runs
 from .terminal import CommandError, expanded, fail, folder
 
 _MOST_SHOWN = 8  # Images in the picture.
@@ -365,11 +365,8 @@ def main(argv: Sequence[str]) -> None:
         read_target(run, options.client, options.num_images) for run in runs
     ]
     _check_same_images(targets, runs)
-    names = [run.workdir.name for run in runs]
-    if len(set(names)) < len(names):
-      names = [str(run.workdir) for run in runs]
     results = []
-    for run, name, target in zip(runs, names, targets, strict=True):
+    for run, name, target in zip(runs, names_of(runs), targets, strict=True):
       results += attack_run(
           target, levels, steps=options.steps,
           learning_rate=options.learning_rate, tv=options.tv,

@@ -30,7 +30,7 @@ import contextlib
 from absl import flags
 
 from . import terminal, train
-from .stored_runs import network_of, networks, open_runs
+from .stored_runs import names_of, network_of, networks, open_runs
 from .terminal import fail, folder
 
 
@@ -146,13 +146,13 @@ def _draw_stages(runs, common, results, out) -> list[str]:
   from fedjax_het.reporting.looks import method_looks
   from fedjax_het.reporting.report import named
 
-  panels, methods = {}, {}
-  for run, (_, matrices) in zip(runs, results, strict=True):
+  panels, methods, names = {}, {}, names_of(runs)
+  for run, name, (_, matrices) in zip(runs, names, results, strict=True):
     split = named(run.config.partition.to_dict()).strip()
     panel = panels.setdefault(f'{run.config.dataset}, {split}', {})
     means = [similarity.mean_of_pairs(matrices[stage]) for stage in common]
-    panel[str(run.workdir)] = list(range(len(common))), means
-    methods[str(run.workdir)] = run.config.algorithm.name
+    panel[name] = list(range(len(common))), means
+    methods[name] = run.config.algorithm.name
   stages = ', '.join(f'{i} {stage}' for i, stage in enumerate(common))
   pictures.draw_curves(
       panels, out / 'stages.png', 'Mean CKA of two networks',
@@ -164,13 +164,14 @@ def _draw_stages(runs, common, results, out) -> list[str]:
     shown.append('![CKA client by client](clients.png)')
     pictures.draw_matrices(
         {
-            f'{run.workdir}, {stage}': matrices[stage]
-            for run, (_, matrices) in zip(runs, results, strict=True)
+            f'{name}, {stage}': matrices[stage]
+            for name, (_, matrices) in zip(names, results, strict=True)
             for stage in common[-2:]
         },
         labels,
         out / 'clients.png',
         downwards=True,
+        columns=len(common[-2:]),
     )
   return shown
 
@@ -187,10 +188,12 @@ def _main_of_stages(options) -> None:
       runs, options.num_examples, options.num_clients
   )
   table = [['run', 'method', 'networks', *common]]
-  for run, (labels, matrices) in zip(runs, results, strict=True):
+  for run, name, (labels, matrices) in zip(
+      runs, names_of(runs), results, strict=True
+  ):
     means = [similarity.mean_of_pairs(matrices[stage]) for stage in common]
     table.append([
-        str(run.workdir), run.config.algorithm.name, str(len(labels)),
+        name, run.config.algorithm.name, str(len(labels)),
         *(f'{mean:.3f}' for mean in means),
     ])  # fmt: skip
   text = as_markdown(table)

@@ -69,6 +69,14 @@ def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
   ]
 
 
+def names_of(runs) -> list[str]:
+  """Names of runs: of their folders, or whole paths if two are equal."""
+  names = [run.workdir.name for run in runs]
+  if len(set(names)) < len(names):
+    names = [str(run.workdir) for run in runs]
+  return names
+
+
 def networks(run, most: int) -> list[Network]:
   """The networks of a run that can be compared.
 

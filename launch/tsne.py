@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from . import stored_runs, terminal
-from .stored_runs import networks, open_runs
+from .stored_runs import names_of, networks, open_runs
 from .terminal import fail, folder
 
 
@@ -59,6 +59,7 @@ def define_flags() -> None:
 
 def embed_run(
     run,
+    name: str,
     *,
     stage: str | None,
     label: int | None,
@@ -71,6 +72,7 @@ def embed_run(
 
   Args:
     run: The run, as `load_run` returns it.
+    name: Its name in the result.
     stage: See `similarity.stages`; None for s_out.
     label: A class; None for all.
     num_examples: Largest number of test images.
@@ -124,9 +126,7 @@ def embed_run(
       np.concatenate(features), perplexity=perplexity, seed=seed
   )
   labels = [network.label for network in compared for _ in rows]
-  return Points(
-      str(run.workdir), place, labels, np.tile(classes[rows], len(compared))
-  )
+  return Points(name, place, labels, np.tile(classes[rows], len(compared)))
 
 
 def panels(points: Sequence[Points], by_class: bool) -> dict[str, Any]:
@@ -172,9 +172,10 @@ def main(argv: Sequence[str]) -> None:
         for name in ('stage', 'label', 'num_examples', 'num_clients',
                      'perplexity', 'seed')
     }  # fmt: skip
+    runs = open_runs(options.workdir, options.data_dir)
     points = [
-        embed_run(run, **setting)
-        for run in open_runs(options.workdir, options.data_dir)
+        embed_run(run, name, **setting)
+        for run, name in zip(runs, names_of(runs), strict=True)
     ]
     out.mkdir(parents=True, exist_ok=True)
     table = [['run', 'network', 'class', 'x', 'y']]

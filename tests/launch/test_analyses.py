@@ -114,7 +114,7 @@ EMBED = dict(
 
 
 def test_points_are_images_in_networks(fedin):
-  points = tsne.embed_run(fedin, **EMBED)
+  points = tsne.embed_run(fedin, 'run', **EMBED)
   labels = fedin.experiment.dataset.test_labels[:12]
   assert points.place.shape == (24, 2)
   assert points.network == ['large'] * 12 + ['small'] * 12
@@ -126,12 +126,12 @@ def test_points_are_images_in_networks(fedin):
       by_class['class 3'], points.place[points.classes == 3]
   )
   assert sum(map(len, by_class.values())) == 24
-  one_class = tsne.embed_run(fedin, **{**EMBED, 'label': 3})
+  one_class = tsne.embed_run(fedin, 'run', **{**EMBED, 'label': 3})
   assert set(one_class.classes) == {3}
   with pytest.raises(ValueError, match='no test image of that class'):
-    tsne.embed_run(fedin, **{**EMBED, 'label': 10})
+    tsne.embed_run(fedin, 'run', **{**EMBED, 'label': 10})
   with pytest.raises(ValueError, match="stage of mlp3 'layer9'"):
-    tsne.embed_run(fedin, **{**EMBED, 'stage': 'layer9'})
+    tsne.embed_run(fedin, 'run', **{**EMBED, 'stage': 'layer9'})
 
 
 def test_common_stages_are_compared(fedin):

@@ -10,7 +10,14 @@ _MOST_PANELS, _MOST_NUMBERS, _MOST_NAMES = 4, 12, 40
 
 
 def draw_matrices(
-    matrices, names, path, *, xlabel='', ylabel='', downwards=False
+    matrices,
+    names,
+    path,
+    *,
+    xlabel='',
+    ylabel='',
+    downwards=False,
+    columns: int = _MOST_PANELS,
 ):
   """Plots square matrices of values in [0, 1] side by side.
 
@@ -22,6 +29,7 @@ def draw_matrices(
     ylabel: What the rows are.
     downwards: Whether the first row is on top, as in confusion matrices. Cells
       then show percentages if N is at most 12.
+    columns: Matrices in a row, at most.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -35,7 +43,7 @@ def draw_matrices(
   matplotlib = style.import_matplotlib()
   if not matrices:
     raise ValueError('There is nothing to draw: matrices is empty.')
-  columns = min(len(matrices), _MOST_PANELS)
+  columns = min(len(matrices), columns)
   rows = -(-len(matrices) // columns)
   numbers = downwards and len(names) <= _MOST_NUMBERS
   named = len(names) <= _MOST_NAMES
@@ -56,7 +64,7 @@ def draw_matrices(
           matrix, style.shades(), vmin=0, vmax=1,
           origin='upper' if downwards else 'lower',
       )  # fmt: skip
-      axes.set_title(title, loc='left')
+      axes.set_title(style.wrapped(title, side), loc='left')
       if named:
         axes.set_xticks(range(len(names)), names, rotation=90)
         axes.set_yticks(range(len(names)), names)

@@ -209,12 +209,16 @@ def panels_of(names, *, width=None, height=None, most=3):
   axes = dict(zip(names, grid, strict=False))
   for name, one in axes.items():
     if name:
-      # An inch fits about 12 characters; legends take some of the width.
-      lines = textwrap.wrap(name, max(24, int(8 * width)))
-      one.set_title('\n'.join(lines), loc='left')
+      one.set_title(wrapped(name, max(3, width)), loc='left')
   for one in grid[len(names) :]:
     one.remove()
   return figure, axes
+
+
+def wrapped(title: str, width: float) -> str:
+  """Breaks a title into lines for a panel of a width in inches."""
+  # An inch fits about 12 characters; legends take some of the width.
+  return '\n'.join(textwrap.wrap(title, int(8 * width)))
 
 
 def name_axes(axes, **labels) -> None:
