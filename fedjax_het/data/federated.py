@@ -19,6 +19,9 @@ from fedjax_het.data import arrays
 from fedjax_het.names import shown
 from fedjax_het.options import at_least, check_type, positive
 
+# Replaces a hidden label. -1 would select the last class.
+NO_LABEL = np.iinfo(np.int32).min
+
 
 class Batch(NamedTuple):
   """One minibatch.
@@ -109,7 +112,7 @@ class ClientData:
     images: [N, ...] of any type, the features of the whole data set (shared by
       all clients); for images [N, H, W, C] uint8.
     labels: [N, ...] int32 or float32.
-    index: [M] int32, the client's examples, padded with zeros.
+    index: [M] int32, the client's examples, padded.
     size: [] int32, number of entries of `index` that are not padding.
     preprocess: `(features, key or None) -> inputs`; augments only when a key is
       given.
@@ -314,6 +317,21 @@ def unchanged(features, key=None):
   return features
 
 
+def _without_labels(
+    labels: np.ndarray, parts: Sequence[np.ndarray], public: np.ndarray
+) -> np.ndarray:
+  """Labels without those of the public set, which no client may have."""
+  for k, part in enumerate(parts):
+    if (both := np.intersect1d(part, public)).size:
+      raise ValueError(
+          f'Client {k} has example {both[0]} of the public set, whose label '
+          'public_labels=False hides.'
+      )
+  labels = labels.copy()
+  labels[public] = NO_LABEL if labels.dtype.kind == 'i' else np.nan
+  return labels
+
+
 def federate(
     images: np.ndarray,
     labels: np.ndarray,
@@ -323,6 +341,7 @@ def federate(
     *,
     num_classes: int | None = None,
     allow_empty: bool = False,
+    public_labels: bool = True,
 ) -> FederatedData:
   """Puts a data set and its partition on the device.
 
@@ -339,6 +358,9 @@ def federate(
       classes are not negative. A round checks them against the models.
     allow_empty: Whether a client may have no example, as in a test set. Such a
       client cannot train.
+    public_labels: False replaces the labels of the public set by `NO_LABEL`, or
+      by NaN if labels are real numbers. The cross-entropy of such a label is
+      NaN.
 
   Returns:
     The federated data. The length of the index rows is the size of the largest
@@ -348,7 +370,8 @@ def federate(
     ValueError: If features and labels differ in number, are not numbers, or are
       not finite; if a label is out of range, there is no client, a client has
       no example (unless `allow_empty`), or an index lies outside the data set;
-      or if `preprocess` is not a function.
+      if a client has an example of a public set without labels; or if
+      `preprocess` is not a function.
   """
   if not callable(preprocess):
     raise ValueError(
@@ -360,13 +383,18 @@ def federate(
   parts = arrays.parts(parts, len(images), allow_empty)
   if public is not None:
     public = arrays.indices(public, len(images), 'the public set')
+    if not public_labels:
+      labels = _without_labels(labels, parts, public)
   used = labels[np.concatenate(parts if public is None else [*parts, public])]
   largest = int(used.max()) if used.size and used.dtype.kind == 'i' else None
   sizes = np.array([len(part) for part in parts], np.int32)
   # A power of two, so that partitions of other seeds mostly have equal shapes
   # and need no new compilation. Results do not depend on the padding.
   width = 1 << int(max(sizes.max(), 1) - 1).bit_length()
-  index = np.zeros((len(parts), width), np.int32)
+  # Padding must have a label: the gradient of a masked mean is NaN if a masked
+  # loss is NaN.
+  padding = 0 if public_labels else next((i for part in parts for i in part), 0)
+  index = np.full((len(parts), width), padding, np.int32)
   for row, part in zip(index, parts, strict=True):
     row[: len(part)] = part
   # `jnp.asarray` would compile a program for each shape.

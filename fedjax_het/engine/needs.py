@@ -27,7 +27,9 @@ class Needs:
 
   Attributes:
     public: 'labelled' for a public set whose labels the method may read,
-      'unlabelled' for one without labels; None for no public set.
+      'unlabelled' for one whose labels it may not read; None for no public set.
+      `experiment.build` hides the labels of an 'unlabelled' one, by
+      `federate(public_labels=False)`.
     sizes: Whether `Federation.sizes` must be known.
     one_model: Whether all groups must have the same architecture.
     server_model: Whether `Federation.server_model` must be given; None if it is

@@ -165,6 +165,7 @@ def build(
       preprocess,
       public,
       num_classes=dataset.num_classes,
+      public_labels=needs_in(config).public != 'unlabelled',
   )
   if mesh is not None:
     data = placement.put(data, placement.everywhere(mesh))

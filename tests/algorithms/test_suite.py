@@ -10,8 +10,10 @@ import optax
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.federated import NO_LABEL
 from fedjax_het.engine import rounds
 from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.types import Visit
 from tests.algorithms.suite import NUM_PUBLIC, cases, make, needed_federation
 from tests.tiny import tiny_data, tiny_local
@@ -58,10 +60,10 @@ def public_data():
   return tiny_data(public=NUM_PUBLIC)
 
 
-def two_rounds(run_round, state, keys=KEYS):
+def two_rounds(run_round, state, keys=KEYS, data=None):
   """The state after two rounds, on the host."""
   for _ in range(2):
-    state, _ = run_round(state, public_data(), *keys)
+    state, _ = run_round(state, data or public_data(), *keys)
   return jax.device_get(state)
 
 
@@ -198,6 +200,28 @@ def test_keys_rule_the_run(name, reference):
   other = two_rounds(mapped_round(name), first_state(name), keys=keys)
   pairs = zip(jax.tree.leaves(other), jax.tree.leaves(reference))
   assert any(np.any(a != b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [name for name in sorted(ALGORITHMS) if needs_of(ALGORITHMS[name]).public],
+)
+def test_only_declared_labels_of_the_public_set_are_read(name):
+  """Of a public set that is 'unlabelled', no label changes any result."""
+  data = public_data()
+  hidden, permuted = (
+      data.replace(labels=data.labels.at[data.public].set(labels))
+      for labels in (NO_LABEL, data.labels[data.public[::-1]])
+  )
+  assert np.any(permuted.labels != data.labels)
+  one, *others = (
+      two_rounds(mapped_round(name), first_state(name), data=table)
+      for table in (data, hidden, permuted)
+  )
+  reads = needs_of(ALGORITHMS[name]).public == 'labelled'
+  for other in others:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    assert any(np.any(a != b) for a, b in pairs) == reads
 
 
 @pytest.mark.parametrize(

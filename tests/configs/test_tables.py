@@ -3,9 +3,12 @@
 import functools
 import pathlib
 
+import jax
+import numpy as np
 import pytest
 
 from configs import tables
+from fedjax_het.engine import rounds
 from fedjax_het.experiment import check
 from fedjax_het.experiment.build import build
 from fedjax_het.reporting.results_table import cell_name, slug
@@ -63,6 +66,68 @@ def test_every_cell_can_be_run(name):
     assert not any(',' in label for label in (*table.labels, *table.columns))
   text = (FOLDER / f'{name}.py').read_text()
   assert f'--table={name}' in text or f'--table=configs/tables/{name}.' in text
+
+
+VITS = 'fedin_v2_table2'
+# Groups of Table 2 that are traced; others differ from them in depth or width
+# only.
+TRACED_GROUPS = ('vit_s8', 'vit_s9', 'all', 'a', 'e')
+
+
+@pytest.fixture(scope='module')
+def small_images(tmp_path_factory):
+  """A file with images of Fashion-MNIST's size, 16 for each of 100 clients."""
+  path = tmp_path_factory.mktemp('data') / 'small.npz'
+  images = np.zeros((1600, 28, 28, 1), np.uint8)
+  images[::2] = 255
+  labels = np.arange(1600) % 10
+  np.savez(
+      path, x_train=images, y_train=labels, x_test=images, y_test=labels
+  )
+  return str(path)
+
+
+@pytest.mark.parametrize('row', find_table(VITS).table.rows)
+def test_a_round_of_vits_can_be_traced(row, small_images):
+  """Nothing is compiled, so this shows shapes and types, not values."""
+  config = found(VITS, 'cpu').config(row, 'fashion_mnist IID')
+  config = config.copy_and_resolve_references()
+  config.dataset, config.data_file = 'npz', small_images
+  for name in set(config.groups) - set(TRACED_GROUPS):
+    del config.groups[name]
+  for name, entry in config.groups.items():
+    if not isinstance(entry, int):
+      config.groups[name].model = 'vit_s8'
+  if row == 'HeteroFL':
+    config.algorithm.update(levels=('1', '1/16'), odds=(1, 1))
+  built = build(config)
+  algorithm, groups = built.algorithm, built.federation.groups
+  assert {group.model.name for group in groups} <= {'vit_s8', 'vit_s9'}
+  assert algorithm.calibrate is None
+  key = jax.random.key(0)
+  before = jax.eval_shape(
+      lambda key: rounds.init_state(algorithm, built.federation, key), key
+  )
+  run_round = rounds.make_round(
+      algorithm, built.federation, cohort_size=10, backend='map'
+  )
+  after, reports = jax.eval_shape(run_round, before, built.data, key, key)
+  assert jax.tree.map(_shape, after) == jax.tree.map(_shape, before)
+  assert all('train_loss' in reports[group.name].metrics for group in groups)
+
+  def predicted(state, group):
+    client = jax.tree.map(lambda leaf: leaf[0], state.clients[group.name])
+    model = algorithm.client_model(state.server, client, group)
+    images = built.preprocess(built.dataset.test_images[:2])
+    return algorithm.predict(group, model, images)
+
+  for group in groups:
+    outputs = jax.eval_shape(functools.partial(predicted, group=group), after)
+    assert outputs.shape == (2, 10)
+
+
+def _shape(leaf):
+  return leaf.shape, leaf.dtype
 
 
 @pytest.mark.parametrize('name', PAPERS)

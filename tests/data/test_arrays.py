@@ -7,13 +7,19 @@ import pytest
 
 import fedjax_het as fh
 from fedjax_het.data import arrays
-from fedjax_het.data.federated import Normalise, federate, unchanged
+from fedjax_het.data.federated import (
+    NO_LABEL,
+    Normalise,
+    federate,
+    unchanged,
+)
 from fedjax_het.data.preprocess import (
   Standardise,
   as_floats,
   make_preprocess,
   statistics,
 )
+from fedjax_het.engine.task import CLASSIFICATION
 
 PARTS = [[0, 1], [2, 3, 4]]
 
@@ -84,6 +90,43 @@ def test_partitions_of_the_same_labels_need_one_program():
   assert federate(images('float32'), y / 2, PARTS).largest_label is None
 
 
+@pytest.mark.parametrize(
+    ('y', 'hidden'),
+    [
+        (np.array([9, 1, 2, 1, 3]), NO_LABEL),
+        (np.linspace(0, 1, 5), np.nan),
+        (np.arange(10).reshape(5, 2), NO_LABEL),
+    ],
+)
+def test_labels_of_a_public_set_can_be_hidden(y, hidden):
+  given, data = (
+      federate(
+          images('uint8'),
+          y,
+          [[1], [3, 2, 4]],
+          public=np.array([0]),
+          public_labels=visible,
+      )
+      for visible in (True, False)
+  )
+  y, first = np.asarray(given.labels), jnp.array([0])
+  np.testing.assert_array_equal(given.of_public().batch(first).y, y[:1])
+  got = data.client(1).of_public().batch(first).y
+  np.testing.assert_array_equal(got, np.full_like(y[:1], hidden))
+  assert got.dtype == y.dtype
+  # Clients keep their labels, and their padding has labels, too.
+  np.testing.assert_array_equal(data.labels[1:], y[1:])
+  assert data.index.tolist() == [[1, 1, 1, 1], [3, 2, 4, 1]]
+  assert given.index.tolist() == [[1, 0, 0, 0], [3, 2, 4, 0]]
+  if y.ndim == 1 and y.dtype == np.int32:
+    assert (given.largest_label, data.largest_label) == (9, 3)
+
+
+def test_the_loss_of_a_hidden_label_is_nan():
+  losses = CLASSIFICATION.losses(jnp.zeros((2, 3)), jnp.array([NO_LABEL, 2]))
+  np.testing.assert_allclose(losses, [np.nan, np.log(3)], rtol=1e-6)
+
+
 def refused(message, x=None, y=None, parts=PARTS, **options):
   x = images('float32', (3,)) if x is None else x
   y = np.arange(5) if y is None else y
@@ -140,6 +183,12 @@ def test_wrong_indices_are_refused():
   refused('client 0 must be a list of example numbers', parts=[[[0, 1]]])
   refused('client 0 names example 1099511627776', parts=[[2**40]])
   refused('the public set names example 9', public=[9])
+  refused(
+      'Client 1 has example 3 of the public set, whose label '
+      'public_labels=False hides.',
+      public=[3],
+      public_labels=False,
+  )
   assert arrays.indices([], 3, 'x').dtype == np.int32
 
 

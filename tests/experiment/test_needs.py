@@ -13,6 +13,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS, fedavg
+from fedjax_het.data.federated import NO_LABEL
 from fedjax_het.engine.needs import Needs, needs_of, requires
 from fedjax_het.engine.types import Visit
 from fedjax_het.experiment.stored_config import with_new_entries
@@ -112,6 +113,22 @@ def test_a_registered_method_needs_no_further_line(toy, tmp_path):
   assert federation.groups[0].options == dict(share='1', top=2)
   assert federation.groups[0].partner and federation.server_model
   assert federation.groups[0].model.head_names == ('side', 'head')
+
+
+@pytest.mark.parametrize('public', ['unlabelled', 'labelled', None])
+def test_a_method_that_declares_no_labels_gets_none_of_the_public_set(
+    toy, public
+):
+  toy(public=public)
+  built = experiment.build(tiny_config('toy', public_size=100))
+  labels = built.dataset.train_labels
+  of_public = labels[np.asarray(built.data.public)]
+  want = np.full(100, NO_LABEL) if public == 'unlabelled' else of_public
+  for found in (built.data.of_public(), built.data.client(3).of_public()):
+    np.testing.assert_array_equal(found.batch(jnp.arange(100)).y, want)
+  for k, part in enumerate(built.parts):
+    own = built.data.client(k).batch(jnp.arange(len(part))).y
+    np.testing.assert_array_equal(own, labels[part])
 
 
 def test_a_constructor_checks_the_federation_that_it_is_given(toy):

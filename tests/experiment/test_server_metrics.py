@@ -77,6 +77,19 @@ def test_nan_in_the_servers_training_ends_the_run(trains, tmp_path):
     experiment.run(config, tmp_path / 'w')
 
 
+def test_nan_of_a_generator_ends_the_run(tmp_path):
+  """FedGen's clients stay finite: they begin without a generator."""
+  config = tiny_config('fedgen', num_rounds=2, nonfinite='raise')
+  config.groups.large.depth = 2
+  config.algorithm.update(
+      generator_lr=1e38, server_steps=3, hidden=4, noise_size=2
+  )
+  expected = "^Round 1: the server's update holds NaN or infinity. Lower the"
+  with pytest.raises(FloatingPointError, match=expected) as error:
+    experiment.run(config, tmp_path / 'w')
+  assert '\n' not in str(error.value)
+
+
 def test_or_is_dropped_with_a_warning(trains, tmp_path, caplog):
   trains(broken=2)
   config = tiny_config('private', nonfinite='drop')
