@@ -157,11 +157,17 @@ def test_scales_shifts_and_order():
   rows, everybody = random_rows(), jnp.ones(5, bool)
   want = find_consensus(rows, everybody)
   assert want.disputed.any() and not want.disputed.all()
+  # alpha, with the unbiased variance: the factor C / (C - 1) cancels.
+  voters = jnp.ones(rows.shape[:2], bool)
+  v = np.var(np.float64(rows), axis=2, ddof=1)
+  rng = np.random.default_rng(1)
+  shift = jnp.asarray(rng.normal(size=(5, 7, 1)), jnp.float32)
+  for other in (rows, 3 * rows, rows + shift, jax.nn.log_softmax(rows)):
+    alpha = confidence_weights(other, voters)
+    np.testing.assert_allclose(alpha, v / v.sum(axis=0), rtol=1e-5)
   scaled = find_consensus(3 * rows, everybody)
   np.testing.assert_array_equal(scaled.labels, want.labels)
   np.testing.assert_allclose(scaled.diverse, 3 * want.diverse, rtol=1e-5)
-  rng = np.random.default_rng(1)
-  shift = jnp.asarray(rng.normal(size=(5, 7, 1)), jnp.float32)
   for other in (rows + shift, jax.nn.log_softmax(rows)):
     got = find_consensus(other, everybody)
     differ = np.where(want.disputed[:, None], 1, 0)
@@ -176,7 +182,7 @@ def test_scales_shifts_and_order():
   np.testing.assert_allclose(got.diverse, want.diverse, rtol=1e-5, atol=1e-6)
 
 
-def test_a_single_client_and_unanimous_clients():
+def test_a_single_client():
   rows = random_rows()
   alone = find_consensus(rows, jnp.array([False, True, False, False, False]))
   np.testing.assert_array_equal(alone.labels, jnp.argmax(rows[1], 1))
@@ -187,6 +193,25 @@ def test_a_single_client_and_unanimous_clients():
   grad = jax.grad(lambda z: loss_of(z, alone, 9.0)[0])(jnp.zeros((7, 4)))
   want = (0.25 - np.eye(4)[alone.labels]) / 7
   np.testing.assert_allclose(grad, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('scale', [1.0, 1000.0])
+def test_unanimous_clients_by_hand(scale):
+  """D is empty: the loss is the cross-entropy of y^, whatever lam is."""
+  rows = scale * np.array([[4.0, 0, 0], [2, 0, 0], [6, 0, 0]])
+  alpha = confidence_weights(
+      jnp.asarray(rows, jnp.float32)[:, None], jnp.ones((3, 1), bool)
+  )
+  np.testing.assert_allclose(alpha[:, 0], [2 / 7, 1 / 14, 9 / 14], rtol=1e-6)
+  got = consensus_of(rows)
+  assert got.labels.tolist() == [0] and not got.disputed.any()
+  assert not np.any(got.diverse)
+  # The large model's probabilities are 1/4, 1/2 and 1/4.
+  loss, grad = jax.value_and_grad(lambda z: loss_of(z, got, 9.0)[0])(
+      jnp.log(jnp.array([[1.0, 2, 1]]))
+  )
+  np.testing.assert_allclose(loss, np.log(4), rtol=1e-6)
+  np.testing.assert_allclose(grad, [[-0.75, 0.5, 0.25]], rtol=1e-6)
 
 
 def test_constant_logits_weigh_alike():
@@ -240,27 +265,51 @@ def test_both_terms_are_means_over_the_whole_batch():
 
 
 @pytest.fixture(scope='module')
+def averages():
+  """Two rounds of FedAvg, with norms."""
+  federation = federate(norm=True)
+  return play(fedavg(federation), federation, 2)[0]
+
+
+def assert_averages(states, averages):
+  """The small models are FedAvg's, and W has their classifier, bit for bit.
+
+  The other blocks of W stay. The classifier is not the first one, which the
+  server would write back if it did not average.
+  """
+  first = states[0].server.model.params
+  for got, want in zip(states[1:], averages[1:], strict=True):
+    assert_trees(got.server.small, want.server, rtol=0, atol=0)
+    large, head = got.server.model.params, want.server.params['head']
+    assert same(large['head'], head) and not same(head, first['head'])
+    for name in ('stem', 'mid0', 'mid1'):
+      assert same(large[name], first[name])
+
+
+@pytest.fixture(scope='module')
 def still():
   """Two rounds in which the server's learning rate is 0, with norms."""
   federation = federate(norm=True)
   algorithm = make(federation, distill_lr=0.0, distill_weight=3.0)
-  return federation, *play(algorithm, federation, 2)
+  return play(algorithm, federation, 2)
 
 
-def test_a_server_that_does_not_learn_is_fedavg(still):
-  """Bit for bit; the large model has FedAvg's classifier, too."""
-  federation, states, _ = still
-  want, _ = play(fedavg(federation), federation, 2)
-  for got, wanted in zip(states[1:], want[1:], strict=True):
-    assert_trees(got.server.small, wanted.server, rtol=0, atol=0)
-    large, head = got.server.model.params, wanted.server.params['head']
-    assert same(large['head'], head)
-    for name in ('stem', 'mid0', 'mid1'):
-      assert same(large[name], states[0].server.model.params[name])
+def test_a_server_that_does_not_learn_is_fedavg(still, averages):
+  assert_averages(still[0], averages)
+
+
+def test_a_server_that_takes_no_step_is_fedavg(averages):
+  """tau_s = 0: there are no metrics, and W's running statistics stay."""
+  federation = federate(norm=True)
+  algorithm = make(federation, server_epochs=0, distill_weight=3.0)
+  states, report = play(algorithm, federation, 2)
+  assert_averages(states, averages)
+  assert not report.server
+  assert same(states[-1].server.model.stats, states[0].server.model.stats)
 
 
 def test_public_examples_move_the_large_models_statistics(still):
-  _, states, report = still
+  states, report = still
   first, last = states[0].server.model.stats, states[-1].server.model.stats
   assert all(
       not np.array_equal(a, b)
@@ -379,19 +428,25 @@ def absent(received, *names):
   }  # fmt: skip
 
 
-def test_no_epochs_of_the_server(uploads):
-  """The classifier is still averaged, and there are no metrics."""
-  federation, state, received, _, _ = uploads
-  algorithm = make(federation, server_epochs=0)
-  after, metrics = jax.jit(algorithm.server_update)(
+def test_the_servers_training_moves_only_the_classifier(uploads):
+  """Two epochs and none, on the same uploads and by the default sharing.
+
+  All other blocks of the small models, and their running statistics, are equal
+  bit for bit.
+  """
+  federation, state, received, _, step = uploads
+  learned, _ = step(state, received)
+  mean, _ = jax.jit(make(federation, server_epochs=0).server_update)(
       state, received, Turn(jnp.int32(0), KEY)
   )
-  assert metrics == {}
-  large, head = after.model, after.small.params['head']
-  assert same(large.params['head'], head)
-  assert not same(head, state.small.params['head'])
+  got, want = learned.small, mean.small
+  assert not same(got.params['head'], want.params['head'])
+  assert same(got.params['head'], learned.model.params['head'])
   for name in ('stem', 'mid0', 'mid1'):
-    assert same(large.params[name], state.model.params[name])
+    assert same(got.params[name], want.params[name])
+    assert not same(got.params[name], state.small.params[name])
+    assert not same(learned.model.params[name], state.model.params[name])
+  assert same(got.stats, want.stats)
 
 
 def test_blocks_without_a_sender_stay(uploads):

@@ -1,5 +1,6 @@
 """FedFomo by hand, and against NumPy over three rounds."""
 
+import dataclasses
 import functools
 
 import jax
@@ -29,7 +30,7 @@ from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Maybe, Received, Visit
 from fedjax_het.models.blocks import Variables
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
-from tests.quadratics import quadratics
+from tests.quadratics import TASK, quadratics
 from tests.tiny import (
   preprocess,
   server_step,
@@ -46,26 +47,26 @@ CLOSE = dict(rtol=1e-5, atol=1e-6)
 
 
 @jax.jit
-def revise_number(base, own, donors, present, size):
+def revise_number(base, own, donors, present, size, scale):
   federation, data = quadratics([1])
-  (group,) = federation.groups
+  (group,), task = federation.groups, federation.task
+  task = task._replace(losses=lambda *args: scale * TASK.losses(*args))
   base, own = (
       Variables(dict(stem={}, l1=dict(w=w), head={}), {}) for w in (base, own)
   )
   received = Variables(dict(l1=Maybe(dict(w=donors), present)), {})
   after, w = revise(
-      group, federation.task, Client(0, base, own), received,
+      group, task, Client(0, base, own), received,
       data.client(0).replace(size=size), 'block',
   )  # fmt: skip
   return after.params['l1']['w'], w
 
 
-def revised(own, donors, base=0.0, size=1):
+def revised(own, donors, base=0.0, size=1, scale=1.0):
   """theta after the mix, and w of the client's own model and the donors."""
   num = len(donors)  # Padded to four: one program.
-  theta, w = revise_number(
-      base, own, np.resize(np.float32(donors), 4), np.arange(4) < num, size
-  )
+  donors = np.resize(np.float32(donors), 4)
+  theta, w = revise_number(base, own, donors, np.arange(4) < num, size, scale)
   assert not np.any(w[1 + num :])
   return float(theta), np.asarray(w)[: 1 + num]
 
@@ -81,6 +82,15 @@ def test_two_that_help_are_mixed():
   np.testing.assert_allclose(w, [0.75, 0.6], rtol=1e-6)
   np.testing.assert_allclose(theta, (0.75 * 0.5 + 0.6 * 0.8) / 1.35, rtol=1e-6)
   np.testing.assert_allclose(theta, 0.633333, rtol=1e-6)
+
+
+@pytest.mark.parametrize('donors', [[0.8], [-0.5, 0.8, 2.5]])
+def test_losses_ten_times_as_large_give_the_same_mix(donors):
+  """Only w, and so P, is ten times as large."""
+  theta, w = revised(0.5, donors)
+  large, ten = revised(0.5, donors, scale=10.0)
+  np.testing.assert_allclose(large, theta, rtol=1e-6)
+  np.testing.assert_allclose(ten, 10 * w, rtol=1e-6)
 
 
 def test_where_nobody_helps_nothing_moves():
@@ -140,6 +150,25 @@ def test_blocks_are_mixed_over_those_who_hold_them(w, mix, want):
   # Only the proportions of the gains count.
   ten = mixed(two_blocks(), 10 * jnp.array(w), mix)
   assert_trees(ten, got, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'w', [(0.75, 0.6, 0.0), (0.1, -4.0, 0.7), (-1.0, 0.3, 0.0), (0, -1.0, 0)]
+)
+def test_coefficients_are_not_negative_and_their_sum_is_0_or_1(w):
+  """Candidate n is the unit vector e_n and b is 0, so the mix is u itself."""
+  values = jnp.eye(len(w) + 1)[:, 1:]
+  one = Maybe(dict(w=values), jnp.ones(len(values), bool))
+
+  def coefficients(w):
+    w = jnp.concatenate([jnp.zeros(1), jnp.array(w)])
+    return np.asarray(mixed(dict(p=one), w, 'block')['p']['w'])
+
+  u, a = coefficients(w), np.maximum(w, 0)
+  assert np.all(u >= 0)
+  np.testing.assert_allclose(u.sum(), float(np.any(a > 0)), rtol=1e-6)
+  np.testing.assert_allclose(u, a / (a.sum() or 1), rtol=1e-6)
+  np.testing.assert_allclose(coefficients(w[::-1]), u[::-1], rtol=1e-6)
 
 
 # Which examples are held out.
@@ -259,6 +288,9 @@ def test_the_server_keeps_the_last_model_and_adds_up_what_helped():
   want = np.zeros((4, 4))
   want[0, 1:3] = 0.75, 0.6
   np.testing.assert_allclose(server.affinity, want, rtol=1e-6)
+  ten = hand_made(federation, {0: 1.0, 3: 3.0}, {0: {1: 7.5, 2: 6.0}}, 2)
+  ten = step(algorithm.init(KEY), ten)
+  np.testing.assert_allclose(ten.affinity, 10 * want, rtol=1e-6)
   # A client without a stored model is no donor, whatever its affinity.
   donors = [set(row) - {4} for row in server.donors.tolist()]
   assert donors == [{3}, {0, 3}, {0, 3}, {0}]
@@ -292,23 +324,36 @@ def test_exploration_ends():
 # Rounds of the engine.
 
 
-def small(**fields):
-  """Depths 1 and 2, four clients; full-batch SGD."""
-  federation = tiny_federation(
-      (1, 2), norm=False, local=tiny_local(optax.sgd, 0.5, 3, 8), **fields
+STILL = 100  # From this round on the learning rate is 0.
+
+
+def small():
+  """Depths 1 and 2, four clients; full-batch SGD of rate 0.5."""
+  local = dataclasses.replace(
+      tiny_local(optax.sgd, epochs=3, batch_size=8),
+      learning_rate=lambda t: jnp.where(t < STILL, 0.5, 0.0),
   )
+  federation = tiny_federation((1, 2), norm=False, local=local)
   return federation, tiny_data((5, 8, 3, 7))
 
 
 @functools.cache
-def played(cohort_size=3, num=3):
-  """The setting, the first state and those after each round, and reports."""
+def compiled(cohort_size):
+  """The algorithm, its setting and a compiled round."""
   federation, data = small()
   algorithm = fedfomo(federation)
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend='map'
   )
+  return algorithm, federation, data, run_round
+
+
+@functools.cache
+def played(cohort_size=3, num=3, first=0):
+  """The setting, the first state and those after each round, and reports."""
+  algorithm, federation, data, run_round = compiled(cohort_size)
   state = rounds.init_state(algorithm, federation, jax.random.key(3))
+  state = state._replace(round_num=jnp.int32(first))
   states, reports = [jax.device_get(state)], []
   for _ in range(num):
     state, report = run_round(state, data, jax.random.key(1), jax.random.key(2))
@@ -322,18 +367,28 @@ def cohort_of(report, total=4):
   return sorted(ids[ids < total].tolist())
 
 
-def evaluated(algorithm, federation, data, state):
+@functools.cache
+def evaluation():
+  """{group name: compiled `client_model` of all its clients}."""
+  algorithm, federation, data, _ = compiled(3)
+  return {
+      group.name: jax.jit(
+          lambda server, clients, group=group: jax.lax.map(
+              lambda one: algorithm.client_model(
+                  algorithm.calibrate(server, data), one, group
+              ),
+              clients,
+          )
+      )
+      for group in federation.groups
+  }
+
+
+def evaluated(federation, state):
   """{client: evaluated model}."""
   found = {}
   for group in federation.groups:
-    models = jax.jit(
-        lambda server, clients, group=group: jax.lax.map(
-            lambda one: algorithm.client_model(
-                algorithm.calibrate(server, data), one, group
-            ),
-            clients,
-        )
-    )(state.server, state.clients[group.name])
+    models = evaluation()[group.name](state.server, state.clients[group.name])
     for row, k in enumerate(group.client_ids.tolist()):
       found[k] = jax.tree.map(lambda a, row=row: np.asarray(a)[row], models)
   return found
@@ -353,7 +408,7 @@ class Oracle:
   def __init__(self, start, names, examples, rate, num_steps):
     self.names, self.rate, self.num_steps = names, rate, num_steps
     self.base = {k: {n: start[n] for n in names[k]} for k in names}
-    self.theta, self.sent = dict(self.base), {}
+    self.theta, self.sent, self.mixed = dict(self.base), {}, dict(self.base)
     self.p = np.zeros((len(names),) * 2)
     self.train, self.held = {}, {}
     for k, (x, y) in examples.items():
@@ -397,32 +452,49 @@ class Oracle:
       }
     return new, w
 
+  def fit(self, k):
+    """Local training of client k from its base."""
+    weights = {n: dict(self.base[k][n]) for n in self.names[k]}
+    for _ in range(self.num_steps):
+      grads = oracle_gradient(weights, self.names[k], *self.train[k])
+      for n, grad in grads.items():
+        for i in grad:
+          weights[n][i] = weights[n][i] - self.rate * grad[i]
+    return weights
+
+  def note(self, k, w):
+    """P[k, n] <- P[k, n] + w_n."""
+    for n in w:
+      if n != k:
+        self.p[k, n] += w[n]
+
   def round(self, cohort):
     uploads, self.helpers = {}, {}
     for k in cohort:
       self.base[k], w = self.mix(k)
       self.helpers[k] = sum(w[n] > 0 for n in w if n != k)
-      weights = {n: dict(self.base[k][n]) for n in self.names[k]}
-      for _ in range(self.num_steps):
-        grads = oracle_gradient(weights, self.names[k], *self.train[k])
-        for n, grad in grads.items():
-          for i in grad:
-            weights[n][i] = weights[n][i] - self.rate * grad[i]
-      self.theta[k] = uploads[k] = weights
-      for n in w:
-        if n != k:
-          self.p[k, n] += w[n]
+      self.theta[k] = uploads[k] = self.fit(k)
+      self.note(k, w)
     self.sent.update(uploads)
 
+  def paper_round(self):
+    """All clients train and upload, then all download and mix."""
+    self.base = dict(self.mixed)
+    for k in self.names:
+      self.theta[k] = self.fit(k)
+    self.sent = dict(self.theta)
+    for k in self.names:
+      self.mixed[k], w = self.mix(k)
+      self.note(k, w)
 
-def test_three_rounds_in_numpy():
-  """Two architectures, three of four clients a round, unequal data."""
-  algorithm, federation, data, states, reports = played()
+
+def oracle_of(federation, data, state):
+  """The oracle for the examples and the first models of a run."""
   names, start = {}, {}
   for group in federation.groups:
     for k in group.client_ids.tolist():
       names[k] = list(group.model.block_names)
-    model = states[0].clients[group.name].base.params
+    model = state.clients[group.name].base.params
     start.update(dense(jax.tree.map(lambda a: a[0], model)))
   images = np.asarray(preprocess(data.images), np.float64)
   examples = {}
@@ -431,7 +503,13 @@ def test_three_rounds_in_numpy():
     examples[k] = (
         images[index].reshape(len(index), -1), np.asarray(data.labels)[index]
     )
-  oracle = Oracle(start, names, examples, 0.5, 3)
+  return Oracle(start, names, examples, 0.5, 3)
+
+
+def test_three_rounds_in_numpy():
+  """Two architectures, three of four clients a round, unequal data."""
+  _, federation, data, states, reports = played()
+  oracle = oracle_of(federation, data, states[0])
   for state, report in zip(states[1:], reports, strict=True):
     oracle.round(cohort_of(report))
     np.testing.assert_allclose(state.server.affinity, oracle.p, **CLOSE)
@@ -439,10 +517,10 @@ def test_three_rounds_in_numpy():
         int(k): int(num)
         for group in report.values()
         for k, num in zip(group.client_id, group.metrics['helpers'])
-        if k < len(names)
+        if k < 4
     }
     assert helpers == oracle.helpers
-    now = evaluated(algorithm, federation, data, state)
+    now = evaluated(federation, state)
     for group in federation.groups:
       for row, k in enumerate(group.client_ids.tolist()):
         mine = jax.tree.map(
@@ -453,6 +531,44 @@ def test_three_rounds_in_numpy():
         assert_trees(dense(now[k].params), oracle.mix(k)[0], **CLOSE)
   # Some helped, some did not.
   assert np.any(oracle.p > 0) and np.any(oracle.p < 0)
+
+
+def test_with_all_clients_the_models_are_the_papers():
+  """The oracle trains, uploads, downloads and mixes inside one round.
+
+  What is evaluated after a round is the paper's mix of this round. Its w reach
+  the server with the next upload, so P is that of the paper one round later.
+  """
+  _, federation, data, states, reports = played(cohort_size=4)
+  oracle = oracle_of(federation, data, states[0])
+  for state, report in zip(states[1:], reports, strict=True):
+    assert cohort_of(report) == [0, 1, 2, 3]
+    np.testing.assert_allclose(state.server.affinity, oracle.p, **CLOSE)
+    oracle.paper_round()
+    now = evaluated(federation, state)
+    for k, want in oracle.mixed.items():
+      assert_trees(dense(now[k].params), want, **CLOSE)
+  assert np.any(oracle.p > 0) and np.any(oracle.p < 0)
+
+
+def test_without_learning_all_models_stay_as_they_are():
+  """Learning rate 0: x_0 bit for bit, P = 0, and nobody helps."""
+  _, federation, _, states, reports = played(num=2, first=STILL)
+  x, sent = {}, np.zeros(4, bool)
+  for group in federation.groups:
+    first = states[0].clients[group.name].base.params
+    x.update(jax.tree.map(lambda a: a[0], first))
+  for state, report in zip(states[1:], reports, strict=True):
+    assert not np.any(state.server.affinity)
+    sent[cohort_of(report)] = True
+    assert np.array_equal(state.server.sent, sent) and np.sum(sent) > 2
+    for name, group in report.items():
+      assert not np.any(group.metrics['helpers'][group.client_id < 4])
+      clients = state.clients[name]
+      for model in (clients.base, clients.trained):
+        assert_trees(model, states[0].clients[name].base, rtol=0)
+    for model in evaluated(federation, state).values():
+      assert_trees(model.params, {n: x[n] for n in model.params}, rtol=0)
 
 
 def test_bytes_are_those_of_the_donors_common_blocks():
@@ -557,36 +673,48 @@ def test_a_candidate_is_judged_as_its_owner_judges_it():
 
 
 def test_with_equal_coefficients_a_first_mix_is_fedavgs_mean():
-  """a = 1 for all senders; checked for each client and block."""
+  """a = 1 for all senders, for each client and block, bit for bit.
+
+  All values are multiples of 2^-8, so that no sum rounds. The order of the sums
+  differs: FedAvg adds up each group first, a client begins with its own model.
+  """
   _, federation, _, states, _ = played()
   exchange = make_exchange(federation, 'layerwise')
   tables = make_tables(federation, exchange.sharing)
+
+  def short(tree):
+    return jax.tree.map(lambda a: jnp.round(256 * a) / 256, tree)
+
   # After three rounds all have sent; x_0 is the common start.
-  x, (server, clients) = states[0].clients, states[3][1:]
+  server, clients = states[3].server, states[3].clients
   assert np.all(server.sent)
-  deltas, start = {}, {}
+  deltas, start, ends = {}, {}, {}
   for group in federation.groups:
-    first = jax.tree.map(lambda a: a[0], x[group.name].base.params)
-    start.update(first)
-    change = jax.tree.map(
-        lambda a, b: np.sum(a - b, axis=0),
-        clients[group.name].trained.params,
-        x[group.name].base.params,
-    )
+    first = short(states[0].clients[group.name].base.params)
+    start.update(jax.tree.map(lambda a: a[0], first))
+    end = ends[group.name] = short(clients[group.name].trained.params)
+    change = jax.tree.map(lambda a, b: jnp.sum(a - b, axis=0), end, first)
     deltas[group.name] = Delta(change, {}, jnp.float32(2))
   mean = exchange.average(Variables(start, {}), deltas).params
-  stored = jax.tree.map(jnp.asarray, server.models.params)
+  stored = short(server.models.params)
   ones = jnp.array([0.0, 1.0, 1.0, 1.0, 1.0])
   for group in federation.groups:
     for row, k in enumerate(group.client_ids.tolist()):
       others = jnp.array([n for n in range(4) if n != k])
-      own = jax.tree.map(
-          lambda a, row=row: a[row], clients[group.name].trained.params
-      )
+      own = jax.tree.map(lambda a, row=row: a[row], ends[group.name])
       base = {name: start[name] for name in own}
       models = stack(base, own, take(stored, tables.params, others), 3)
-      got = mixed(models, ones, 'block')
-      assert_trees(got, {name: mean[name] for name in got}, **CLOSE)
+      want = {name: mean[name] for name in own}
+      assert_trees(mixed(models, ones, 'block'), want, rtol=0)
+      if 'mid1' in want:
+        # 2 of 4 clients own it, so with one sum of a_n for all blocks its
+        # change is half of FedAvg's.
+        want['mid1'] = jax.tree.map(
+            lambda x, y: x + (y - x) / 2, start['mid1'], want['mid1']
+        )
+        far, near = (t['mid1']['Dense_0']['bias'] for t in (mean, want))
+        assert np.any(far != near)
+      assert_trees(mixed(models, ones, 'global'), want, rtol=0)
 
 
 def test_running_statistics_can_stay():

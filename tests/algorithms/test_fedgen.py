@@ -305,32 +305,63 @@ def test_gradients_reach_what_they_should():
       assert max(sizes) < 1e-6 if a_t else max(sizes) > 0.01
 
 
-def test_the_divergence_is_from_the_generated_to_the_real(monkeypatch):
-  """p = (0.8, 0.2), q = (0.5, 0.5): 0.192745, not 0.223144."""
-  p = jnp.log(jnp.array([[0.8, 0.2, 1e-30]] * 4))
-  q = jnp.log(jnp.array([[0.5, 0.5, 1e-30]] * 4))
-  allowed = []
-
-  def spy(key, known, num):
-    allowed.append(known.tolist())
-    return jnp.zeros(num, jnp.int32)
+def loss_at(p, q, batch, num, a_t, b_t):
+  """The loss where generated rows have probabilities `p` and real ones `q`."""
 
   class Model:
     cut = (1, 2)
 
     @staticmethod
     def apply(variables, x, *, start=0, **kwargs):
-      return p if start == 2 else q, {}
+      row = jnp.log(jnp.array(p if start == 2 else q))
+      return jnp.tile(row, (len(x), 1)), {}
+
+  known = jnp.array([True, False, True])
+  sent = Sent(None, init_generator(NET, KEY), known)
+  loss_fn = client_loss(Model, CLASSIFICATION, NET, sent, a_t, b_t, num)
+  loss, (_, metrics, _) = loss_fn(None, batch, KEY)
+  return loss, metrics
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """All drawn labels are 0; the classes that were allowed, call by call."""
+  allowed = []
+
+  def spy(key, known, num):
+    allowed.append(known.tolist())
+    return jnp.zeros(num, jnp.int32)
 
   monkeypatch.setattr(client, 'draw_labels', spy)
-  sent = Sent(None, init_generator(NET, KEY), jnp.array([True, False, True]))
-  loss_fn = client_loss(Model, CLASSIFICATION, NET, sent, 1.0, 1.0, 4)
-  _, (_, metrics, _) = loss_fn(None, a_batch(), KEY)
+  return allowed
+
+
+def test_the_divergence_is_from_the_generated_to_the_real(drawn):
+  """p = (0.8, 0.2), q = (0.5, 0.5): 0.192745, not 0.223144."""
+  p, q = (0.8, 0.2, 1e-30), (0.5, 0.5, 1e-30)
+  _, metrics = loss_at(p, q, a_batch(), 4, 1.0, 1.0)
   np.testing.assert_allclose(
       metrics['distillation_loss'], 0.192745, rtol=1e-5
   )
   np.testing.assert_allclose(metrics['generated_loss'], -np.log(0.8), rtol=1e-5)
-  assert allowed == [[True, False, True]]  # Only classes that G knows.
+  assert drawn == [[True, False, True]]  # Only classes that G knows.
+
+
+@pytest.mark.parametrize('num,want', [(4, 4.7), (8, 7.7)])
+def test_worked_loss(drawn, num, want):
+  """CE = 1.2, CE_gen = 0.3, KL = 0.05, a_t = b_t = 10, and B_g = B or 2 B."""
+  # Real labels are 1, drawn labels are 0. q_0 gives the KL its value.
+  p_0, q_1 = np.exp(-0.3), np.exp(-1.2)
+  p_1 = 1 - p_0
+  q_0 = p_0 * np.exp((p_1 * np.log(p_1 / q_1) - 0.05) / p_0)
+  p, q = (p_0, p_1, 1e-30), (q_0, q_1, 1 - q_0 - q_1)
+  batch = batch_of(jnp.zeros((4, 3)), jnp.ones(4, jnp.int32))
+  loss, metrics = loss_at(p, q, batch, num, 10.0, 10.0)
+  for name, value in dict(
+      cross_entropy=1.2, generated_loss=0.3, distillation_loss=0.05
+  ).items():
+    np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
+  np.testing.assert_allclose(loss, want, rtol=1e-6)
 
 
 def test_features_and_head_are_the_model():
@@ -368,12 +399,10 @@ def played():
 
 
 def test_the_first_round_is_that_of_fedavg(played):
+  """Bit for bit: 0 times the finite gradients of both terms is added."""
   federation = federate()
   want = play(fedavg(federation), federation, 2)
-  # Terms of weight 0 change how XLA fuses, and so the last bits.
-  assert_trees(
-      played[1].server.model, want[1].server, rtol=1e-5, atol=1e-6
-  )
+  assert_trees(played[1].server.model, want[1].server, rtol=0, atol=0)
   assert not same(played[0].server.generator, played[1].server.generator)
   apart = np.abs(
       played[2].server.model.params['head']['Dense_0']['kernel']
@@ -553,12 +582,37 @@ def test_a_generator_that_does_not_learn(uploads):
   assert not same(after.model, state.model)
 
 
-def test_no_steps_of_the_generator(uploads):
-  federation, state, received, _ = uploads
+def test_clients_leave_the_generator_as_it_is(uploads):
+  """Without steps of the server G, its statistics and Adam's state stay.
+
+  The uploads are of clients that trained with both of G's terms.
+  """
+  federation, state, received, step = uploads
+  state, _ = step(state, received)  # Adam's moments are no longer 0.
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(state.opt_state))
   algorithm = make(federation, weights='data', **{**SMALL, 'server_steps': 0})
   after, metrics = jax.jit(algorithm.server_update)(state, received, TURN)
-  assert metrics == {} and same(after.generator, state.generator)
+  assert metrics == {}
+  assert same(after.generator, state.generator)
+  assert same(after.opt_state, state.opt_state)
   assert not same(after.model, state.model)
+
+
+def test_a_download_generates_what_the_server_would(uploads):
+  """In eval mode, bit for bit, after G and its statistics have moved."""
+  federation, state, received, step = uploads
+  after, _ = step(state, received)
+  assert not same(after.generator.stats, state.generator.stats)
+  y = jnp.array([0, 1, 2, 0, 1])
+  row = jax.jit(lambda generator: generate(
+      NET, generator, jax.random.uniform(KEY, (5, 3)), y
+  )[0])  # fmt: skip
+  for group in federation.groups:
+    client_id = jnp.asarray(group.client_ids)[0]
+    sent = make(federation, **SMALL).downlink(
+        after, group, Visit(client_id, jnp.int32(1), KEY)
+    )
+    np.testing.assert_array_equal(row(sent.generator), row(after.generator))
 
 
 @pytest.mark.parametrize('aggregation', ['layerwise', 'classifier'])

@@ -10,25 +10,21 @@ after its training, in eval mode, and v_k(x) their variance over the classes,
   up:      the small model;
   server:  averages the small models, the classifier over all of them, and
            copies the classifier into W; then on the public examples
-
              s(x) = sum_k alpha_k s_k(x),  alpha_k = v_k / sum_j v_j,
              y^(x) = argmax s(x),  D(x) = {k : argmax s_k(x) != y^(x)},
              s_div(x) = the same weighted mean over D(x),
              W <- steps on  CE(W(x), y^)
                             + lam 1[D(x) != {}] KL(s_div(x) || W(x)),
-
            and copies W's classifier back into the small models.
 
 Neither public examples nor logits travel: an upload is as large as FedAvg's.
-The server keeps the models of the whole cohort until it has averaged them.
-
-The small models are evaluated, and W as the view 'server'.
+The server keeps the models of the whole cohort until it has averaged them. The
+small models are evaluated, and W as the view 'server'.
 
 Choices that the sources leave open or hide (there is no official code):
 
 - The classifier is the model's own, such as the last linear layer.
-- The server has the clients' optimiser. It is reset in every round, as it is
-  in every visit of a client.
+- The server has the clients' optimiser, reset in every round as in a visit.
 - Public examples are part of the training set, without labels; the paper takes
   another data set. They are never augmented.
 - Small models are averaged layer-wise, as in FedIN v2; 'architecture' averages
@@ -74,11 +70,9 @@ from fedjax_het.options import at_least, not_negative, one_of
 
 
 @requires(
-    public='unlabelled',
-    server_model=True,
-    keep_optimizer=False,
+    public='unlabelled', server_model=True, keep_optimizer=False,
     task='classification',
-)
+)  # fmt: skip
 @takes_server_options()
 def fedet(
     federation: Federation,
@@ -99,17 +93,14 @@ def fedet(
   Args:
     federation: Groups, local training, a public set, and the `server_model`,
       whose classifier has the shape of the groups'.
-    distill_weight: lam above, the factor on the KL from the clients that
-      disagree.
+    distill_weight: lam above, the factor on the KL from those who disagree.
     server_epochs: Passes over the public set in a round.
     server_batch_size: Batch size of these passes.
-    distill_lr: Learning rate of these passes; None for that of the clients in
-      the round.
+    distill_lr: Their learning rate; None for that of the round's clients.
     aggregation: 'layerwise' or 'architecture', as for `fedavg`; the classifier
       is averaged over all architectures.
     weights: As for `fedavg`.
-    tx: The server's optimiser of the small models, with the options of
-      `fedavg`.
+    tx: The server's optimiser of the small models, options as for `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`; the pair (small model, large
@@ -133,11 +124,9 @@ def fedet(
   )
   large = federation.server_model
   training = server_training(
-      federation.local,
-      server_epochs,
-      min(server_batch_size, federation.num_public),
-      distill_lr,
-  )
+      federation.local, server_epochs,
+      min(server_batch_size, federation.num_public), distill_lr,
+  )  # fmt: skip
 
   def init(key):
     small = exchange.init(key)
@@ -161,11 +150,9 @@ def fedet(
     )
     end, _, metrics, _ = fit(
         server_loss(large, federation.task, consensus, distill_weight),
-        training,
-        start,
-        public.replace(size=jnp.where(some, public.size, 0)),
-        turn,
-    )
+        training, start,
+        public.replace(size=jnp.where(some, public.size, 0)), turn,
+    )  # fmt: skip
     metrics['server_loss'] = metrics.pop('train_loss')
     metrics['disputed'] = jnp.mean(consensus.disputed, dtype=jnp.float32)
     return large.fill(end, model), {

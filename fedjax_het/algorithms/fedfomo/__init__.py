@@ -30,8 +30,10 @@ blocks replaced by those of n, and the norm is over the common blocks. Each
 block is mixed over its owners; with `mix='global'` all blocks have one sum of
 a_n. Running statistics are mixed like the parameters of their block.
 
-Left out from the authors' code: cluster means as further candidates, and L1
-distances.
+Left out from the authors' code: cluster means as further candidates, and
+distances other than the Euclidean (L1, squared).
+
+This file has more than 200 lines: a third explains the rule and the options.
 
 References:
   Zhang et al., `Personalized Federated Learning with First Order Model

