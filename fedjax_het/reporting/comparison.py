@@ -13,7 +13,12 @@ from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.run_files import Row, read_run
-from fedjax_het.reporting.summary import Summary, main_metric, summarise
+from fedjax_het.reporting.summary import (
+  Summary,
+  main_metric,
+  num_clients,
+  summarise,
+)
 
 # Entries that differ between repetitions of a run, and entries that do not
 # affect what it computes.
@@ -69,8 +74,8 @@ def _table(runs: Sequence[_Run]) -> tables.Table:
   """A line for each run, then one for each set of repetitions."""
   table = [[
       'run', 'method', 'data', 'split', 'seed', 'rounds', 'last', 'worst',
-      'best (round)', 'target in round', 'up', 'down', 'a round',
-      'virtual time', 'own test examples',
+      'best (round)', 'target in round', 'up, a client', 'down, a client',
+      'a round', 'virtual time', 'own test examples',
   ]]  # fmt: skip
   for run in runs:
     with report.fitting(run.folder):
@@ -117,8 +122,7 @@ def _line(run: _Run) -> list[str]:
       tables.amount(summary.last[f'{metric.name}/worst'], metric),
       report.mean_of(summary, best) + (f' ({best["round"]})' if best else ''),
       '-' if summary.reached is None else str(summary.reached),
-      tables.megabytes(summary.bytes_up),
-      tables.megabytes(summary.bytes_down),
+      *(tables.megabytes(sent) for sent in _client_bytes(run)),
       tables.seconds(summary.round_seconds),
       '-'
       if summary.virtual_time is None
@@ -139,9 +143,7 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
   def spread(values):
     return tables.spread(values, metric) + metric.percent * ' %'
 
-  def mean(name):
-    return float(np.mean([getattr(s, name) for s in summaries]))
-
+  both_ways = zip(*map(_client_bytes, runs), strict=True)
   return [
       f'mean of {len(runs)} seeds',
       str(config['algorithm']['name']),
@@ -153,12 +155,17 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
       spread([s.last[f'{metric.name}/worst'] for s in summaries]),
       spread([row[metric.name] for row in best]) if best else '-',
       ', '.join(reached),
-      tables.megabytes(mean('bytes_up')),
-      tables.megabytes(mean('bytes_down')),
+      *(tables.megabytes(np.mean(sent)) for sent in both_ways),
       '-',
       '-',
       tables.personal_line(*(s.last for s in summaries), metric=metric),
   ]
+
+
+def _client_bytes(run: _Run) -> tuple[float, float]:
+  """Bytes up and down in the whole run, the mean over all clients."""
+  number = num_clients(run.config)
+  return run.summary.bytes_up / number, run.summary.bytes_down / number
 
 
 def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
@@ -215,10 +222,8 @@ def _by_time(
 
 
 def _by_bytes(runs: Sequence[_Run], curves) -> dict[Any, Any]:
-  """Bytes sent and last accuracies of the runs of each curve."""
-  sent = {
-      run.folder: run.summary.bytes_up + run.summary.bytes_down for run in runs
-  }
+  """Bytes of a client and last accuracies of the runs of each curve."""
+  sent = {run.folder: sum(_client_bytes(run)) for run in runs}
   return {
       (folder, label): ([sent[folder]], np.atleast_2d(values)[:, -1])
       for (folder, label), (_, values) in curves.items()
@@ -246,8 +251,9 @@ def write_comparison(
   """Writes comparison.md and, with matplotlib, its pictures.
 
   comparison.png plots the metric over rounds, times.png over virtual time (for
-  runs that have it), and bytes.png against bytes sent. Each data set and split
-  has a panel. Runs that differ in their seeds alone are one curve with a band.
+  runs that have it), and bytes.png against the bytes that a client sends and
+  receives, the sum of the table's two columns. Each data set and split has a
+  panel. Runs that differ in their seeds alone are one curve with a band.
 
   Args:
     folders: The workdirs.
@@ -288,7 +294,7 @@ def write_comparison(
       pictures.draw_trade_off(
           _panels(by_bytes, runs),
           out / f'bytes.{ending}',
-          'Sent by and to all clients in all rounds',
+          report.CLIENT_BYTES,
           f'{label}, last round',
           **shared,
       )

@@ -440,6 +440,8 @@ def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:
 
 _MEAN = 'mean over groups'
 VIRTUAL_TIME = 'Virtual time (s)'
+# In two lines, so that the labels of adjacent panels do not overlap.
+CLIENT_BYTES = 'Sent and received by a client\nin the whole run (mean)'
 # More than any data set has; otherwise a damaged count could fill the memory.
 _MOST_EXAMPLES = 10**8
 

@@ -51,6 +51,12 @@ def main_metric(facts: Mapping[str, Any]) -> Metric:
   return Metric(**facts['metric']) if 'metric' in facts else ACCURACY
 
 
+def num_clients(config: Mapping[str, Any]) -> int:
+  """The number of clients of a run, from its config as nested dicts."""
+  entries = config['groups'].values()
+  return sum(e['clients'] if isinstance(e, Mapping) else e for e in entries)
+
+
 def summarise(
     rows: Sequence[Row],
     target: float | None = None,

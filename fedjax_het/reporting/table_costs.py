@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.summary import num_clients
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
 _NOTE = (
@@ -42,7 +43,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
     costed = [cell for cell in mine if 'client_flops' in cell]
     used += costed
     if costed:
-      number = _clients(mine[0])
+      number = num_clients(mine[0]['config'])
       rows.append([
           label,
           tables.spread([cell['last'] for cell in mine]),
@@ -60,12 +61,6 @@ def render(table: Table, cells: Cells, column: str) -> str:
   added = sum('costs_added' in cell for cell in used)
   note = _NOTE + (_ADDED.format(added) if added else '')
   return f'{level} Costs of a client\n\n{shown}\n\n{note}\n\n'
-
-
-def _clients(cell) -> int:
-  """The number of clients in a cell's config."""
-  entries = cell['config']['groups'].values()
-  return sum(e['clients'] if isinstance(e, dict) else e for e in entries)
 
 
 def _ends(costs, unit: float) -> str:

@@ -11,6 +11,7 @@ from fedjax_het.analysis import pictures
 from fedjax_het.reporting import report
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.summary import num_clients
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
 # {picture: the entries of a cell that it needs}.
@@ -74,8 +75,7 @@ def draw(
       (
           'bytes', 'Accuracy against bytes sent',
           lambda panels, path: pictures.draw_trade_off(
-              panels, path, 'Sent by and to all clients in all rounds', _LAST,
-              **shared,
+              panels, path, report.CLIENT_BYTES, _LAST, **shared
           ),
           _panels(table, cells, splits, bytes_of),
       ),
@@ -264,10 +264,13 @@ def _lacks(table: Table, cells: Cells, name: str) -> str:
 
 
 def bytes_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
-  """{label: (bytes both ways [S], last accuracies [S])} of a column."""
+  """{label: (bytes of a client, both ways [S], last accuracies [S])}.
+
+  The bytes are those of the whole run, the mean over clients.
+  """
   return _costs(
-      table, cells, column, COSTS['bytes'],
-      lambda up, down: up + down,
+      table, cells, column, (*COSTS['bytes'], 'config'),
+      lambda up, down, config: (up + down) / num_clients(config),
   )  # fmt: skip
 
 

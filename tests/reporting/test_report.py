@@ -84,6 +84,23 @@ def test_comparison(workdir, tmp_path):
   assert table in (tmp_path / 'out' / 'comparison.md').read_text()
 
 
+def test_bytes_of_a_comparison_are_of_a_client(workdir, tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(pictures, 'draw_curves', lambda *args, **kwargs: None)
+  monkeypatch.setattr(
+      pictures, 'draw_trade_off', lambda *args, **kwargs: drawn.append(args)
+  )
+  table = experiment.write_comparison([workdir], tmp_path / 'out')
+  summary = summarise(report.read_run(workdir)[2])
+  up, down = summary.bytes_up / 5, summary.bytes_down / 5  # Five clients.
+  row = dict(zip(cells(table, 'run'), cells(table, workdir), strict=True))
+  assert row['up, a client'] == tables.megabytes(up)
+  assert row['down, a client'] == tables.megabytes(down)
+  ((panels, _, xlabel, _),) = drawn
+  ((costs, _),) = next(iter(panels.values())).values()
+  assert costs == [pytest.approx(up + down)] and 'by a client' in xlabel
+
+
 def test_refuses_what_is_no_run(workdir, tmp_path):
   with pytest.raises(FileNotFoundError, match='is not a workdir'):
     report.write_report(tmp_path)

@@ -22,7 +22,10 @@ def config(method, split='iid', **groups):
 
 
 def cell(row, last, **more):
-  return dict(row=row, last=last, bytes_up=3, bytes_down=4, **more)
+  settings = dict(groups=dict(mlp2=2, mlp3=dict(clients=3, model='mlp')))
+  return dict(
+      row=row, last=last, bytes_up=15, bytes_down=20, config=settings, **more
+  )
 
 
 def table(**rows):
@@ -69,7 +72,7 @@ def test_rows_of_other_data_splits_or_models_have_panels_of_their_own():
   assert table_pictures._splits(plain, '') == {'A': '', 'D': ''}
 
 
-def test_costs_are_bytes_of_both_ways_and_memory_by_group():
+def test_costs_are_bytes_of_a_client_both_ways_and_memory_by_group():
   found = table(A=config('fedin'), B=config('private'), C=config('fedavg'))
   memory = dict(mlp2=10, mlp3=30)
   cells = [
@@ -79,7 +82,7 @@ def test_costs_are_bytes_of_both_ways_and_memory_by_group():
       cell('C', None),
   ]
   assert table_pictures.bytes_of(found, cells, '') == {
-      'A': ([7, 7], [0.5, 0.7]), 'B': ([7], [0.4]),
+      'A': ([7, 7], [0.5, 0.7]), 'B': ([7], [0.4]),  # 15 + 20 by 5 clients.
   }  # fmt: skip
   assert table_pictures.memory_of(found, cells, '')['A'][0] == [[10, 30]] * 2
   assert table_pictures.memory_of(found, cells[:2], '') == {}  # One row.
@@ -106,6 +109,9 @@ def test_costs_are_of_a_client():
   old = dict(row='A', last=0.7, bytes_up=9e6, bytes_down=6e6, config=settings)
   text = table_costs.render(found, [*cells, old], '')
   assert '| A | 60.0 ± 14.1 | 2.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
+  # The picture shows the sum of the two columns.
+  sent, _ = table_pictures.bytes_of(found, [*cells, old], '')['A']
+  assert sum(sent) / 2 == 4e6
 
 
 def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
