@@ -21,7 +21,7 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.types import Visit
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
-from tests.quadratics import quadratics
+from tests.quadratics import play, quadratics
 from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
 
 KEY = jax.random.key(0)
@@ -87,6 +87,12 @@ def test_penalties_by_hand():
   # At x itself the gradient is zero, and not NaN.
   assert not np.any(gradient(0.1, 0.0, x)) and float(distance(x, x)) == 0.0
   assert not np.any(gradient(0.05, 0.5, x))
+  # The code has gradients only. R is homogeneous, so (w - x) . grad R = R, and
+  # lambda / 2 |R - C| is 0.3, 0.1375 and, at x, 0.0125.
+  difference = np.array([3.0, 4.0, 0.0, 1.0])
+  for strength, aim, want in ((0.1, 0.0, 0.3), (0.05, 0.5, 0.1375 + 0.0125)):
+    got = gradient(strength, aim, w) @ difference
+    np.testing.assert_allclose(got, want, rtol=1e-6)
   ones = jax.tree.map(jnp.ones_like, w)
   got = penalised(0.1, 0.0, x)(ones, w)
   np.testing.assert_allclose(got['a'], 1 + 0.05 * towards[:2], rtol=1e-6)
@@ -153,6 +159,34 @@ def test_a_phase_moves_the_entries_of_its_mask_alone(tx):
   assert_trees(end, start, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ('options', 'first', 'second'),
+    [
+        (dict(threshold=-1.0, lambda1=0.0), 1.9, 3.439),
+        (dict(threshold=-1.0, lambda1=0.2), 1.89, 3.4119),
+        (dict(threshold=1.0, lambda2=0.0), 1.9, 1.9),
+        (dict(threshold=1.0, lambda2=0.2), 1.89, 1.89),
+        (dict(threshold=1.0, lambda2=0.2, target=2.0), 1.91, 1.91),
+    ],
+)
+def test_the_penalties_change_both_limits_by_hand(options, first, second):
+  """Minima 10 and -10, two steps of rate 0.1 from x = 0, which x stays.
+
+  Without a penalty, all entries personal is local training from the stored w,
+  and none is FedAvg. lambda / 2 = 0.1 pulls the second step of 0.9 to x by
+  0.01, or pushes it away while the distance of 1 is below C = 2. The first step
+  of the first visit has no penalty, since w = x.
+  """
+  federation, data = quadratics([10, 10])
+  data = data.replace(labels=jnp.array([10, -10]))
+  algorithm = feddpa(federation, **options)
+  played = play(algorithm, federation, data, [(0, 1)] * 2)
+  for (server, clients), want in zip(played, (first, second), strict=True):
+    got = [clients[k].params['l1']['w'] for k in (0, 1)]
+    np.testing.assert_allclose(got, [want, -want], rtol=1e-6)
+    np.testing.assert_allclose(server.params['l1']['w'], 0.0, atol=1e-6)
+
+
 # Rounds of the engine.
 
 
@@ -181,13 +215,13 @@ def played(method, norm=False, num=2, cohort_size=4, batch_size=8, **options):
   return states, report
 
 
-def test_without_personal_entries_it_is_fedavg():
+def test_without_personal_entries_it_is_fedavg_bit_for_bit():
   """tau = 1, lambda2 = 0: parameters and statistics, in minibatches."""
   setting = dict(norm=True, batch_size=4, cohort_size=3)
   got, report = played(feddpa, threshold=1.0, lambda2=0.0, **setting)
   want, plain = played(fedavg, **setting)
   for a, b in zip(got, want):
-    assert_trees(a.server, b.server, rtol=1e-5, atol=1e-6)
+    assert_trees(a.server, b.server, rtol=0)
   for name, group in report.items():
     assert not np.any(group.metrics['personal_share'])
     np.testing.assert_allclose(
@@ -197,18 +231,45 @@ def test_without_personal_entries_it_is_fedavg():
     assert rounds.round_bytes(group, 4) == rounds.round_bytes(plain[name], 4)
 
 
-def test_with_personal_entries_only_it_is_local_training():
-  """tau = -1, lambda1 = 0, full batches: the server's model is not used."""
-  got, report = played(feddpa, threshold=-1.0, lambda1=0.0)
-  want, _ = played(private)
+def private_in_this_order(federation):
+  """Private, with the key of the personal phase in place of the visit's."""
+  algorithm = private(federation)
+
+  def client_update(group, client, sent, data, visit):
+    visit = visit._replace(key=jax.random.fold_in(visit.key, 1))
+    return algorithm.client_update(group, client, sent, data, visit)
+
+  return algorithm._replace(client_update=client_update)
+
+
+def test_with_personal_entries_only_it_is_local_training_bit_for_bit():
+  """tau = -1, lambda1 = 0, in minibatches: the server's model is not used."""
+  got, report = played(feddpa, threshold=-1.0, lambda1=0.0, batch_size=4)
+  want, _ = played(private_in_this_order, batch_size=4)
   for a, b in zip(got, want):
     for name in a.clients:
-      assert_trees(a.clients[name], b.clients[name][0], rtol=1e-5, atol=1e-6)
+      assert_trees(a.clients[name], b.clients[name][0], rtol=0)
   for group in report.values():
     np.testing.assert_allclose(group.metrics['personal_share'], 1.0, rtol=1e-6)
 
 
-def test_without_a_learning_rate_nothing_moves():
+def perturbed(state, seed=0):
+  """The server and the clients of a state with noise of deviation 0.3."""
+  rng = np.random.default_rng(seed)
+
+  def noise(tree):
+    return jax.tree.map(
+        lambda a: (a + rng.normal(0, 0.3, np.shape(a))).astype(np.float32), tree
+    )
+
+  state = jax.device_get(state)
+  return state._replace(
+      server=noise(state.server), clients=noise(state.clients)
+  )
+
+
+def test_without_a_learning_rate_only_personal_entries_are_sent():
+  """Nothing moves while w_k = x. Later w = M w_k + (1 - M) x, U = w - x."""
   federation = tiny_federation(
       (1, 2), norm=False, local=tiny_local(optax.sgd, 0.0)
   )
@@ -216,13 +277,40 @@ def test_without_a_learning_rate_nothing_moves():
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=4, backend='map'
   )
-  state = rounds.init_state(algorithm, federation, KEY)
-  before = jax.device_get(state)
-  state, _ = run_round(
-      state, tiny_data((5, 8, 3, 7)), jax.random.key(1), jax.random.key(2)
-  )
-  assert_trees(state.server, before.server, rtol=0)
-  assert_trees(state.clients, before.clients, rtol=0)
+
+  def run(state):
+    state = jax.tree.map(jnp.asarray, state)
+    data = tiny_data((5, 8, 3, 7))
+    state, report = run_round(state, data, jax.random.key(1), jax.random.key(2))
+    return jax.device_get(state), report
+
+  before = jax.device_get(rounds.init_state(algorithm, federation, KEY))
+  after, _ = run(before)
+  assert_trees(after.server, before.server, rtol=0)
+  assert_trees(after.clients, before.clients, rtol=0)
+
+  before = perturbed(after)
+  after, report = run(before)
+  changes = {}  # {(block, leaf): U of each owner}
+  for name, old in before.clients.items():
+    personal, number = 0, 0
+    for block, leaves in old.params.items():
+      for leaf, w_k in leaves['Dense_0'].items():
+        x = before.server.params[block]['Dense_0'][leaf]
+        w = after.clients[name].params[block]['Dense_0'][leaf]
+        mask = w == w_k
+        np.testing.assert_array_equal(w, np.where(mask, w_k, x))
+        changes.setdefault((block, leaf), []).extend(mask * (w_k - x))
+        personal, number = personal + mask.sum(), number + mask.size
+    assert 0.05 < personal / number < 0.95
+    share = report[name].metrics['personal_share'].mean()
+    np.testing.assert_allclose(personal / number, share, rtol=1e-6)
+  for (block, leaf), found in changes.items():
+    np.testing.assert_allclose(
+        after.server.params[block]['Dense_0'][leaf],
+        before.server.params[block]['Dense_0'][leaf] + np.mean(found, axis=0),
+        rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
 
 
 def test_a_visit_moves_the_running_statistics():
@@ -325,18 +413,7 @@ def test_one_round_in_numpy():
   federation, data = small()
   target = 2.0  # Distances are 2.7 to 3.
   algorithm = feddpa(federation, clip=0.3, weights='data', target=target)
-  rng = np.random.default_rng(0)
-
-  def noise(tree):
-    return jax.tree.map(
-        lambda a: (a + rng.normal(0, 0.3, np.shape(a))).astype(np.float32), tree
-    )
-
-  state = rounds.init_state(algorithm, federation, KEY)
-  state = jax.device_get(state)
-  state = state._replace(
-      server=noise(state.server), clients=noise(state.clients)
-  )
+  state = perturbed(rounds.init_state(algorithm, federation, KEY))
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=3, backend='map'
   )

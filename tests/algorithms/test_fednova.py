@@ -14,6 +14,7 @@ from fedjax_het.algorithms import fedavg, fednova
 from fedjax_het.algorithms.fednova import Sent, effective_steps
 from fedjax_het.data.federated import federate
 from fedjax_het.engine import rounds
+from fedjax_het.engine.task import Task
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Received, Visit
 from fedjax_het.models.blocks import Variables
@@ -24,6 +25,7 @@ from tests.algorithms.test_scaffold import (
 )
 from tests.quadratics import play, quadratics
 from tests.tiny import (
+  momentum,
   preprocess,
   server_step,
   tiny_data,
@@ -35,11 +37,24 @@ from tests.tiny import (
 ONE_AND_THREE = dict(sizes=(1, 3), batch_size=1, epochs=1)
 
 
+def slopes(outputs, labels):
+  """-a w_1 of each example: the gradient is -a everywhere."""
+  return -outputs[:, 1] * labels.astype(jnp.float32)
+
+
+# Changes of local training.
+LINEAR = dict(task=Task('linear', slopes, {'loss': slopes}))
+
+
 def run(
-    minima, num_rounds, setting, known_sizes=False, absent=None, **options
-):
+    minima, num_rounds, setting, known_sizes=False, absent=None, local=None,
+    **options,
+):  # fmt: skip
   """Yields the parameter l1 after each round; `absent` has no example."""
   federation, data = quadratics(minima, **setting)
+  federation = dataclasses.replace(
+      federation, local=dataclasses.replace(federation.local, **local or {})
+  )
   if known_sizes:
     federation = dataclasses.replace(federation, sizes=np.asarray(data.sizes))
   if absent is not None:
@@ -115,6 +130,22 @@ def test_constant_gradients_are_recovered():
   close(w, -lr * g * a, rtol=1e-5)
 
 
+@pytest.mark.parametrize('known_sizes', [False, True])
+def test_constant_gradients_are_averaged_without_their_steps(known_sizes):
+  """x <- x - lr tau sum p g; alpha = 0.2, p = (1/4, 3/4)."""
+  setting = dict(ONE_AND_THREE, tx=momentum)
+  got = list(
+      run([1, 5], 2, setting, known_sizes, local=LINEAR, mu=2.0, weights='data')
+  )
+  a, c, steps = 0.0, 0.0, []
+  for _ in range(3):
+    c = 0.9 * c + 1 - 0.2 * a
+    a += c
+    steps.append(a)
+  tau = steps[0] / 4 + steps[2] * 3 / 4
+  close(got, 0.1 * tau * (1 + 3 * 5) / 4 * np.array([1, 2]))
+
+
 def test_a_proximal_term_shrinks_the_change_and_its_steps():
   """alpha = 0.05: A = (1, 2.8525)."""
   got = list(run([1, 5], 1, ONE_AND_THREE, mu=0.5))
@@ -130,8 +161,15 @@ def test_without_a_learning_rate_nothing_moves():
   assert got == [0.0, 0.0]
 
 
-def test_one_client_is_not_changed():
-  close(list(run([3], 1, dict(epochs=2))), [0.57])
+@pytest.mark.parametrize(('num', 'rho'), [(2, 0.0), (3, 0.5), (7, 0.9)])
+def test_one_client_is_not_changed(num, rho):
+  """Plain local training, in this case with momentum."""
+  tx = functools.partial(optax.sgd, momentum=rho)
+  w, c = 0.0, 0.0
+  for _ in range(num):
+    c = rho * c + w - 3
+    w -= 0.1 * c
+  close(list(run([3], 1, dict(epochs=num, tx=tx))), [w])
 
 
 def test_a_client_without_a_step_is_as_if_absent():
@@ -205,6 +243,31 @@ def test_momentum_of_the_server_is_one_of_steps(three):
   assert got == pytest.approx(dict.fromkeys(got, 2.9), rel=1e-5)
 
 
+def test_momentum_of_the_server_keeps_the_rates_of_its_steps():
+  """Rates 0.1, then 0.01, gradient -1: 0.1, then 0.9 * 0.1 + 0.01."""
+  local = dict(LINEAR, learning_rate=lambda round_num: 0.1 * 0.1**round_num)
+  setting = dict(epochs=1)
+  got = run([1, 1], 2, setting, local=local, server_momentum=0.9)
+  close(list(got), [0.1, 0.2])
+
+
+def test_no_client_stores_anything():
+  """The server has a velocity only with momentum, which starts at 0."""
+  federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'), epochs=1)
+  algorithm = fednova(federation, server_momentum=0.9)
+  assert not any(map(np.any, jax.tree.leaves(
+      algorithm.init(jax.random.key(0)).opt_state
+  )))  # fmt: skip
+  for group in federation.groups:
+    client = algorithm.init_client(group, 0, jax.random.key(0))
+    assert not jax.tree.leaves(client)
+  ((server, clients),) = play(algorithm, federation, data, [(0, 1)])
+  assert not jax.tree.leaves(clients)
+  assert all(map(np.any, jax.tree.leaves(server.opt_state)))
+  plain = fednova(federation).init(jax.random.key(0))
+  assert isinstance(plain, Variables)
+
+
 def test_statistics_become_their_plain_mean():
   """As in FedAvg bit for bit, whatever the steps."""
   federation = tiny_federation((1, 2), 1)
@@ -246,6 +309,43 @@ def test_equal_steps_are_fedavg_bit_for_bit():
       for make in (fednova, fedavg)
   )
   assert_trees(got.server, want.server, rtol=0, atol=0)
+
+
+def test_with_adam_and_norms_it_is_fedavg_bit_for_bit():
+  """Rate 0 with unequal steps, then rate 0.1 with equal steps."""
+  local = dataclasses.replace(
+      tiny_local(optax.adam),
+      learning_rate=lambda round_num: jnp.where(round_num == 0, 0.0, 0.1),
+  )
+  federation = tiny_federation(
+      (1,), 4, local=local, sizes=np.full(4, 8, np.int32)
+  )
+  data, states = tiny_data((8, 8, 8, 8)), {}
+  for make in (fednova, fedavg):
+    algorithm = make(federation)
+    run_round = rounds.make_round(
+        algorithm, federation, cohort_size=3, backend='map'
+    )
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    states[make] = [jax.device_get(state)]
+    for sizes in ((8, 3, 4, 1), (8, 8, 8, 8)):
+      state, _ = run_round(
+          state, data.replace(sizes=jnp.array(sizes)), jax.random.key(1),
+          jax.random.key(2),
+      )  # fmt: skip
+      states[make].append(jax.device_get(state))
+  start, still, moved = states[fednova]
+  for got, want in zip(states[fednova], states[fedavg], strict=True):
+    assert_trees(got.server, want.server, rtol=0, atol=0)
+  assert_trees(still.server.params, start.server.params, rtol=0, atol=0)
+  kernels, variances = (
+      [s.server[part]['stem'][layer][leaf] for s in (start, still, moved)]
+      for part, layer, leaf in (
+          (0, 'Dense_0', 'kernel'), (1, 'BatchNorm_0', 'var')
+      )
+  )
+  assert np.all(variances[0] != variances[1])
+  assert np.any(kernels[1] != kernels[2])
 
 
 def test_one_number_travels_besides():

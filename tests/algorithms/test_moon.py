@@ -1,7 +1,6 @@
 """MOON's loss by hand, a round against NumPy, and MOON beside FedAvg."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,11 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Federation, Group, Visit
-from fedjax_het.models.blocks import Variables
-from tests.algorithms.test_scaffold import assert_trees, rounds_of
+from fedjax_het.models import create
+from fedjax_het.models.blocks import BlockModel, Variables
+from tests.algorithms.test_scaffold import assert_trees
 from tests.models.test_reach import small_maps
+from tests.quadratics import play, quadratics
 from tests.tiny import (
   preprocess,
   tiny_data,
@@ -55,10 +56,10 @@ def test_it_is_the_fraction_of_the_paper(vectors):
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return np.sum(a * b, axis=1) / norms
 
-  z, z_g, z_p = vectors
+  z, z_g, z_p = np.float64(vectors)
   near, far = np.exp(cos(z, z_g) / 0.5), np.exp(cos(z, z_p) / 0.5)
   want = -np.log(near / (near + far))
-  np.testing.assert_allclose(contrast(z, z_g, z_p, 0.5), want, rtol=1e-5)
+  np.testing.assert_allclose(contrast(*vectors, 0.5), want, rtol=1e-6)
 
 
 def test_lengths_do_not_count(vectors):
@@ -142,17 +143,81 @@ def test_the_passes_of_a_step():
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
 
 
+@pytest.mark.parametrize('projection', [False, True])
+def test_the_feature_is_what_the_output_layer_multiplies(projection):
+  """With the projection head, the head's output; the test net has it, too."""
+  # The dense blocks of the paper's net.
+  _, _, *blocks = create(
+      'simple_cnn', (16, 16, 1), 3, width=0.2, projection=projection
+  ).blocks
+  last = len(blocks) - 1
+  model = BlockModel('dense', tuple(blocks), (2, 2, 1), 3, (1, last))
+  group = Group('g', model, np.arange(1))
+  algorithm = moon(Federation((group,), tiny_local()))
+  y, x, previous = (perturbed(model, seed) for seed in range(3))
+  images = np.random.default_rng(3).normal(0, 1, (4, 2, 2, 1))
+  batch = Batch(
+      jnp.asarray(images, jnp.float32), jnp.array([0, 1, 2, 0]),
+      jnp.ones(4, bool), jnp.arange(4),
+  )  # fmt: skip
+
+  @jax.jit
+  def run():
+    loss_fn = moon_loss(model, CLASSIFICATION, x, previous, True, 1.0, 0.5)
+    features = [
+        model.apply(variables, batch.x, stop=last)[0]
+        for variables in (y, x, previous)
+    ]
+    # W z + bias
+    head = y.params['head']
+    product = features[0] @ head['kernel'] + head['bias'][None]
+    logits = algorithm.predict(group, y, batch.x)
+    plain = CLASSIFICATION.loss(logits, batch.y, batch.mask)
+    away = jnp.mean(contrast(*features, 0.5))
+    loss = loss_fn(y, batch, jax.random.key(0))
+    return loss, features[0], product, logits, plain, away
+
+  (loss, (_, metrics)), z, product, logits, plain, away = run()
+  assert z.shape == (4, 256 if projection else 16)
+  assert np.all(np.ptp(logits, axis=0) > 0)
+  np.testing.assert_array_equal(product, logits)
+  assert abs(away - np.log(2)) > 1e-3
+  np.testing.assert_allclose(metrics['contrastive_loss'], away, rtol=1e-6)
+  np.testing.assert_allclose(loss, plain + away, rtol=1e-6)
+
+
 # Beside FedAvg, through the engine.
+
+
+def test_while_every_client_is_new_it_is_fedavg_bit_for_bit():
+  """With mu = 0 also when the first two clients return; two architectures."""
+  federation, data = quadratics(
+      [3, 7, 2, 4], curvature=(1, 3, 2, 1), sizes=(3, 5, 4, 1), batch_size=2,
+      owned=('l1', 'l1 l2') * 2,
+  )  # fmt: skip
+  cohorts = [(0, 1), (2, 3), (0, 1)]
+  want, none, five = (
+      [server for server, _ in play(algorithm, federation, data, cohorts)]
+      for algorithm in (
+          fedavg(federation),
+          moon(federation, contrast_weight=0.0),
+          moon(federation, contrast_weight=5.0),
+      )
+  )
+  assert_trees(none, want, rtol=0, atol=0)
+  assert_trees(five[:2], want[:2], rtol=0, atol=0)
+  assert five[2].params['l1'] != want[2].params['l1']
 
 
 @pytest.fixture(scope='module')
 def played():
-  """States of two rounds, three of four clients: FedAvg and mu = 5."""
-  local = tiny_local(optax.sgd, 0.1, epochs=1)
+  """Two rounds, three of four clients: FedAvg, mu = 0 and mu = 5."""
+  local = tiny_local(lr=0.1, epochs=1)
   federation = tiny_federation((1,), 4, local=local)
   data, states = tiny_data((8, 6, 8, 7)), {}
   for name, algorithm in (
       ('fedavg', fedavg(federation)),
+      ('none', moon(federation, contrast_weight=0.0)),
       ('five', moon(federation, contrast_weight=5.0)),
   ):
     run_round = rounds.make_round(
@@ -169,26 +234,21 @@ def played():
   return federation, states
 
 
-def test_without_the_loss_it_is_fedavg_bit_for_bit():
-  """Without norms, with which XLA fuses differently and last bits differ."""
-  local = tiny_local(functools.partial(optax.sgd, momentum=0.9), 0.1)
-  federation = tiny_federation((1,), 4, norm=False, local=local)
-  got, want = (
-      rounds_of(algorithm, federation, tiny_data((8, 6, 8, 7)), 2, 3)
-      for algorithm in (
-          moon(federation, contrast_weight=0.0), fedavg(federation)
-      )
-  )
-  for mine, theirs in zip(got, want, strict=True):
-    assert_trees(mine.server, theirs.server, rtol=0, atol=0)
+def test_without_the_loss_it_is_fedavg_bit_for_bit(played):
+  """With norms and momentum; the passes of the frozen models are left out."""
+  _, states = played
+  for report in states['none'][3].values():
+    assert list(report.metrics) == ['train_loss']
+  for got, want in zip(states['none'][:3], states['fedavg'][:3], strict=True):
+    assert_trees(got.server, want.server, rtol=0, atol=0)
 
 
 def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(played):
+  """Bit for bit."""
   _, states = played
   _, first, second, reports = states['five']
   _, want, later, _ = states['fedavg']
-  # The zeros that are added change how XLA fuses, and so the last bits.
-  assert_trees(first.server, want.server, rtol=1e-5, atol=1e-6)
+  assert_trees(first.server, want.server, rtol=0, atol=0)
   apart = jax.tree.map(
       lambda a, b: np.abs(a - b).max(), second.server.params,
       later.server.params,
@@ -277,6 +337,25 @@ def test_a_visit_without_a_step_or_a_rate():
   )
 
 
+def test_a_previous_model_equal_to_the_received_one_changes_nothing():
+  """The loss is log 2 and has no gradient: a visit is that of FedAvg."""
+  model = tiny_model(1)
+  client = Client(Variables({}, {}), perturbed(model, 0), jnp.bool_(True))
+  results = [
+      visit_of(
+          model, tiny_local(optax.sgd, 0.1), client, tiny_data((6,)),
+          contrast_weight=contrast_weight,
+      )
+      for contrast_weight in (5.0, 0.0)
+  ]  # fmt: skip
+  (_, got, metrics), (_, want, _) = results
+  np.testing.assert_allclose(
+      metrics['contrastive_loss'], np.log(2), rtol=1e-6
+  )
+  assert_trees(got, want, rtol=1e-6, atol=1e-6)
+  assert any(map(np.any, jax.tree.leaves(got.summed.change)))
+
+
 def test_unused_weights_can_be_dropped():
   model = small_maps(2)
   client = Client(
@@ -362,14 +441,14 @@ def oracle_gradient(y, x, previous, names, images, labels, mu, temperature):
   return grads
 
 
-def test_one_round_in_numpy():
+@pytest.fixture(scope='module')
+def one_round():
   """Two depths, four clients, the last on its first visit; three steps."""
   federation = tiny_federation(
       (1, 2), norm=False, local=tiny_local(optax.sgd, 0.1, 3, 8)
   )
-  data, mu, temperature = tiny_data((5, 8, 3, 7)), 0.8, 0.4
   algorithm = moon(
-      federation, contrast_weight=mu, temperature=temperature, weights='data'
+      federation, contrast_weight=0.8, temperature=0.4, weights='data'
   )
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   deep = federation.groups[1].model
@@ -385,12 +464,49 @@ def test_one_round_in_numpy():
       )
       for group in federation.groups
   }
-  state = state._replace(server=server, clients=clients)
-  before = jax.device_get(state)
+  before = jax.device_get(state._replace(server=server, clients=clients))
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=4, backend='map'
   )
-  after, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
+
+  def run(data):
+    """The state after the round."""
+    state = jax.tree.map(jnp.asarray, before)
+    state, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
+    return jax.device_get(state)
+
+  return federation, before, run
+
+
+def test_a_block_does_not_depend_on_clients_that_lack_it(one_round):
+  """Other labels and fewer examples of tiny1 do not change mid1 of tiny2."""
+  federation, before, run = one_round
+  data = tiny_data((5, 8, 3, 7))
+  shallow, deep = federation.groups
+  labels, sizes = data.labels, data.sizes
+  for k in shallow.client_ids.tolist():
+    mine = data.index[k, : data.sizes[k]]
+    labels = labels.at[mine].set((labels[mine] + 1) % 3)
+    sizes = sizes.at[k].add(-1)
+  got, want = (
+      run(d) for d in (data, data.replace(labels=labels, sizes=sizes))
+  )
+  old, got_x, want_x = (s.server.params for s in (before, got, want))
+  assert_trees(got_x['mid1'], want_x['mid1'], rtol=0, atol=0)
+  kernel = lambda x, name: x[name]['Dense_0']['kernel']  # noqa: E731
+  assert np.any(kernel(got_x, 'mid1') != kernel(old, 'mid1'))
+  for name in ('stem', 'mid0', 'head'):
+    assert np.any(kernel(got_x, name) != kernel(want_x, name))
+  assert_trees(
+      got.clients[deep.name], want.clients[deep.name], rtol=0, atol=0
+  )
+
+
+def test_one_round_in_numpy(one_round):
+  """Two depths, four clients, the last on its first visit; three steps."""
+  federation, before, run = one_round
+  data, mu, temperature = tiny_data((5, 8, 3, 7)), 0.8, 0.4
+  after = run(data)
 
   def dense(tree):
     return {

@@ -64,6 +64,30 @@ def test_partial_participation_by_hand():
   close(second[2][0], -0.95)
 
 
+def test_a_client_without_a_step_keeps_c_k_and_is_in_no_mean():
+  """The third client is empty in the second round; N stays 3."""
+  federation, data = quadratics([1, 5, 9])
+  algorithm = scaffold(federation)
+
+  def client_update(group, client, sent, data, visit):
+    empty = (visit.client_id == 2) & (visit.round_num == 1)
+    data = data.replace(size=jnp.where(empty, 0, data.size))
+    return algorithm.client_update(group, client, sent, data, visit)
+
+  starved = algorithm._replace(client_update=client_update)
+  _, ((x, c), clients) = play(starved, federation, data, [range(3)] * 2)
+  # After the first round: x = 0.95, c = -4.75, c_k = -0.95, -4.75 and -8.55.
+  y, c_k = {}, {}
+  for k, a, old in ((0, 1, -0.95), (1, 5, -4.75)):
+    one = 0.95 - 0.1 * (0.95 - a - 4.75 - old)
+    y[k] = one - 0.1 * (one - a - 4.75 - old)
+    c_k[k] = (0.95 - a + one - a) / 2
+  close(clients[2][1]['l1']['w'], -8.55)
+  close([clients[k][1]['l1']['w'] for k in y], [c_k[0], c_k[1]])
+  close(x.params['l1']['w'], (y[0] + y[1]) / 2)
+  close(c['l1']['w'], (c_k[0] + c_k[1] - 8.55) / 3)
+
+
 def test_each_block_has_its_own_owners():
   """l2 has one owner, which follows plain descent: 5 (1 - 0.9^(2 r))."""
   federation, data = quadratics([1, 5], owned=('l1', 'l1 l2'))
@@ -127,10 +151,8 @@ def small(norm=False, tx=optax.sgd, **kwargs):
   return federation, tiny_data((5, 8, 3, 7))
 
 
-def rounds_of(
-    algorithm, federation, data, num, cohort_size=4, change=lambda state: state
-):
-  """The states after each round; `change` is applied before the next one."""
+def rounds_of(algorithm, federation, data, num, cohort_size=4):
+  """The states after each round."""
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=cohort_size, backend='map'
   )
@@ -139,7 +161,6 @@ def rounds_of(
   for _ in range(num):
     state, _ = run_round(state, data, jax.random.key(1), jax.random.key(2))
     states.append(jax.device_get(state))
-    state = jax.tree.map(jnp.asarray, change(states[-1]))
   return states
 
 
@@ -149,36 +170,65 @@ def assert_trees(got, want, **kwargs):
     np.testing.assert_allclose(a, b, **kwargs)
 
 
-def test_the_first_round_is_that_of_fedavg():
-  """Norm statistics, too, which have no control variate."""
+def test_the_first_round_is_that_of_fedavg_bit_for_bit():
+  """With norms; later rounds have rate 0, and c is no longer zero."""
   federation, data = small(norm=True)
-  (got,) = rounds_of(scaffold(federation), federation, data, 1)
-  (want,) = rounds_of(fedavg(federation), federation, data, 1)
-  x, c = got.server
-  # The zeros that are added change how XLA fuses, and so the last bits.
-  assert_trees(x, want.server, rtol=1e-5, atol=1e-6)
+  rate = lambda round_num: jnp.where(round_num == 0, 0.1, 0.0)  # noqa: E731
+  federation = dataclasses.replace(
+      federation,
+      local=dataclasses.replace(federation.local, learning_rate=rate),
+  )
+  first, *later = rounds_of(scaffold(federation), federation, data, 3)
+  wanted = rounds_of(fedavg(federation), federation, data, 3)
+  # Statistics move at rate 0, too; they have no control variate.
+  for got, want in zip([first, *later], wanted, strict=True):
+    assert_trees(got.server[0], want.server, rtol=0, atol=0)
+  for got in later:
+    assert_trees(got.server[0].params, first.server[0].params, rtol=0, atol=0)
+  x, c = first.server
   assert jax.tree.structure(c) == jax.tree.structure(x.params)
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(c))
+  # The evaluated model has no control variate, either.
   group = federation.groups[0]
-  model = scaffold(federation).client_model(got.server, ({}, {}), group)
+  model = scaffold(federation).client_model(first.server, ({}, {}), group)
   assert_trees(model, fedavg(federation).client_model(x, (), group), rtol=0)
 
 
-def test_while_c_is_held_at_zero_all_rounds_are_those_of_fedavg():
-  def without_variates(state):
-    zero = lambda tree: jax.tree.map(np.zeros_like, tree)  # noqa: E731
-    (x, c), clients = state.server, state.clients
-    return state._replace(
-        server=(x, zero(c)),
-        clients={n: (own, zero(c_k)) for n, (own, c_k) in clients.items()},
-    )
+def with_zeros(algorithm):
+  """The algorithm with c and c_k set to zero after each round."""
 
-  federation, data = small()
-  states = rounds_of(
-      scaffold(federation), federation, data, 3, change=without_variates
+  def client_update(*args):
+    (own, c_k), uplink, metrics = algorithm.client_update(*args)
+    return (own, optax.tree.zeros_like(c_k)), uplink, metrics
+
+  def server_update(*args):
+    (x, c), metrics = algorithm.server_update(*args)
+    return (x, optax.tree.zeros_like(c)), metrics
+
+  return algorithm._replace(
+      client_update=client_update, server_update=server_update
   )
-  wanted = rounds_of(fedavg(federation), federation, data, 3)
-  for got, want in zip(states, wanted, strict=True):
-    assert_trees(got.server[0], want.server, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('tx', [optax.sgd, optax.adam])
+def test_while_c_is_held_at_zero_all_rounds_are_those_of_fedavg(tx):
+  """Bit for bit, with two architectures, unequal steps and curvatures."""
+  federation, data = quadratics(
+      [3, 7], curvature=(1, 3), sizes=(3, 5), batch_size=2,
+      owned=('l1', 'l1 l2'), tx=tx,
+  )  # fmt: skip
+
+  def servers(algorithm):
+    played = play(algorithm, federation, data, [BOTH] * 3)
+    return [server for server, _ in played]
+
+  wanted = servers(fedavg(federation))
+  held = [x for x, _ in servers(with_zeros(scaffold(federation)))]
+  assert_trees(held, wanted, rtol=0, atol=0)
+  # The variates are used: without the zeros only the first round is equal.
+  first, second, _ = (x for x, _ in servers(scaffold(federation)))
+  assert_trees(first, wanted[0], rtol=0, atol=0)
+  assert second.params['l1'] != wanted[1].params['l1']
 
 
 @pytest.mark.parametrize('minima', [[3], [2, 2]])
@@ -206,16 +256,16 @@ def owners_mean(federation, state, key):
     ['layerwise', 'ends', pytest.param('architecture', marks=pytest.mark.slow)],
 )
 def test_c_is_the_mean_of_c_k_over_all_owners(aggregation):
-  """Per leaf, whichever clients take part."""
+  """Per leaf and after each round, whichever clients take part."""
   federation, data = small(tx=optax.adam)
   algorithm = scaffold(federation, aggregation=aggregation)
-  state = rounds_of(algorithm, federation, data, 3, cohort_size=2)[-1]
-  _, c = state.server
-  assert len(c) == dict(layerwise=4, architecture=7, ends=2)[aggregation]
-  for key in c:
-    mean = owners_mean(federation, state, key)
-    assert_trees(c[key], mean, rtol=1e-5, atol=1e-6)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(mean))
+  for state in rounds_of(algorithm, federation, data, 3, cohort_size=2):
+    _, c = state.server
+    assert len(c) == dict(layerwise=4, architecture=7, ends=2)[aggregation]
+    for key in c:
+      mean = owners_mean(federation, state, key)
+      assert_trees(c[key], mean, rtol=1e-5, atol=1e-6)
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(c))
 
 
 def test_everything_starts_at_zero():

@@ -26,6 +26,8 @@ mode. It always clips and adds noise, with S = C; here both are off by default.
 The noise in the mean is far below what its accountant assumes, so no (epsilon,
 delta) is claimed.
 
+The module exceeds 200 lines with its docstrings; its code has about 100.
+
 References:
   Yang, Huang, Ye, `Dynamic Personalized Federated Learning with Adaptive
   Differential Privacy <https://openreview.net/forum?id=RteNLuc8D9>`_, NeurIPS
