@@ -153,10 +153,10 @@ def _draw_stages(runs, common, results, out) -> list[str]:
     means = [similarity.mean_of_pairs(matrices[stage]) for stage in common]
     panel[name] = list(range(len(common))), means
     methods[name] = run.config.algorithm.name
-  stages = ', '.join(f'{i} {stage}' for i, stage in enumerate(common))
   pictures.draw_curves(
       panels, out / 'stages.png', 'Mean CKA of two networks',
-      looks=method_looks(methods), xlabel=f'Stage ({stages})',
+      looks=method_looks(methods), xlabel='Stage',
+      marks=dict(enumerate(common)),
   )  # fmt: skip
   shown = ['![Mean CKA by stage](stages.png)']
   labels = results[0][0]

@@ -17,7 +17,7 @@ def draw_curves(
     looks: Mapping[str, style.Look] | None = None,
     xlabel='Round',
     percent=False,
-    marks: Sequence[float] = (),
+    marks: Sequence[float] | Mapping[float, str] = (),
 ):
   """Plots one curve per label, with a band if there are several runs.
 
@@ -30,9 +30,9 @@ def draw_curves(
     looks: {label: look} of all labels; None for looks in the order of labels.
     xlabel: Label of the x axis.
     percent: Whether to print values in [0, 1] as percentages.
-    marks: Numbers to mark on the x axis, instead of round ones, if there are at
-      most twelve. If the last of them, in order, is at least ten times the
-      first, the axis is logarithmic.
+    marks: Numbers to mark on the x axis, or {number: label}, instead of round
+      ones, if there are at most twelve. If the last number, in order, is at
+      least ten times the first, the axis is logarithmic.
 
   Returns:
     The path, a pathlib.Path. The file appears complete or not at all.
@@ -62,7 +62,9 @@ def draw_curves(
       axes.grid(True)
       axes.margins(x=0.02)
       if marks:
-        _mark(axes, sorted(marks))
+        if not isinstance(marks, Mapping):
+          marks = {number: f'{number:g}' for number in marks}
+        _mark(axes, sorted(marks), marks)
       else:
         axes.xaxis.set_major_locator(
             matplotlib.ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
@@ -75,12 +77,12 @@ def draw_curves(
     return style.save(figure, path)
 
 
-def _mark(axes, marks: Sequence[float]) -> None:
+def _mark(axes, marks: Sequence[float], labels: Mapping[float, str]) -> None:
   """Labels numbers of the x axis; a wide range gets a logarithmic axis."""
   if 0 < 10 * marks[0] <= marks[-1]:
     axes.set_xscale('log')
   if len(marks) <= _MOST_MARKS:  # The labels of more would overlap.
-    axes.set_xticks(marks, [f'{number:g}' for number in marks])
+    axes.set_xticks(marks, [labels[number] for number in marks])
     axes.set_xticks([], minor=True)
 
 
