@@ -71,7 +71,7 @@ def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
 
 def names_of(runs) -> list[str]:
   """Names of runs: of their folders, or whole paths if two are equal."""
-  names = [run.workdir.name for run in runs]
+  names = [run.workdir.absolute().name for run in runs]
   if len(set(names)) < len(names):
     names = [str(run.workdir) for run in runs]
   return names

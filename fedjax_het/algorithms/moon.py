@@ -11,9 +11,12 @@ multiplies. Client k keeps prev_k, its model after its last visit. One round:
      x and prev_k are constants; their norms use running statistics.
   2. prev_k <- y, with its running statistics; y - x is averaged as in FedAvg.
 
-On its first visit a client has no prev_k, and l = 0; the authors' code takes a
-randomly initialised net, NIID-Bench the initial global model. As in FedIN v2 no
-projection head is added; the authors' head is an option of `simple_cnn`.
+On its first visit a client has no prev_k, and l = 0. There the authors' code
+compares with a randomly initialised net, and NIID-Bench with the initial global
+model. As in FedIN v2 no projection head is added to the net; the authors' head
+is an option of `simple_cnn`.
+
+Longer than 200 lines because of its docstrings.
 
 References:
   Li, He, Song, `Model-Contrastive Federated Learning
@@ -142,8 +145,9 @@ def moon(
 
   Args:
     federation: Groups and local training.
-    contrast_weight: lambda_c above. The paper tunes it in 0.1, 1, 5, 10: 5 on
-      CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet. 0 gives FedAvg.
+    contrast_weight: lambda_c above, the factor on the contrastive loss. The
+      paper tunes it in 0.1, 1, 5, 10 and takes 5 on CIFAR-10, 1 on CIFAR-100
+      and Tiny-ImageNet. 0 gives FedAvg.
     temperature: T, 0.5 in the paper.
     aggregation: As for `fedavg`.
     weights: As for `fedavg`; 'data' in the paper.
@@ -153,7 +157,8 @@ def moon(
     The algorithm. The server is FedAvg's; clients are `Client`s.
 
   Raises:
-    ValueError: If an option is wrong, or shared blocks differ in shape.
+    ValueError: If an option is unknown or out of range, or shared blocks differ
+      in shape.
   """
   not_negative(contrast_weight=contrast_weight)
   positive(temperature=temperature)
@@ -162,9 +167,11 @@ def moon(
 
   def init_client(group, client_id, key):
     nothing = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, a.dtype), group.model.abstract_variables
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        group.model.abstract_variables,
     )
-    return Client(exchange.init_client(group, key), nothing, jnp.bool_(False))
+    own = exchange.init_client(group, key)
+    return Client(own, nothing, jnp.bool_(False))
 
   def client_update(group, client, sent, data, visit):
     model, previous = group.model, client.previous
@@ -181,7 +188,9 @@ def moon(
     own, delta = exchange.upload(group, start, y, data.size, num_steps)
     # prev_k <- y; without a step prev_k stays.
     trained = num_steps > 0
-    previous = jax.tree.map(lambda a, b: jnp.where(trained, a, b), y, previous)
+    previous = jax.tree.map(
+        lambda new, old: jnp.where(trained, new, old), y, previous
+    )
     visited = client.visited | trained
     return Client(own, previous, visited), Uplink(delta), metrics
 

@@ -10,26 +10,32 @@ after its training, in eval mode, and v_k(x) their variance over the classes,
   up:      the small model;
   server:  averages the small models, the classifier over all of them, and
            copies the classifier into W; then on the public examples
+
              s(x) = sum_k alpha_k s_k(x),  alpha_k = v_k / sum_j v_j,
              y^(x) = argmax s(x),  D(x) = {k : argmax s_k(x) != y^(x)},
              s_div(x) = the same weighted mean over D(x),
              W <- steps on  CE(W(x), y^)
                             + lam 1[D(x) != {}] KL(s_div(x) || W(x)),
+
            and copies W's classifier back into the small models.
 
 Neither public examples nor logits travel: an upload is as large as FedAvg's.
-The server keeps the models of the whole cohort until it has averaged them. The
-small models are evaluated, and W as the view 'server'.
+The server keeps the models of the whole cohort until it has averaged them.
+
+The small models are evaluated, and W as the view 'server'.
 
 Choices that the sources leave open or hide (there is no official code):
 
 - The classifier is the model's own, such as the last linear layer.
-- The server has the clients' optimiser, reset in every round as in a visit.
+- The server has the clients' optimiser. It is reset in every round, as it is
+  in every visit of a client.
 - Public examples are part of the training set, without labels; the paper takes
   another data set. They are never augmented.
 - Small models are averaged layer-wise, as in FedIN v2; 'architecture' averages
   inside each architecture, as in the paper.
 - W is a separate tree, even if it has the blocks of the small models.
+
+Longer than 200 lines because of its docstrings.
 
 References:
   Cho, Manoel, Joshi, Sim, Dimitriadis, `Heterogeneous Ensemble Knowledge
@@ -70,9 +76,11 @@ from fedjax_het.options import at_least, not_negative, one_of
 
 
 @requires(
-    public='unlabelled', server_model=True, keep_optimizer=False,
+    public='unlabelled',
+    server_model=True,
+    keep_optimizer=False,
     task='classification',
-)  # fmt: skip
+)
 @takes_server_options()
 def fedet(
     federation: Federation,
@@ -93,14 +101,17 @@ def fedet(
   Args:
     federation: Groups, local training, a public set, and the `server_model`,
       whose classifier has the shape of the groups'.
-    distill_weight: lam above, the factor on the KL from those who disagree.
+    distill_weight: lam above, the factor on the KL from the clients that
+      disagree.
     server_epochs: Passes over the public set in a round.
     server_batch_size: Batch size of these passes.
-    distill_lr: Their learning rate; None for that of the round's clients.
+    distill_lr: Learning rate of these passes; None for that of the clients in
+      the round.
     aggregation: 'layerwise' or 'architecture', as for `fedavg`; the classifier
       is averaged over all architectures.
     weights: As for `fedavg`.
-    tx: The server's optimiser of the small models, options as for `fedavg`.
+    tx: The server's optimiser of the small models, with the options of
+      `fedavg`.
 
   Returns:
     The algorithm. Its server state is a `Server`; the pair (small model, large
@@ -124,9 +135,11 @@ def fedet(
   )
   large = federation.server_model
   training = server_training(
-      federation.local, server_epochs,
-      min(server_batch_size, federation.num_public), distill_lr,
-  )  # fmt: skip
+      federation.local,
+      server_epochs,
+      min(server_batch_size, federation.num_public),
+      distill_lr,
+  )
 
   def init(key):
     small = exchange.init(key)
@@ -150,9 +163,11 @@ def fedet(
     )
     end, _, metrics, _ = fit(
         server_loss(large, federation.task, consensus, distill_weight),
-        training, start,
-        public.replace(size=jnp.where(some, public.size, 0)), turn,
-    )  # fmt: skip
+        training,
+        start,
+        public.replace(size=jnp.where(some, public.size, 0)),
+        turn,
+    )
     metrics['server_loss'] = metrics.pop('train_loss')
     metrics['disputed'] = jnp.mean(consensus.disputed, dtype=jnp.float32)
     return large.fill(end, model), {

@@ -64,7 +64,7 @@ def draw_curves(
       if marks:
         if not isinstance(marks, Mapping):
           marks = {number: f'{number:g}' for number in marks}
-        _mark(axes, sorted(marks), marks)
+        _mark(axes, marks)
       else:
         axes.xaxis.set_major_locator(
             matplotlib.ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
@@ -77,8 +77,9 @@ def draw_curves(
     return style.save(figure, path)
 
 
-def _mark(axes, marks: Sequence[float], labels: Mapping[float, str]) -> None:
+def _mark(axes, labels: Mapping[float, str]) -> None:
   """Labels numbers of the x axis; a wide range gets a logarithmic axis."""
+  marks = sorted(labels)
   if 0 < 10 * marks[0] <= marks[-1]:
     axes.set_xscale('log')
   if len(marks) <= _MOST_MARKS:  # The labels of more would overlap.
