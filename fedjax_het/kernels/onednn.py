@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import jaxlib.version
 
 from fedjax_het.kernels import products
+from fedjax_het.kernels.materialise import apart
 from fedjax_het.kernels.taps import Geometry, crop_images, sum_over_parts
 
 # Versions of jaxlib for which `tests/kernels/test_onednn.py` passed.
@@ -204,9 +205,14 @@ def d_weight(
   """
   if x.dtype != jnp.float32:
     return products.gemm_d_weight(x, dy, geometry, precision)
-  return sum_over_parts(
-      lambda x, dy: _d_weight(x, dy, geometry), x, dy, _PART_BYTES
-  )
+
+  def gradient(x, dy):
+    return sum_over_parts(
+        lambda x, dy: _d_weight(x, dy, geometry), x, dy, _PART_BYTES
+    )
+
+  # `gradient` transposes its operands; XLA would compute them again there.
+  return apart(gradient, x, dy)
 
 
 def _d_weight(x, dy, geometry):

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels import products
 from fedjax_het.kernels import taps as taps_lib
+from fedjax_het.kernels.materialise import apart
 from fedjax_het.kernels.matmul_dtype import dot
 from fedjax_het.kernels.taps import Geometry
 
@@ -57,9 +58,11 @@ def d_weight(x, dy, geometry: Geometry, precision) -> jax.Array:
   after = None if small else dy[0, 0, 0, 0]
   strips = _strips(x, geometry, length, after)
   dy = taps_lib.pad_images(dy, ((0, 0), (0, -width % length)), 0)
-  dy = dy.reshape((*strips.shape[:3], length * num_out))
-  # Strips come second: a product that sums over rows copies its first operand.
-  dw = dot(dy, strips, (0, 1, 2), (0, 1, 2), precision)
+  # Strips come second: a product that sums over rows transposes its first
+  # operand.
+  grads = apart(lambda dy: dy.reshape((num_strips, length * num_out)).T, dy)
+  strips = strips.reshape((num_strips, num_features))
+  dw = dot(grads, strips, (1,), (0,), precision)
   dw = dw.reshape((length, num_out, height, length + taps - 1, x.shape[3]))
   # Output t of a strip reads its columns t to t + w - 1.
   dw = sum(dw[t, :, :, t : t + taps] for t in range(length))

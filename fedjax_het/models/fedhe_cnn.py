@@ -97,7 +97,7 @@ class Unit(nn.Module):
     )(x)
     norm = norm_layer(self.norm, 'norm', momentum=0.99, epsilon=1e-3)
     x = jax.nn.relu(norm(x, train, mask))
-    x = nn.Dropout(self.dropout, deterministic=not train)(x)
+    x = layers.Dropout(self.dropout, deterministic=not train)(x)
     return _POOLS[self.pool](x)
 
 

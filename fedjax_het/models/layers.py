@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_het.kernels.conv import conv
 from fedjax_het.kernels.matmul_dtype import matmul
+from fedjax_het.kernels.random_bits import bernoulli
 from fedjax_het.models.slices import Slices
 from fedjax_het.options import one_of, positive
 
@@ -214,6 +215,19 @@ class Scaler(nn.Module):
   def __call__(self, x):
     """Returns `x`."""
     return x
+
+
+class Dropout(nn.Dropout):
+  """`nn.Dropout` with the same masks, drawn faster on CPUs (`random_bits`)."""
+
+  @nn.compact
+  def __call__(self, x):
+    """Array -> array of the same shape."""
+    if self.deterministic or not self.rate:
+      return x
+    keep = 1.0 - self.rate
+    mask = bernoulli(self.make_rng('dropout'), keep, x.shape)
+    return jnp.where(mask, x / keep, jnp.zeros_like(x))
 
 
 class Linear(nn.Module):

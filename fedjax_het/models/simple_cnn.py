@@ -61,7 +61,7 @@ class ConvUnit(nn.Module):
     )(x)
     x = jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
     x = max_pool(x, (2, 2), (2, 2)) if self.pool else x
-    return nn.Dropout(self.dropout, deterministic=not train)(x)
+    return layers.Dropout(self.dropout, deterministic=not train)(x)
 
 
 class Hidden(nn.Module):
@@ -80,7 +80,7 @@ class Hidden(nn.Module):
     x = x.reshape((x.shape[0], -1))
     linear = layers.hidden_linear(self.features, 'linear', self.scheme)
     x = jax.nn.relu(linear(x))
-    return nn.Dropout(self.dropout, deterministic=not train)(x)
+    return layers.Dropout(self.dropout, deterministic=not train)(x)
 
 
 class Projection(nn.Module):

@@ -20,7 +20,7 @@ from fedjax_het.kernels.lowering import (
   conv_lowering,
   forced_lowering,
 )
-from fedjax_het.kernels.materialise import materialise
+from fedjax_het.kernels.materialise import apart, materialise
 from fedjax_het.kernels.pooling import max_pool
 from tests.kernels.convolutions import assert_same, draw, value_and_gradients
 
@@ -474,6 +474,47 @@ def test_xla_writes_it_once(least, sines, monkeypatch):
 
   compiled = taps_of_a_product.lower(draw((64, 512), 0)).compile()
   assert compiled.as_text().count(' sine(') == sines
+
+
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason='for CPUs')
+@pytest.mark.parametrize('least, sines', [(1, 1), (1 << 30, 2)])
+def test_a_function_apart_reads_its_operand(least, sines, monkeypatch):
+  """Where the arrays are small XLA computes the operand again in it."""
+  monkeypatch.setattr(materialise_lib, '_LEAST', least)
+
+  @jax.jit
+  def two_readers(x):
+    x = jnp.sin(x) * x
+    transposed = apart(lambda x: x.T.reshape(-1), x)
+    return x[::-1], transposed
+
+  x = draw((64, 512), 0)
+  assert two_readers.lower(x).compile().as_text().count(' sine(') == sines
+  product = jnp.sin(x) * x
+  np.testing.assert_allclose(two_readers(x)[1], product.T.ravel(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('first', [0.0, jnp.nan, -jnp.inf])
+def test_apart_changes_nothing(first, monkeypatch):
+  """Value, gradient and batches are those of the function."""
+  monkeypatch.setattr(materialise_lib, '_LEAST', 1)
+  x, y = draw((3, 4), 0).at[0, 0].set(first), draw((4, 3), 1)
+
+  def fn(x, y):
+    return x.T * y
+
+  def split(x, y):
+    return apart(fn, x, y)
+
+  np.testing.assert_array_equal(split(x, y), fn(x, y))
+  np.testing.assert_array_equal(
+      jax.vmap(split)(x[None], y[None]), fn(x, y)[None]
+  )
+  grads, expected = (
+      jax.grad(lambda *a, f=f: jnp.sum(f(*a)), (0, 1))(x, y)
+      for f in (split, fn)
+  )
+  jax.tree.map(np.testing.assert_array_equal, grads, expected)
 
 
 @pytest.mark.parametrize('first', [0.0, jnp.nan, -jnp.inf])
