@@ -24,7 +24,14 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def _cell(method, images: int, noise: float, dropout: float | None, split: str):
+def cell(
+    method,
+    images: int,
+    noise: float = 0.0,
+    dropout: float | None = None,
+    split: str = '',
+):
+  """The config of a method of `METHODS` with values of `COLUMNS`."""
   get_config, variants = method
   config = get_config(f'fedhe,cifar10,cpu,homogeneous,{variants},{split}')
   config.train_size = 10 * images
@@ -56,7 +63,7 @@ def get_table() -> Table:
       ),
       rows={
           name: {
-              column: _cell(method, *values)
+              column: cell(method, *values)
               for column, values in COLUMNS.items()
           }
           for name, method in METHODS.items()
