@@ -70,11 +70,10 @@ def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
 
 
 def names_of(runs) -> list[str]:
-  """Names of runs: of their folders, or whole paths if two are equal."""
-  names = [run.workdir.absolute().name for run in runs]
-  if len(set(names)) < len(names):
-    names = [str(run.workdir) for run in runs]
-  return names
+  """Names of runs, for legends and tables."""
+  from fedjax_het.reporting.run_files import short_names
+
+  return short_names([run.workdir for run in runs])
 
 
 def networks(run, most: int) -> list[Network]:

@@ -181,7 +181,7 @@ FIELDS = dict(
     # Where clients' states are stored between their visits: on the device, or
     # in the host's memory, from which those of a cohort are copied.
     client_store=Field('device', str, choices=('device', 'host')),
-    # What to do about a client whose update holds NaN or infinity.
+    # What to do about NaN or infinity in an update, a client's or a server's.
     nonfinite=Field('raise', str, choices=('raise', 'drop')),
     tensorboard=Field(False, bool),
     compilation_cache=Field(True, bool),

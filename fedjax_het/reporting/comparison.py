@@ -12,7 +12,7 @@ from fedjax_het.engine.task import Metric
 from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.looks import method_looks
-from fedjax_het.reporting.run_files import Row, read_run
+from fedjax_het.reporting.run_files import Row, read_run, short_names
 from fedjax_het.reporting.summary import (
   Summary,
   main_metric,
@@ -32,19 +32,24 @@ _PLACES = (
 
 
 class _Run(NamedTuple):
-  """The results in a workdir."""
+  """The results in a workdir, and a name for legends."""
 
   folder: pathlib.Path
+  name: str
   config: dict[str, Any]
   rows: list[Row]
   summary: Summary
 
 
-def _read(folder: pathlib.Path) -> _Run:
-  config, facts, rows = read_run(folder)
-  with report.fitting(folder):
-    summary = summarise(rows, config['target_accuracy'], main_metric(facts))
-    return _Run(folder, config, rows, summary)
+def _read(folders: Sequence[pathlib.Path]) -> list[_Run]:
+  runs = []
+  for folder, name in zip(folders, short_names(folders), strict=True):
+    config, facts, rows = read_run(folder)
+    with report.fitting(folder):
+      metric = main_metric(facts)
+      summary = summarise(rows, config['target_accuracy'], metric)
+      runs.append(_Run(folder, name, config, rows, summary))
+  return runs
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def compare(folders: Sequence[pathlib.Path]) -> str:
     FileNotFoundError: If a folder is not a workdir with an evaluated run.
     ValueError: If a file is damaged.
   """
-  return tables.as_markdown(_table([_read(folder) for folder in folders]))
+  return tables.as_markdown(_table(_read(folders)))
 
 
 def _line(run: _Run) -> list[str]:
@@ -194,14 +199,14 @@ def _by_round(
     runs: Sequence[_Run],
 ) -> dict[tuple[pathlib.Path, str], tuple[list[int], Any]]:
   """{(folder, label): curve}, one per run or per set of repetitions."""
-  curves = {(run.folder, str(run.folder)): _tests(run) for run in runs}
+  curves = {(run.folder, run.name): _tests(run) for run in runs}
   for same in _repetitions(runs):
     found = [_tests(run) for run in same]
     rounds = found[0][0]
     if all(other == rounds for other, _ in found):
       for run in same:
-        curves.pop((run.folder, str(run.folder)), None)
-      label = f'{same[0].folder} and {len(same) - 1} more seeds'
+        curves.pop((run.folder, run.name), None)
+      label = f'{same[0].name} and {len(same) - 1} more seeds'
       values = np.array([values for _, values in found])
       curves[same[0].folder, label] = rounds, values
   return curves
@@ -217,7 +222,7 @@ def _by_time(
       tests = [row for row in run.rows if row['split'] == 'test']
       if all('virtual_time' in row for row in tests):
         times = [float(row['virtual_time']) for row in tests]
-        curves[run.folder, str(run.folder)] = times, _tests(run)[1]
+        curves[run.folder, run.name] = times, _tests(run)[1]
   return curves
 
 
@@ -271,7 +276,7 @@ def write_comparison(
     OSError: If nothing can be written there.
   """
   check_local(out, 'out')
-  runs = [_read(folder) for folder in folders]
+  runs = _read(folders)
   metric = _one_metric(runs)
   table = _table(runs)
   by_round, by_time = _by_round(runs), _by_time(runs)

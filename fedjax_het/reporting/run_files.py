@@ -1,6 +1,9 @@
 """Files of a run: config.json, facts.json and metrics.jsonl."""
 
+from collections.abc import Sequence
+import itertools
 import json
+import operator
 import pathlib
 from typing import Any
 
@@ -8,6 +11,22 @@ from fedjax_het.files import read_bytes, read_json
 from fedjax_het.renamed import with_moved_entries
 
 Row = dict[str, Any]
+
+
+def short_names(folders: Sequence[pathlib.Path]) -> list[str]:
+  """Folders without the path that all of them share.
+
+  Args:
+    folders: Workdirs.
+
+  Returns:
+    A name for each, at least its own.
+  """
+  parts = [folder.absolute().parts for folder in folders]
+  levels = zip(*(found[:-1] for found in parts), strict=False)
+  differ = (len(set(level)) > 1 for level in levels)
+  shared = len([*itertools.takewhile(operator.not_, differ)])
+  return ['/'.join(found[shared:]) for found in parts]
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:

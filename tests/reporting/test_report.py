@@ -1,6 +1,7 @@
 """The report shows the metrics, with the paper's numbers beside them."""
 
 import json
+import pathlib
 import re
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.analysis import pictures
 from fedjax_het.renamed import with_moved_entries
-from fedjax_het.reporting import paper_targets, report, tables
+from fedjax_het.reporting import paper_targets, report, run_files, tables
 from fedjax_het.reporting.summary import summarise
 from tests.experiment.tiny_runs import tiny_config
 
@@ -82,6 +83,38 @@ def test_comparison(workdir, tmp_path):
   assert table.count(str(workdir)) == 2
   assert (tmp_path / 'out' / 'comparison.png').exists()
   assert table in (tmp_path / 'out' / 'comparison.md').read_text()
+
+
+@pytest.mark.parametrize('paths, names', [
+    (['runs/long_path/w'], ['w']),
+    (['runs/a/w', 'runs/b/w'], ['a/w', 'b/w']),
+    (['/x/runs/a', '/x/runs/b'], ['a', 'b']),
+    (['/x/runs', '/x/runs/a'], ['runs', 'runs/a']),
+    (['/x/a', '/y/a'], ['x/a', 'y/a']),
+    (['/x/a', '/x/a'], ['a', 'a']),
+])  # fmt: skip
+def test_names_leave_out_what_all_paths_share(paths, names):
+  found = run_files.short_names([pathlib.Path(path) for path in paths])
+  assert found == names
+
+
+def test_curves_of_a_comparison_have_short_names(
+    workdir, tmp_path, monkeypatch
+):
+  drawn = []
+  monkeypatch.setattr(
+      pictures, 'draw_curves', lambda panels, *_, **__: drawn.append(panels)
+  )
+  monkeypatch.setattr(pictures, 'draw_trade_off', lambda *_, **__: None)
+  other = shutil.copytree(workdir, tmp_path / 'deep' / 'other')
+  config = json.loads((other / 'config.json').read_text())
+  config['algorithm']['name'] = 'fedprox'
+  (other / 'config.json').write_text(json.dumps(config))
+  table = experiment.write_comparison([workdir, other], tmp_path / 'out')
+  assert str(workdir) in table and str(other) in table
+  ((panel,),) = [panels.values() for panels in drawn]
+  assert [*panel] == run_files.short_names([workdir, other])
+  assert not {str(workdir), str(other)} & {*panel}
 
 
 def test_bytes_of_a_comparison_are_of_a_client(workdir, tmp_path, monkeypatch):
