@@ -26,6 +26,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.layers import GlobalPool, Linear
 from fedjax_het.models.resnet import BasicBlock, Stem
 from fedjax_het.models.vit import vit
+from tests.algorithms import scalefl_numpy
 from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
@@ -468,107 +469,6 @@ def test_the_full_level_alone_is_fedavg_of_the_weighted_loss():
   assert_trees(got, want.params, rtol=1e-5, atol=1e-6)
 
 
-# A round of a dense net in NumPy, written from the paper.
-
-
-def oracle_softmax(z):
-  e = np.exp(z)
-  return e / e.sum(axis=1, keepdims=True)
-
-
-# Names of the exits behind the layers 1, 2 and 4.
-EXIT_AFTER = {1: 'exit1', 2: 'exit2', 4: 'head'}
-
-
-def oracle_logits(p, x, rate, cut):
-  """Logits of the exits behind the layers 1 to `cut`."""
-  logits = []
-  for i in range(cut + 1):
-    name = f'layer{i}' if i else 'stem'
-    x = x @ p[name, 'linear', 'kernel'] + p[name, 'linear', 'bias']
-    x = x / rate
-    if (name, 'norm', 'scale') in p:
-      x = x - x.mean(axis=0)
-      x = x / np.sqrt((x**2).mean(axis=0) + 1e-5)
-      x = x * p[name, 'norm', 'scale'] + p[name, 'norm', 'bias']
-    x = np.where(x.real > 0, x, 0)
-    if i in EXIT_AFTER:
-      head = EXIT_AFTER[i]
-      logits.append(x @ p[head, 'kernel'] + p[head, 'bias'])
-  return logits
-
-
-def oracle_loss(p, x, y, rate, cut, gamma, temperature, teacher=None):
-  """L of one batch; `teacher` are fixed logits of the last exit, for KD."""
-  logits = oracle_logits(p, x, rate, cut)
-  n, total = len(logits), 0.0
-  q = oracle_softmax((logits[-1] if teacher is None else teacher) / temperature)
-  for j, z in enumerate(logits, 1):
-    total += j * -np.mean(np.log(oracle_softmax(z)[np.arange(len(y)), y]))
-    if j < n:
-      gap = np.log(q) - np.log(oracle_softmax(z / temperature))
-      # The mean over examples and classes.
-      total += j * gamma * temperature**2 * np.mean(q * gap)
-  return total * 2 / (n * (n + 1))
-
-
-def oracle_gradient(loss_fn, p):
-  """The gradient of a loss by complex steps.
-
-  For tiny h, f(p + ih) = f(p) + ih f'(p) without a difference of large numbers.
-  """
-  grads = {}
-  for path, leaf in p.items():
-    grads[path] = np.zeros_like(leaf)
-    for i in np.ndindex(leaf.shape):
-      moved = leaf.astype(complex)
-      moved[i] += 1e-20j
-      grads[path][i] = loss_fn({**p, path: moved}).imag / 1e-20
-  return grads
-
-
-def oracle_entries(path, leaf, rate):
-  """Leading units; all inputs of the net, and all classes."""
-  kept = slice(int(rate * 4))
-  if path[0] in EXIT_AFTER.values():
-    return (kept, slice(None)) if path[-1] == 'kernel' else (slice(None),)
-  if path[-1] == 'kernel':
-    return (slice(None) if path[0] == 'stem' else kept, kept)
-  return (kept,)
-
-
-def oracle_round(theta, clients, gamma, temperature, lr, steps):
-  """{path: array} after a round of (rate, cut, x [B, D], y) clients."""
-  values = {path: [] for path in theta}
-  for rate, cut, x, y in clients:
-    blocks = ['stem', *(f'layer{i}' for i in range(1, cut + 1))]
-    blocks += [head for i, head in EXIT_AFTER.items() if i <= cut]
-    p = {
-        path: leaf[oracle_entries(path, leaf, rate)]
-        for path, leaf in theta.items()
-        if path[0] in blocks
-    }
-    for _ in range(steps):
-      loss_fn = functools.partial(
-          oracle_loss, x=x, y=y, rate=rate, cut=cut, gamma=gamma,
-          temperature=temperature, teacher=oracle_logits(p, x, rate, cut)[-1],
-      )  # fmt: skip
-      grads = oracle_gradient(loss_fn, p)
-      p = {path: leaf - lr * grads[path] for path, leaf in p.items()}
-    for path, leaf in p.items():
-      # NaN where the client has no entry.
-      whole = np.full_like(theta[path], np.nan)
-      whole[oracle_entries(path, whole, rate)] = leaf
-      values[path].append(whole)
-  new = {}
-  for path, leaf in theta.items():
-    held = ~np.isnan(values[path])
-    total = np.sum(np.where(held, values[path], 0), axis=0)
-    count = np.sum(held, axis=0)
-    new[path] = np.where(count, total / np.maximum(count, 1), leaf)
-  return new
-
-
 # Rate and layers of the three clients.
 DENSE_LEVELS = ((1 / 2, 1), (1 / 2, 2), (3 / 4, 4))
 
@@ -620,16 +520,16 @@ def test_one_round_in_numpy(dense_rounds):
       (*level, x, y) for level, (x, y) in zip(DENSE_LEVELS, examples_of(data))
   ]
   before, got = by_path(before), by_path(after)
-  want = oracle_round(before, clients, 2.0, 1.5, lr=0.1, steps=2)
+  want = scalefl_numpy.one_round(before, clients, 2.0, 1.5, lr=0.1, steps=2)
   assert got.keys() == want.keys()
   for path, leaf in want.items():
     np.testing.assert_allclose(got[path], leaf, rtol=1e-5, atol=1e-5)
     # No client has the last unit.
     held = np.zeros_like(leaf, bool)
-    held[oracle_entries(path, leaf, 3 / 4)] = True
+    held[scalefl_numpy.entries(path, leaf, 3 / 4)] = True
     np.testing.assert_array_equal(got[path][~held], before[path][~held])
     # A norm cancels the bias before it.
-    if path[-1] != 'bias' or path[0] in EXIT_AFTER.values():
+    if path[-1] != 'bias' or path[0] in scalefl_numpy.EXIT_AFTER.values():
       assert np.max(np.abs(leaf - before[path])) > 1e-3
 
 
@@ -657,9 +557,9 @@ def test_training_and_test_logits_are_equal(dense_rounds):
     if k == 0:  # With one exit, L is the loss of its logits.
       np.testing.assert_allclose(loss, tested, rtol=1e-6)
     p = by_path(model.params)
-    *_, want = oracle_logits(p, x, *level)
+    *_, want = scalefl_numpy.logits(p, x, *level)
     np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
-    want = oracle_loss(p, x, y, *level, 2.0, 1.5)
+    want = scalefl_numpy.loss(p, x, y, *level, 2.0, 1.5)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
 
 
