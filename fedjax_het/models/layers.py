@@ -218,11 +218,17 @@ class Scaler(nn.Module):
 
 
 class Dropout(nn.Dropout):
-  """`nn.Dropout` with the same masks, drawn faster on CPUs (`random_bits`)."""
+  """`nn.Dropout` with the same masks, drawn faster on CPUs (`random_bits`).
+
+  Attributes:
+    rate: Dropout rate, at least 0 and below 1.
+    deterministic: Whether to return the input; must be given, as there is no
+      argument for it. The other attributes of `nn.Dropout` are not used.
+  """
 
   @nn.compact
   def __call__(self, x):
-    """Array -> array of the same shape."""
+    """[...] floating -> same shape; scaled by 1 / (1 - rate) where kept."""
     if self.deterministic or not self.rate:
       return x
     keep = 1.0 - self.rate
