@@ -126,4 +126,5 @@ def average_weights(
           group, own_blocks(client), exchange.download(server, group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )

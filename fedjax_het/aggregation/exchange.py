@@ -101,6 +101,15 @@ class WeightExchange(NamedTuple):
         for group in self.federation.groups
     )
 
+  @property
+  def one_model(self) -> bool:
+    """Whether all groups have one architecture and share all of its blocks."""
+    distinct = {
+        (group.model, frozenset(self.sharing.keys(group).items()))
+        for group in self.federation.groups
+    }
+    return len(distinct) == 1 and not self.personal
+
   def init(self, key) -> Variables | Optimized:
     """Initialises the server's tree: the union of all shared blocks.
 

@@ -207,5 +207,6 @@ def fedasync(
           group, own_blocks(client), exchange.download(server, group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
       max_staleness=max_staleness,
   )

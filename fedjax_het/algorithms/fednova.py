@@ -175,4 +175,5 @@ def fednova(
           group, client, exchange.download(server, group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )

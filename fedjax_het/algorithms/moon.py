@@ -206,4 +206,5 @@ def moon(
           group, client.own, exchange.download(server, group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )

@@ -117,4 +117,5 @@ def scaffold(
           group, client[0], exchange.download(server[0], group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )

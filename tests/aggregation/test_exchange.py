@@ -1,5 +1,6 @@
 """Exchange: what travels, means over owners, server steps, refusals."""
 
+import dataclasses
 import math
 import types
 from unittest import mock
@@ -23,7 +24,12 @@ from fedjax_het.aggregation.sharing import Sharing, ends_only
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import BlockModel, Variables
 from tests.test_docs import ROOT, examples, execute
-from tests.tiny import tiny_federation, tiny_local, tiny_model
+from tests.tiny import (
+    one_model_federation,
+    tiny_federation,
+    tiny_local,
+    tiny_model,
+)
 
 
 def stub_group(name, ids, sizes, stats=()):
@@ -154,6 +160,26 @@ def test_one_architecture_layerwise_equals_per_architecture():
         )
     )
   jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize(
+    ('aggregation', 'local_stats', 'want'),
+    [
+        ('layerwise', False, True),
+        # The means stay inside a group, or blocks or statistics on a client.
+        ('architecture', False, False),
+        ('classifier', False, False),
+        ('layerwise', True, False),
+    ],
+)
+def test_one_model_serves_groups_that_share_all_of_it(
+    aggregation, local_stats, want
+):
+  federation = one_model_federation(num_groups=2)
+  federation = dataclasses.replace(federation, local_stats=local_stats)
+  assert ex.make_exchange(federation, aggregation).one_model == want
+  # Of two architectures with common blocks each has its own model.
+  assert not ex.make_exchange(tiny_federation(), 'layerwise').one_model
 
 
 @pytest.mark.parametrize('name', sorted(ex.SHARINGS))

@@ -127,8 +127,8 @@ def test_one_model_for_all_groups_is_evaluated_once():
         algorithm, federation, IMAGES, LABELS, preprocess, batch_size=7
     )(state)
 
-  want = scores(plain)
-  got = scores(plain._replace(one_model=True, predict=predict))
+  want = scores(plain._replace(one_model=False))
+  got = scores(plain._replace(predict=predict))
   assert set(groups) == {'tiny1'}
   for group in federation.groups:
     mine = got[group.name]

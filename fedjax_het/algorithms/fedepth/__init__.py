@@ -374,7 +374,7 @@ def fedepth(
       server_update=server_update,
       client_model=client_model,
       personal=exchange.personal,
-      one_model=not exchange.personal,
+      one_model=exchange.one_model,
       calibrate=calibrate_fn if calibrate else None,
       facts=lambda: dict(
           schedules=schedule_facts(schedules, plan, federation.local)

@@ -243,4 +243,5 @@ def fedgen(
           group, client, exchange.download(server.model, group)
       ),
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )

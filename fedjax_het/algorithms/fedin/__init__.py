@@ -232,4 +232,5 @@ def fedin(
       server_update=server_update,
       client_model=client_model,
       personal=exchange.personal,
+      one_model=exchange.one_model,
   )
