@@ -66,13 +66,13 @@ class _Counter:
   """Counts operations; caches subprograms that depend on no known value."""
 
   def __init__(self):
-    self._plain: dict[int, int] = {}
+    self._plain: dict[int, tuple[int, list[np.ndarray | None]]] = {}
 
   def count(self, program, known) -> tuple[int, list[np.ndarray | None]]:
     """The number of operations, and the program's results; None if unknown."""
     values = dict(known)
     if not values and id(program) in self._plain:
-      return self._plain[id(program)], [None] * len(program.outvars)
+      return self._plain[id(program)]
 
     def read(name):
       if isinstance(name, core.Literal):
@@ -89,9 +89,10 @@ class _Counter:
           for name, value in zip(eqn.outvars, made, strict=False)
           if value is not None
       }
+    made = total, [read(name) for name in program.outvars]
     if not known:
-      self._plain[id(program)] = total
-    return total, [read(name) for name in program.outvars]
+      self._plain[id(program)] = made
+    return made
 
   def _equation(self, eqn, given) -> tuple[int, Sequence[np.ndarray | None]]:
     name = eqn.primitive.name
@@ -106,8 +107,7 @@ class _Counter:
           : params['body_nconsts']])  # fmt: skip
       return number and number * _length(eqn, given), ()
     if name == 'scan':
-      constant = given[: params['num_consts']]
-      return params['length'] * self._inner(inner[0], constant), ()
+      return self._scan(params, inner[0], given), ()
     if name == 'cond':
       return max(self._inner(branch, given[1:]) for branch in inner), ()
     if len(inner) == 1 and len(inner[0].invars) == len(given):
@@ -115,6 +115,22 @@ class _Counter:
     if inner:
       return sum(self.count(one, {})[0] for one in inner), ()
     return 0, _computed(eqn, given)
+
+  def _scan(self, params, body, given) -> int:
+    constant = given[: params['num_consts']]
+    try:
+      return params['length'] * self._inner(body, constant)
+    except ValueError:
+      # An inner loop's length may depend on what is scanned, such as `arange`.
+      carry = [None] * params['num_carry']
+      scanned = given[params['num_consts'] + params['num_carry'] :]
+      return sum(
+          self._inner(
+              body,
+              [*constant, *carry, *(x if x is None else x[i] for x in scanned)],
+          )
+          for i in range(params['length'])
+      )
 
   def _inner(self, program, given) -> int:
     """Operations, if the first arguments are `given`; None if unknown."""
@@ -149,7 +165,11 @@ def _computed(eqn, given) -> Sequence[np.ndarray | None]:
     # The condition is unknown: take the maximum, as for `cond`.
     cases = [case for case in given[1:] if case is not None]
     return [np.max(cases, axis=0)] if len(cases) == len(given) - 1 else ()
-  if not given or any(value is None for value in given):
+  if any(value is None for value in given):
+    return ()
+  if not given and (
+      eqn.primitive.name != 'iota' or eqn.outvars[0].aval.size > _SMALL
+  ):
     return ()
   args = [
       jnp.asarray(value, name.aval.dtype)

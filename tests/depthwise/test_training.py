@@ -11,6 +11,7 @@ import pytest
 from fedjax_het.depthwise import make_stages, runs, share_out, train_stages
 from fedjax_het.engine.types import Visit
 from fedjax_het.models import create
+from fedjax_het.models.flops import product_flops
 from tests.depthwise.nets import small_data, small_preresnet
 from tests.tiny import tiny_local
 
@@ -77,14 +78,16 @@ def test_scanned_stages_are_the_loops(make, spans):
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
   start = model.init(jax.random.key(0))
 
-  def train(scan):
-    return jax.jit(
-        lambda start: train_stages(
-            stages, shares, start, data, visit, scan=scan
-        )
-    )(start)
+  def trained(scan):
+    return lambda start: train_stages(
+        stages, shares, start, data, visit, scan=scan
+    )
 
-  got, want = train(True), train(False)
+  # Row i of a run is counted with i frozen units before it.
+  assert product_flops(trained(True), start) == product_flops(
+      trained(False), start
+  )
+  got, want = (jax.jit(trained(scan))(start) for scan in (True, False))
   assert jax.tree.structure(got) == jax.tree.structure(want)
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),

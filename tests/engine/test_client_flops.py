@@ -60,6 +60,20 @@ def test_of_what_is_not_known_the_most_counts():
     )
 
 
+def test_a_loop_may_be_as_long_as_a_scanned_number():
+  x = np.zeros((4, 4), np.float32)
+
+  def scanned(x):
+    def body(carry, i):
+      return jax.lax.fori_loop(0, i, lambda _, c: c @ x, carry), None
+
+    # The second time its `arange` is a program that was counted before.
+    first, _ = jax.lax.scan(body, x, jnp.arange(4))
+    return jax.lax.scan(body, first, jnp.arange(4))
+
+  assert product_flops(scanned, x) == 2 * (0 + 1 + 2 + 3) * 2 * 64
+
+
 def test_gradients_of_a_strided_convolution_are_as_large_as_the_convolution():
   x, w = np.zeros((2, 8, 8, 3), np.float32), np.zeros((3, 3, 3, 5), np.float32)
 
