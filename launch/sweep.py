@@ -55,8 +55,10 @@ def define_flags() -> None:
       'scale', None, "full, cpu or quick; the table's first by default."
   )
   flags.DEFINE_string(
-      'out', None, 'Folder of the results; results/<table> by default.'
-  )
+      'out', None,
+      'Folder of the results; results/<table> by default. If a table has '
+      'several scales, they are in OUT/<scale>.',
+  )  # fmt: skip
   flags.DEFINE_string(
       'workdirs', None, 'Folder of the runs; runs/<table> by default.'
   )

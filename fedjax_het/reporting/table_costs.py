@@ -16,8 +16,8 @@ _NOTE = (
     'smallest and the largest group.'
 )
 _ADDED = (
-    ' Of {} cells, memory and operations were traced after the run, from the '
-    'program of that day.'
+    ' Cells whose memory and operations were traced after the run, from the '
+    'program of that day: {}.'
 )
 
 
