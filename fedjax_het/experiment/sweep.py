@@ -17,12 +17,14 @@ import jax
 
 from fedjax_het.data import sources
 from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment import tuned
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.costs import client_costs
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.sweep_table import find_cell, read_cell, with_seed
 from fedjax_het.files import check_local, write_atomically
+from fedjax_het.kernels import libraries
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table, cell_name
 from fedjax_het.reporting.run_files import Row
@@ -48,13 +50,23 @@ class Job(NamedTuple):
     return ', '.join(part for part in parts if part)
 
 
-def hardware() -> str:
-  """The device and the number of cores, in words."""
-  device = jax.devices()[0]
-  return (
-      f'{device.device_kind} ({jax.default_backend()}), '
-      f'{os.cpu_count()} cores, {platform.machine()}'
-  )
+def hardware(form: Mapping[str, Any] | None = None) -> str:
+  """What a run used, in words.
+
+  Args:
+    form: The run's `facts['form']`, if it has one.
+
+  Returns:
+    The device, the cores that this process may use of all cores, and the
+    library of convolutions that the run chose on a CPU.
+  """
+  kind, backend = jax.devices()[0].device_kind, jax.default_backend()
+  name = tuned.cpu_name() if backend == 'cpu' else kind
+  cores = f'{tuned.cores()} of {os.cpu_count()} cores, {platform.machine()}'
+  words = [f'{name or kind} ({backend})', cores]
+  if form is not None:
+    words.append(f"{libraries.title(form['conv_backend'])}'s convolutions")
+  return ', '.join(words)
 
 
 def versions() -> dict[str, str]:
@@ -342,7 +354,7 @@ def _cell(job: Job, result) -> dict[str, Any]:
       rounds=[row['round'] for row in tests],
       accuracy=[row['accuracy'] for row in tests],
       models=models,
-      hardware=hardware(),
+      hardware=hardware(result.facts.get('form')),
       versions=versions(),
       config=config,
       **more,

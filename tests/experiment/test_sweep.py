@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import re
 
 import jax
 import pytest
@@ -312,7 +313,8 @@ def test_a_cell_says_where_it_comes_from(finished):
   for cell in cells:
     assert cell['config']['num_rounds'] == 2
     assert {'jax', 'device', 'python', 'flax'} <= set(cell['versions'])
-    assert 'cores' in cell['hardware']
+    assert re.search(r' \(cpu\), \d+ of \d+ cores, ', cell['hardware'])
+    assert cell['hardware'].endswith("XLA's convolutions")
     # Cells of a table without columns have neither entry.
     assert 'column' not in cell and 'views' not in cell
   # No path of this machine is stored.
