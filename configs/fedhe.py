@@ -32,7 +32,7 @@ def get_config(arg=''):
 
   Measured, seed 0, one thread: mean client accuracy 62.2 % on the digits
   after 20 rounds (`private.py`: 63.4 %); 92.0 % with `fedhe,mnist,cpu` after
-  60 rounds.
+  60 rounds (`private.py`: 92.9 %).
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.

@@ -10,7 +10,7 @@ def get_table() -> Table:
   """All methods of the package, three seeds.
 
   Run: `python -m launch.sweep --table=digits --out=DIR`; no data are needed,
-  and a cell takes about a minute on a CPU core.
+  and a cell takes half a minute to five minutes on a CPU core.
 
   Returns:
     The table, whose rows are the methods' configs without variants.
