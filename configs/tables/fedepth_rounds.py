@@ -1,10 +1,10 @@
-"""Whether FeDepth needs more rounds than training of the whole model."""
+"""Which methods need more rounds than training of the whole model."""
 
 from fedjax_het.configs.tables import fedepth_middle, fedepth_table2
 
 from fedjax_het.reporting.results_table import Table
 
-ROWS = ('FedAvg x1', 'FeDepth')
+ROWS = ('FedAvg x1', 'FeDepth', 'HeteroFL masked', 'SplitMix masked')
 COLUMN = 'cifar10 alpha 0.3'
 ROUNDS = (100, 200)
 
@@ -17,7 +17,7 @@ def _cell(label, rounds):
 
 
 def get_table() -> Table:
-  """Two rows of Table 2, by the number of rounds.
+  """Four rows of Table 2, by the number of rounds.
 
   Run: `python -m launch.sweep --table=fedepth_rounds
   --reuse=results/fedepth_middle --data_dir=DIR`.
@@ -30,9 +30,8 @@ def get_table() -> Table:
       title='FeDepth, Table 2, by the number of rounds',
       setting=(
           f'{fedepth_table2.SETTING} {fedepth_table2.BUDGETS} CIFAR-10, '
-          'Dirichlet 0.3. '
-          'Here two epochs a round, and the rate falls to the last round of '
-          'each column.'
+          'Dirichlet 0.3. Here two epochs a round, and the rate falls to the '
+          'last round of each column.'
       ),
       rows={
           label: {name: _cell(label, n) for name, n in columns.items()}
