@@ -14,9 +14,8 @@ COLUMNS = {
 }
 
 
-def _cell(label, rounds, epochs):
-  middle = fedepth_middle.get_table()
-  config = middle.rows[label][SPLIT].copy_and_resolve_references()
+def _cell(config, rounds, epochs):
+  config = config.copy_and_resolve_references()
   config.num_rounds = rounds  # The cosine schedule ends with the last round.
   config.local.epochs = epochs
   return config
@@ -31,6 +30,7 @@ def get_table() -> Table:
   Returns:
     The table; the paper's numbers are those of its 500 rounds of ten epochs.
   """
+  middle = fedepth_middle.get_table().rows
   return Table(
       title='FeDepth, Table 2, by rounds and local epochs',
       setting=(
@@ -39,7 +39,10 @@ def get_table() -> Table:
           'not say ten, and the rate falls to the last round of each.'
       ),
       rows={
-          label: {name: _cell(label, *how) for name, how in COLUMNS.items()}
+          label: {
+              name: _cell(middle[label][SPLIT], *how)
+              for name, how in COLUMNS.items()
+          }
           for label in ROWS
       },
       paper={
