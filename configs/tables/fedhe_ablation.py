@@ -30,10 +30,11 @@ def cell(
     noise: float = 0.0,
     dropout: float | None = None,
     split: str = '',
+    models: str = 'homogeneous',
 ):
   """The config of a method of `METHODS` with values of `COLUMNS`."""
   get_config, variants = method
-  config = get_config(f'fedhe,cifar10,cpu,homogeneous,{variants},{split}')
+  config = get_config(f'fedhe,cifar10,cpu,{models},{variants},{split}')
   config.train_size = 10 * images
   config.label_noise = noise
   config.model.dropout = dropout
