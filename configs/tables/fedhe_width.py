@@ -23,12 +23,13 @@ def _cell(row: str, width: float, images: int, rounds: int, models: str):
   )
   config.model.width = width
   config.num_rounds = rounds
+  # Ten curve points at most: an evaluation takes as long as many rounds.
   config.eval_every = config.checkpoint_every = 50 if images == 500 else 200
   return config
 
 
 def get_table() -> Table:
-  """Two rows; four widths, three of them with the paper's images; one seed.
+  """Two rows; seven columns, three with the paper's images; one seed.
 
   Run: `python -m launch.sweep --table=fedhe_width --data_dir=DIR`. The width
   1/8 is a column of `fedhe_ablation`.
