@@ -197,6 +197,22 @@ def test_panels_without_a_common_label_are_listed_by_title(tmp_path, figures):
   assert named == ['IID', 'a', 'two labels', 'b']
 
 
+@pytest.mark.parametrize('longest, shared', [(300, True), (301, False)])
+def test_short_panels_are_not_drawn_on_a_long_axis(
+    tmp_path, figures, longest, shared
+):
+  ends = {'long': longest, 'short': 100, 'a': 100, 'b': 100, 'c': 100}
+  panels = {name: {'x': ([0, end], [0, 1])} for name, end in ends.items()}
+  pictures.draw_curves(panels, tmp_path / 'a.png', 'Accuracy')
+  long, short, *_ = figures[0].axes
+  assert long.get_ylim() == short.get_ylim()
+  assert (long.get_xlim() == short.get_xlim()) == shared
+  for axes in (long, short):  # Of the upper row.
+    assert axes.xaxis.get_tick_params()['labelbottom'] != shared
+    assert not axes.get_xlabel()
+  assert not short.yaxis.get_tick_params()['labelleft']
+
+
 def test_dots_stand_in_natural_order_with_the_tables_deviation(
     tmp_path, figures
 ):

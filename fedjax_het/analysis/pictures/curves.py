@@ -7,6 +7,8 @@ import numpy as np
 from fedjax_het.analysis.pictures import style
 
 _MOST_MARKS = 12
+# Panels share their x axis up to this ratio of the longest to the shortest.
+_LONGEST = 3
 
 
 def draw_curves(
@@ -24,7 +26,9 @@ def draw_curves(
   Args:
     panels: {title: {label: (x, values)}}, a panel for each title; '' for no
       title. x is [R]; values are [R], or [S, R] for S runs, plotted as mean
-      and band of +- one sample deviation over runs. NaN leaves a gap.
+      and band of +- one sample deviation over runs. NaN leaves a gap. The
+      panels share their x axis, unless one is over three times as long as
+      another; they share their y axis.
     path: File to write; .png, .pdf or .svg.
     ylabel: Label of the y axis.
     looks: {label: look} of all labels; None for looks in the order of labels.
@@ -55,7 +59,7 @@ def draw_curves(
     raise ValueError('There is no curve to draw: panels are empty.')
   looks = looks or style.looks_by_place(labels)
   with style.drawing():
-    figure, every = style.panels_of([*panels])
+    figure, every = style.panels_of([*panels], sharex=_alike(panels))
     for title, axes in every.items():
       for label, curve in panels[title].items():
         _draw_curve(axes, looks[label], label, *curve)
@@ -75,6 +79,15 @@ def draw_curves(
     if len(labels) > 1:
       style.add_legend(figure, looks, panels, lines=True)
     return style.save(figure, path)
+
+
+def _alike(panels) -> bool:
+  """Whether the panels' curves end at numbers of like size."""
+  ends = [
+      max(np.max(rounds, initial=0) for rounds, _ in series.values())
+      for series in panels.values()
+  ]
+  return max(ends) <= _LONGEST * min(ends)
 
 
 def _mark(axes, labels: Mapping[float, str]) -> None:

@@ -179,7 +179,7 @@ def shades():
   return shades.with_extremes(bad='#d0d0d0')
 
 
-def panels_of(names, *, width=None, height=None, most=3):
+def panels_of(names, *, width=None, height=None, most=3, sharex=True):
   """Creates a figure with one titled panel per name.
 
   Args:
@@ -188,9 +188,10 @@ def panels_of(names, *, width=None, height=None, most=3):
       there are several in a row.
     height: Height of a panel; None likewise.
     most: Largest number of panels in a row.
+    sharex: Whether the panels share their x axis. They share their y axis.
 
   Returns:
-    The figure and {name: axes}. The panels share their axes.
+    The figure and {name: axes}.
   """
   matplotlib = import_matplotlib()
   columns = 2 if len(names) == 4 else min(len(names), most)
@@ -203,7 +204,7 @@ def panels_of(names, *, width=None, height=None, most=3):
   )
   grid = list(
       figure.subplots(
-          rows, columns, sharex=True, sharey=True, squeeze=False
+          rows, columns, sharex=sharex, sharey=True, squeeze=False
       ).flat
   )
   axes = dict(zip(names, grid, strict=False))
@@ -224,6 +225,8 @@ def wrapped(title: str, width: float) -> str:
 def name_axes(axes, **labels) -> None:
   """Labels the x axes of the lowest panels and the y axes of the leftmost.
 
+  A panel that shares its x axis with none keeps its numbers.
+
   Args:
     axes: All panels, in order.
     **labels: `xlabel` and `ylabel`.
@@ -233,6 +236,8 @@ def name_axes(axes, **labels) -> None:
     one.label_outer()
     if i + one.get_gridspec().ncols >= len(axes):  # No panel is below.
       one.set(xlabel=labels.get('xlabel', ''))
+      one.tick_params(labelbottom=True)
+    if len(one.get_shared_x_axes().get_siblings(one)) == 1:
       one.tick_params(labelbottom=True)
 
 
