@@ -234,10 +234,11 @@ def name_axes(axes, **labels) -> None:
   for i, one in enumerate(axes):
     one.set(**labels)
     one.label_outer()
-    if i + one.get_gridspec().ncols >= len(axes):  # No panel is below.
+    lowest = i + one.get_gridspec().ncols >= len(axes)
+    alone = len(one.get_shared_x_axes().get_siblings(one)) == 1
+    if lowest:
       one.set(xlabel=labels.get('xlabel', ''))
-      one.tick_params(labelbottom=True)
-    if len(one.get_shared_x_axes().get_siblings(one)) == 1:
+    if lowest or alone:
       one.tick_params(labelbottom=True)
 
 
