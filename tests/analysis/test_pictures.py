@@ -197,6 +197,22 @@ def test_panels_without_a_common_label_are_listed_by_title(tmp_path, figures):
   assert named == ['IID', 'a', 'two labels', 'b']
 
 
+@pytest.mark.parametrize('title, lines', [
+    ('a title of three words and five', ['a title of three words and five']),
+    ('this title ends with a last word 0.5', [
+        'this title ends with', 'a last word 0.5',
+    ]),
+    ('batch norm and 30 % wrong labels', [
+        'batch norm and', '30 % wrong labels',
+    ]),
+    ('and ' + 30 * 'b', ['and', 30 * 'b']),
+    (40 * 'b', [31 * 'b', 9 * 'b']),
+    ('', ['']),
+])  # fmt: skip
+def test_lines_of_a_title_are_about_equally_long(title, lines):
+  assert style.wrapped(title, 3.9).split('\n') == lines
+
+
 @pytest.mark.parametrize('longest, shared', [(300, True), (301, False)])
 def test_short_panels_are_not_drawn_on_a_long_axis(
     tmp_path, figures, longest, shared

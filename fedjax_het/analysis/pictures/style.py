@@ -218,8 +218,16 @@ def panels_of(names, *, width=None, height=None, most=3, sharex=True):
 
 def wrapped(title: str, width: float) -> str:
   """Breaks a title into lines for a panel of a width in inches."""
+  # No line begins with a percent sign.
+  title = title.replace(' %', '\u00a0%')
   # An inch fits about 12 characters; legends take some of the width.
-  return '\n'.join(textwrap.wrap(title, int(8 * width)))
+  most = int(8 * width)
+  count = len(textwrap.wrap(title, most))
+  # The shortest lines of the same number, so that no single word is the last.
+  shortest = max(1, *map(len, title.split(' ')))
+  while most > shortest and len(textwrap.wrap(title, most - 1)) <= count:
+    most -= 1
+  return '\n'.join(textwrap.wrap(title, most)).replace('\u00a0', ' ')
 
 
 def name_axes(axes, **labels) -> None:
