@@ -182,10 +182,10 @@ def main(argv: Sequence[str]) -> None:
       overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
     folders = [_existing(name) for name in options.reuse]
     if options.dry_run:
-      shown = sweep_preview.lines(
+      for text in sweep_preview.lines(
           part, out, workdirs, overrides=overrides, reuse=folders
-      )
-      print('\n'.join(shown))
+      ):
+        print(text)
       return
     sweep.copy_cells(part, out, folders, announce=announce)
     if options.costs:

@@ -1,6 +1,6 @@
 """Preview of a results table without training: states and times of cells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import json
 import os
@@ -29,8 +29,10 @@ def lines(
     *,
     overrides: Mapping[str, Any] | None = None,
     reuse: Sequence[str | os.PathLike] = (),
-) -> list[str]:
+) -> Iterator[str]:
   """Describes the cells of a table; one local step per setting is timed.
+
+  Where data is absent, cells and states are listed without times.
 
   Args:
     table: The table.
@@ -39,16 +41,17 @@ def lines(
     overrides: {dotted key: value} set in every config, such as `data_dir`.
     reuse: Folders of other tables' results, as of `copy_cells`.
 
-  Returns:
+  Yields:
     Lines of text; a table is one entry of several lines.
 
   Raises:
     ValueError: As `build`, or if a stored result is of another config.
-    FileNotFoundError: As `build`.
+    FileNotFoundError: As `build`, after the last line.
   """
   rows = [['cell', 'state', 'rounds left', 'local training']]
   rounds: dict[str, float | None] = {}  # {setting: seconds of a round}
   total, unknown, number = 0.0, 0, 0
+  absent = None
   for job in jobs(table, out, workdirs, overrides or {}):
     state, left = _state(job, reuse)
     if not left:
@@ -56,7 +59,10 @@ def lines(
       continue
     setting = _setting(job.config)
     if setting not in rounds:
-      rounds[setting] = _round_seconds(job)
+      try:
+        rounds[setting] = _round_seconds(job)
+      except FileNotFoundError as e:
+        absent, rounds[setting] = e, None
     once = rounds[setting]
     number += 1
     if once is None:
@@ -65,17 +71,22 @@ def lines(
       total += left * once
     shown = '-' if once is None else tables.duration(left * once)
     rows.append([job.name, state, str(left), shown])
-  found = [tables.as_text(rows), '']
-  if number:
+  yield tables.as_text(rows)
+  yield ''
+  if absent is not None:
+    yield f'{number} cells to run.'
+  elif number:
     text = f'{number} cells to run: about {tables.duration(total)} of plain '
     text += 'local training on one device'
     if unknown:
       text += f', without {unknown} whose backend trains several at once'
-    found.append(
+    yield (
         f'{text}. Compilation, evaluation and what methods add are not '
         'included.'
     )
-  return [*found, 'Nothing was run.']
+  yield 'Nothing was run.'
+  if absent is not None:
+    raise absent
 
 
 def _state(job: Job, reuse) -> tuple[str, int]:

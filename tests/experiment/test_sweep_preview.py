@@ -96,4 +96,4 @@ def test_a_table_that_is_done_needs_no_time(tmp_path):
   broken = tmp_path / 'cells' / 'done-3.json'
   broken.write_text('{')
   with pytest.raises(ValueError, match=r'done-3\.json is damaged'):
-    sweep_preview.lines(table, tmp_path, tmp_path / 'runs')
+    next(sweep_preview.lines(table, tmp_path, tmp_path / 'runs'))

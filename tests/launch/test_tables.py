@@ -96,6 +96,19 @@ def test_a_dry_run_lists_cells_and_writes_nothing(tmp_path):
   assert last == 'Nothing was run.' and not [*tmp_path.iterdir()]
 
 
+def test_a_dry_run_lists_cells_of_a_data_set_that_is_absent(tmp_path):
+  part = '--table=fedhe_width', '--rows=Private', '--cols=width_1_8,width_1_4'
+  done = fork('sweep', *part, '--dry_run', cwd=tmp_path)
+  assert refused(done).startswith('cifar10 needs data_dir, a folder that holds')
+  _, _, *cells, blank, total, last = done.stdout.splitlines()
+  assert [line.split()[2:] for line in cells] == [
+      [f'1/{width},', 'seed', '0', 'not', 'begun', '500', '-']
+      for width in (8, 4)
+  ]
+  assert (total, last) == ('2 cells to run.', 'Nothing was run.')
+  assert not blank and not [*tmp_path.iterdir()]
+
+
 def error(function, *args):
   with pytest.raises(ValueError) as raised:
     function(*args)
