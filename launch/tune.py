@@ -4,7 +4,7 @@ r"""Measures this machine's speeds, which runs with `auto` follow on a CPU.
   python -m launch.tune --show
 
 Times local training of seven small nets with XLA's and oneDNN's convolutions,
-on one device and on one device per core (at most 16), in about a minute. Let
+on one device and on one device per core (at most 16), in a minute or two. Let
 the machine be idle. The speeds are a file in the user's cache folder, for this
 processor, number of cores and version of jaxlib. New runs then take the form
 that is predicted to end first; runs that were begun before keep theirs, since
@@ -24,8 +24,9 @@ def define_flags() -> None:
   flags.DEFINE_bool('show', False, 'Print what was measured, and stop.')
   flags.DEFINE_bool('quick', False, 'Tiny batches, to test the command.')
   flags.DEFINE_float(
-      'seconds', 60.0, 'No further net is begun after this time.', 0.0
-  )
+      'seconds', None,
+      'No further net is begun after this time, instead of two minutes.', 0.0,
+  )  # fmt: skip
 
 
 def lines(table) -> Iterator[str]:
@@ -84,9 +85,8 @@ def _measure(values):
         f'Warning: other processes run (load {load:.1f}); measure again when '
         'the machine is idle.'
     )
-  table = tune.measure(
-      seconds=values.seconds, small=values.quick, say=terminal.show
-  )
+  limit = {} if values.seconds is None else dict(seconds=values.seconds)
+  table = tune.measure(**limit, small=values.quick, say=terminal.show)
   tuned.write(table)
   return table
 

@@ -238,10 +238,10 @@ def _line(form: Form, devices: bool) -> str:
   elif form.date:
     how += (
         f' follow measurements on another machine ({form.machine}); '
-        '`fedjax-het tune` measures this one in a minute.'
+        '`fedjax-het tune` measures this one in a minute or two.'
     )
   else:
-    how += ': not measured here; `fedjax-het tune` measures in a minute.'
+    how += ': not measured here; `fedjax-het tune` measures in a minute or two.'
   return how[0].upper() + how[1:]
 
 
@@ -276,7 +276,9 @@ def _measured(
         'processes run (load %.1f).', how, load,
     )  # fmt: skip
     return table
-  _log.info('%s: measuring this machine first, once, for a minute ...', how)
+  _log.info(
+      '%s: measuring this machine first, once, for a minute or two ...', how
+  )
   return tune.measure_apart() or table
 
 

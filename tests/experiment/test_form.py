@@ -121,6 +121,24 @@ def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
   assert form_lib._nearest(DENSE, measured) is None
 
 
+@pytest.mark.parametrize('model, shape, near', [
+    ('fedhe_cnn9', (32, 32, 3), 'wide convolutions'),
+    ('fedhe_cnn5', (28, 28, 1), 'wide convolutions'),
+    ('fedhe_cnn0', (32, 32, 3), 'wide convolutions, large maps'),
+    ('resnet18', (32, 32, 3), 'wide convolutions'),
+    ('preresnet20', (32, 32, 3), 'thin convolutions'),
+    ('mlp', (8, 8, 1), 'small dense'),
+])  # fmt: skip
+def test_models_of_papers_are_near_a_net_of_their_kind(model, shape, near):
+  cases = {
+      name: tuned.Case(form_lib.describe(work.make()), ())
+      for name, work in tune._NETS.items()
+  }
+  net = form_lib.describe(create(model, shape, 10))
+  found = form_lib._nearest(net, tuned.Table(DATE, 1, cases))
+  assert found is cases[near]
+
+
 def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
   federation = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
 
@@ -156,7 +174,7 @@ def test_without_a_table_nothing_is_chosen(folder, caplog):
   assert chosen(tiny_config()) == form_lib.PLAIN
   assert caplog.messages[-1] == (
       "XLA's convolutions on one device: not measured here; `fedjax-het tune` "
-      'measures in a minute.'
+      'measures in a minute or two.'
   )
 
 
@@ -174,7 +192,7 @@ def test_speeds_of_another_machine_choose_until_this_one_is_measured(
   assert caplog.messages[-1] == (
       f"XLA's convolutions on {DEVICES} CPU devices follow measurements on "
       f'another machine ({other.machine}); `fedjax-het tune` measures this one '
-      'in a minute.'
+      'in a minute or two.'
   )
   # oneDNN's programs are compiled at each start, so that a run below a minute
   # uses XLA's, though oneDNN is predicted to end first.
