@@ -9,41 +9,31 @@ from fedjax_het.reporting.results_table import Table
 
 
 class _Column(NamedTuple):
-  """A setting: clients, images of each, wrong labels, dropout, width, rounds.
+  """A setting; rounds None is as many as a client has images.
 
   Dropout None is the paper's.
   """
 
-  clients: int
   images: int
-  noise: float
-  dropout: float | None
-  width: float
-  rounds: int
+  clients: int = 1
+  noise: float = 0.0
+  dropout: float | None = None
+  width: float = 0.125
+  rounds: int | None = None
 
 
 COLUMNS = {
-    'ten clients and 500 images and no dropout': _Column(
-        10, 500, 0.0, 0.0, 0.125, 500
-    ),
-    'one client and 500 images and no dropout': _Column(
-        1, 500, 0.0, 0.0, 0.125, 500
-    ),
-    'one client and 500 images and 30 % wrong': _Column(
-        1, 500, 0.3, None, 0.125, 500
-    ),
-    'one client and 5000 images': _Column(1, 5000, 0.0, None, 0.125, 5000),
-    'one client and 5000 images and 30 % wrong': _Column(
-        1, 5000, 0.3, None, 0.125, 5000
-    ),
-    'one client and 5000 images and no dropout': _Column(
-        1, 5000, 0.0, 0.0, 0.125, 5000
-    ),
+    'ten clients and 500 images and no dropout': _Column(500, 10, dropout=0.0),
+    'one client and 500 images and no dropout': _Column(500, dropout=0.0),
+    'one client and 500 images and 30 % wrong': _Column(500, noise=0.3),
+    'one client and 5000 images': _Column(5000),
+    'one client and 5000 images and 30 % wrong': _Column(5000, noise=0.3),
+    'one client and 5000 images and no dropout': _Column(5000, dropout=0.0),
     'one client and 5000 images and no dropout and 30 % wrong': _Column(
-        1, 5000, 0.3, 0.0, 0.125, 5000
+        5000, noise=0.3, dropout=0.0
     ),
     'one client and 5000 images and width 1': _Column(
-        1, 5000, 0.0, None, 1.0, 2000
+        5000, width=1.0, rounds=2000
     ),
 }
 # (Method, options that differ from its own); the first two for all columns, the
@@ -71,8 +61,8 @@ def _cell(row: str, column: _Column):
   config.groups = {name: column.clients for name in config.groups}
   config.train_size = column.clients * column.images
   config.model.width = column.width
-  config.num_rounds = column.rounds
-  if column.width == 1:
+  if column.rounds is not None:
+    config.num_rounds = column.rounds
     config.eval_every = config.checkpoint_every = 200  # As in `fedhe_width`.
   return config
 
