@@ -2,68 +2,67 @@
 
 from typing import NamedTuple
 
-from fedjax_het.configs.tables import fedhe_ablation
+from fedjax_het.configs.tables import fedhe_ablation, fedhe_width
 
-from fedjax_het.configs import fedhe
 from fedjax_het.reporting.results_table import Table
 
 
 class _Column(NamedTuple):
-  """A setting; rounds None is as many as a client has images.
+  """A column of another table, with another number of clients."""
 
-  Dropout None is the paper's.
-  """
-
-  images: int
+  table: Table
+  name: str
   clients: int = 1
-  noise: float = 0.0
-  dropout: float | None = None
-  width: float = 0.125
-  rounds: int | None = None
 
 
+_ABLATION, _WIDTH = fedhe_ablation.get_table(), fedhe_width.get_table()
+_FITTED = '500 images and right labels and no dropout and IID'
 COLUMNS = {
-    'ten clients and 500 images and no dropout': _Column(500, 10, dropout=0.0),
-    'one client and 500 images and no dropout': _Column(500, dropout=0.0),
-    'one client and 500 images and 30 % wrong': _Column(500, noise=0.3),
-    'one client and 5000 images': _Column(5000),
-    'one client and 5000 images and 30 % wrong': _Column(5000, noise=0.3),
-    'one client and 5000 images and no dropout': _Column(5000, dropout=0.0),
+    'ten clients and 500 images and no dropout': _Column(
+        _ABLATION, _FITTED, 10
+    ),
+    'one client and 500 images and no dropout': _Column(_ABLATION, _FITTED),
+    'one client and 500 images and 30 % wrong': _Column(
+        _ABLATION, '500 images and 30 % wrong and dropout and IID'
+    ),
+    'one client and 5000 images': _Column(
+        _ABLATION, '5000 images and right labels and dropout and IID'
+    ),
+    'one client and 5000 images and 30 % wrong': _Column(
+        _ABLATION, '5000 images and 30 % wrong and dropout and IID'
+    ),
+    'one client and 5000 images and no dropout': _Column(
+        _ABLATION, '5000 images and right labels and no dropout and IID'
+    ),
     'one client and 5000 images and no dropout and 30 % wrong': _Column(
-        5000, noise=0.3, dropout=0.0
+        _ABLATION, '5000 images and 30 % wrong and no dropout and IID'
     ),
     'one client and 5000 images and width 1': _Column(
-        5000, width=1.0, rounds=2000
+        _WIDTH, 'width 1 and 5000 images'
     ),
 }
-# (Method, options that differ from its own); the first two for all columns, the
-# others for those with 500 images and no dropout.
+# (Row of these tables, options that differ); in all columns the first two.
 ROWS = {
-    'Private': (fedhe_ablation.METHODS['Private'], {}),
-    'FedHe': (fedhe_ablation.METHODS['FedHe'], {}),
-    'FedHe as coded': (fedhe_ablation.METHODS['FedHe as coded'], {}),
+    'Private': ('Private', {}),
+    'FedHe': ('FedHe', {}),
+    'FedHe as coded': ('FedHe as coded', {}),
     'FedHe of the last uploads': (
-        (fedhe.get_config, 'latest'), {'plus_one': False}
+        'FedHe', dict(store='latest', plus_one=False)
     ),
     'FedHe with a tenth of the logit loss': (
-        fedhe_ablation.METHODS['FedHe'], {'distill_weight': 0.1}
+        'FedHe', dict(distill_weight=0.1)
     ),
-    'FD': (fedhe_ablation.METHODS['FD'], {}),
+    'FD': ('FD', {}),
 }  # fmt: skip
 
 
 def _cell(row: str, column: _Column):
   method, options = ROWS[row]
-  config = fedhe_ablation.cell(
-      method, column.images, column.noise, column.dropout
-  )
+  config = column.table.rows[method][column.name].copy_and_resolve_references()
   config.algorithm.update(options)
-  config.groups = {name: column.clients for name in config.groups}
-  config.train_size = column.clients * column.images
-  config.model.width = column.width
-  if column.rounds is not None:
-    config.num_rounds = column.rounds
-    config.eval_every = config.checkpoint_every = 200  # As in `fedhe_width`.
+  ((model, before),) = config.groups.items()
+  config.groups[model] = column.clients
+  config.train_size = config.train_size // before * column.clients
   return config
 
 
@@ -71,11 +70,8 @@ def _belongs(row: str, column: _Column) -> bool:
   if row in ('Private', 'FedHe'):
     return True
   # FD leaves a client's own probabilities out: alone it is local training.
-  alone = column.clients == 1
-  return (
-      (column.images, column.dropout) == (500, 0.0)
-      and not (row == 'FD' and alone)
-  )  # fmt: skip
+  trains_alone = row == 'FD' and column.clients == 1
+  return column.name == _FITTED and not trains_alone
 
 
 def get_table() -> Table:
