@@ -28,7 +28,7 @@ import fractions
 
 from absl import flags
 
-from . import terminal, train
+from . import config_command, terminal
 
 _SHARES = ('1/6', '1/3', '1/2', '1')
 
@@ -339,7 +339,7 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het import experiment
   from fedjax_het.experiment.cache import enable_compilation_cache
 
-  config = flags.FLAGS.config
+  config = config_command.CONFIG.value
   try:
     experiment.check(config)
     if config.compilation_cache:
@@ -352,13 +352,13 @@ def main(argv: Sequence[str]) -> None:
     if flags.FLAGS.paper_table and flags.FLAGS.picture:
       draw_shares(flags.FLAGS.picture, flags.FLAGS.measure)
   except (FileNotFoundError, ImportError, ValueError) as e:
-    train.fail(e, 2)
+    terminal.fail(e, 2)
 
 
 def run() -> None:
   """Runs the program."""
   define_flags()
-  terminal.run(main, train.parse_flags, __doc__)
+  terminal.run(main, config_command.parse_flags, __doc__)
 
 
 if __name__ == '__main__':

@@ -29,7 +29,7 @@ import contextlib
 
 from absl import flags
 
-from . import terminal, train
+from . import config_command, terminal
 from .stored_runs import names_of, network_of, networks, open_runs
 from .terminal import fail, folder
 
@@ -41,6 +41,9 @@ def define_flags() -> None:
   flags.DEFINE_integer('num_clients', 20, 'Clients to compare, at most.')
   flags.DEFINE_list(
       'workdirs', None, 'Folders of stored runs, to be compared by stage.'
+  )
+  flags.DEFINE_string(
+      'workdir', None, 'Folder of the run; a new one under ./runs by default.'
   )
 
 
@@ -261,7 +264,7 @@ def main(argv: Sequence[str]) -> None:
 def run() -> None:
   """Runs the program."""
   define_flags()
-  terminal.run(main, train.parse_flags, __doc__)
+  terminal.run(main, config_command.parse_flags, __doc__)
 
 
 if __name__ == '__main__':

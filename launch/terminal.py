@@ -80,8 +80,16 @@ def _flags() -> str:
     if module == sys.argv[0] or module.startswith(f'{__package__}.'):
       for flag in sorted(found, key=lambda flag: flag.name):
         no = '[no]' * bool(flag.boolean)
-        lines.append(f'  --{no}{flag.name}: {flag.help}')
+        lines.append(f'  --{no}{flag.name}: {flag.help}{_default(flag)}')
   return '\n'.join(lines)
+
+
+def _default(flag: flags.Flag) -> str:
+  """The end of a flag's line: its default, unless it is none, empty or false."""
+  quoted = flag.default_as_str
+  if quoted in (None, "''", "'false'"):
+    return ''
+  return f' Default: {quoted[1:-1]}.'
 
 
 def show(text: str) -> None:

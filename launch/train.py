@@ -27,10 +27,9 @@ from absl import flags
 from absl import logging as absl_logging
 import tqdm
 
-from . import config_flag, distributed, stopping, terminal
+from . import config_command, config_flag, distributed, stopping, terminal
 from .terminal import CommandError, expanded, fail, folder, line
 
-_CONFIG = config_flag.define()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run; a new one under ./runs by default.'
 )
@@ -45,12 +44,6 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 )
 _PROCESS_ID = flags.DEFINE_integer(
     'process_id', None, 'Which this is, from 0, where JAX cannot find it.'
-)
-_PLAN = flags.DEFINE_enum(
-    'plan',
-    None,
-    ('paper', 'measured'),
-    "Memory estimate of FeDepth's schedules; else as the config says.",
 )
 _PRINT_CONFIG = flags.DEFINE_bool(
     'print_config', False, 'Print the config with all its entries, and stop.'
@@ -75,25 +68,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   """
   _typed[:] = argv[1:]
   try:
-    argv = config_flag.with_config(terminal.with_flagfiles(argv))
-    notes = config_flag.check(argv)
-    sys.argv = argv  # The config flag reads its overrides from there.
-    rest = terminal.read_expanded(argv)
-    if len(rest) > 1:
-      raise CommandError(
-          f'Unexpected argument {rest[1]!r}; options look like --workdir=DIR.'
-      )
-    if _PLAN.value is not None:
-      section = _CONFIG.value.algorithm
-      if 'plan' not in section:
-        raise CommandError(f'--plan is for fedepth, not for {section.name}.')
-      section.plan = _PLAN.value
+    rest = config_command.read_flags(argv)
     if not _DISTRIBUTED.value:
       for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
         if flag.value is not None:
           raise CommandError(f'--{flag.name} needs --distributed.')
-    for note in notes:
-      print(f'Note: {note}', file=sys.stderr)
     return rest
   except CommandError as e:
     if '--debug' in argv:
@@ -159,7 +138,7 @@ def main(argv: Sequence[str]) -> None:
   first = processes.is_first()
   log = logging.getLogger('fedjax_het')
   log.setLevel(logging.INFO if first else logging.ERROR)
-  config = _CONFIG.value
+  config = config_command.CONFIG.value
   progress = None
   workdir = None
   try:

@@ -92,9 +92,10 @@ def with_wrong_labels(labels, share, num_classes, *, seed):
     other classes.
 
   Raises:
-    ValueError: If `share` is outside [0, 1).
+    ValueError: If `share` is outside [0, 1), or C is less than 2.
   """
   between(0, 1, below=True, share=share)
+  at_least(2, num_classes=num_classes)
   labels = np.array(labels)
   rng = assignment.generator(seed, 2**31 - 2)  # A separate stream.
   wrong = rng.permutation(len(labels))[: round(share * len(labels))]

@@ -107,7 +107,7 @@ def build(
   groups = {name: group_spec(config, name) for name in config.groups}
   num_clients = sum(spec.clients for spec in groups.values())
   dataset = load_entries(*(config[entry] for entry in ENTRIES))
-  dataset = examples.subset_with_noise(config, dataset)
+  dataset = examples.subset(config, dataset)
   if num_clients > len(dataset.train_labels):
     raise ValueError(
         f'groups hold {num_clients} clients, more than the '
@@ -117,6 +117,7 @@ def build(
   parts, public = examples.assign(config, dataset.train_labels, num_clients)
   own_tests = examples.own_tests(config, dataset, parts)
   parts, validation = examples.hold_out(config, parts, dataset.train_labels)
+  dataset = examples.with_noise(config, dataset)
   _check_batch_size(config, parts)
   _warn_of_small_batches(config.local, groups.values(), parts)
   group_of = np.array(

@@ -31,37 +31,57 @@ def naming(section: str) -> Iterator[None]:
     raise ValueError(f'{section}: {e}') from e
 
 
-def subset_with_noise(config, dataset: Dataset) -> Dataset:
-  """Applies `train_size` and `label_noise`.
+def subset(config, dataset: Dataset) -> Dataset:
+  """Takes `train_size` of the training examples.
 
   Args:
     config: The config.
     dataset: The data set.
 
   Returns:
-    The data set with these changes to its training examples.
+    The data set with these training examples alone.
 
   Raises:
     ValueError: If `train_size` exceeds the training set.
   """
   images, labels = dataset.train_images, dataset.train_labels
-  if config.train_size is not None and config.train_size != len(labels):
-    if config.train_size > len(labels):
-      raise ValueError(
-          f'train_size={config.train_size} is more than the {len(labels)} '
-          f'training examples of {config.dataset}.'
-      )
-    seed = config.partition.seed
-    used, _ = split_public(labels, config.train_size, seed=seed)
-    images, labels = images[used], labels[used]
-  if config.label_noise:
+  if config.train_size in (None, len(labels)):
+    return dataset
+  if config.train_size > len(labels):
+    raise ValueError(
+        f'train_size={config.train_size} is more than the {len(labels)} '
+        f'training examples of {config.dataset}.'
+    )
+  used, _ = split_public(labels, config.train_size, seed=config.partition.seed)
+  return dataset._replace(train_images=images[used], train_labels=labels[used])
+
+
+def with_noise(config, dataset: Dataset) -> Dataset:
+  """Replaces the share `label_noise` of the training labels by wrong ones.
+
+  Examples are assigned to clients by their right labels, before this, so that
+  the level of noise does not change who holds which.
+
+  Args:
+    config: The config.
+    dataset: The data set.
+
+  Returns:
+    The data set with these labels.
+
+  Raises:
+    ValueError: If there is no other class.
+  """
+  if not config.label_noise:
+    return dataset
+  with naming(f'label_noise={config.label_noise}'):
     labels = with_wrong_labels(
-        labels,
+        dataset.train_labels,
         config.label_noise,
         dataset.num_classes,
         seed=config.partition.seed,
     )
-  return dataset._replace(train_images=images, train_labels=labels)
+  return dataset._replace(train_labels=labels)
 
 
 def resize(dataset: Dataset, size: int | None) -> Dataset:

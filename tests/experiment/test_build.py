@@ -76,6 +76,28 @@ def test_fewer_examples_and_wrong_labels():
   )
 
 
+@pytest.mark.parametrize(
+    'partition',
+    [
+        dict(name='dirichlet', alpha=0.5, seed=0),
+        dict(name='shards', shards_per_client=2, seed=0),
+    ],
+)
+def test_wrong_labels_leave_the_partition_as_it_is(partition):
+  settings = dict(partition=partition, personal_test=True, validation=0.1)
+  few = experiment.build(tiny_config(**settings))
+  noisy = experiment.build(tiny_config(**settings, label_noise=0.3))
+  wrong = noisy.dataset.train_labels != few.dataset.train_labels
+  assert np.sum(wrong) == round(0.3 * len(wrong))
+  for of_few, of_noisy in (
+      (few.parts, noisy.parts),
+      (few.own_tests, noisy.own_tests),
+      ([few.validation], [noisy.validation]),
+  ):
+    for few_part, noisy_part in zip(of_few, of_noisy, strict=True):
+      np.testing.assert_array_equal(few_part, noisy_part)
+
+
 def test_refuses_more_clients_than_examples():
   config = tiny_config()
   config.groups.small.clients = 1442
