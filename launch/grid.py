@@ -29,11 +29,12 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
     The table.
 
   Raises:
-    CommandError: If an entry is unknown, a value is of the wrong type, or the
-      grid is too large.
+    CommandError: If an entry is unknown, a value is of the wrong type, the
+      grid is too large, or the config has seeds that differ.
   """
   from fedjax_het.reporting.results_table import Table, slug
 
+  _check_seeds(config)
   points = _points(config, text, samples, seed)
   rows = {_label(point): _with(config, point) for point in points}
   if len({slug(label) for label in rows}) < len(rows):
@@ -108,6 +109,22 @@ def of_table(
       axis=(text.partition('=')[0].strip(), axis) if one else ('', {}),
   )
   return Found(table, f'grid_{found.name}', found.scale)
+
+
+def _check_seeds(config) -> None:
+  """Raises CommandError for a seed of its own, which a sweep would replace."""
+  from fedjax_het.experiment.sweep_table import SEEDS
+
+  own = dict(
+      sampling_seed=config.sampling_seed,
+      **{'partition.seed': config.partition.get('seed', 0)},
+  )
+  for key, value in own.items():
+    if value not in (0, config.seed):
+      raise CommandError(
+          f'--grid: a run has one seed for {", ".join(SEEDS)}, but {key} is '
+          f'{value} and seed {config.seed}; --seeds={value} sets all.'
+      )
 
 
 def _points(config, text, samples, seed) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def _flags() -> str:
 
 
 def _default(flag: flags.Flag) -> str:
-  """The end of a flag's line: its default, unless it is none, empty or false."""
+  """The end of a flag's line: a default that is not empty or false."""
   quoted = flag.default_as_str
   if quoted in (None, "''", "'false'"):
     return ''

@@ -331,7 +331,8 @@ def _synchronous_timeline(job: Job):
 
   def chunks():
     for first in range(0, job.num_rounds, _COHORTS):
-      yield np.asarray(cohorts(first + jnp.arange(_COHORTS)))
+      of_chunk = np.asarray(cohorts(first + jnp.arange(_COHORTS)))
+      yield of_chunk[: job.num_rounds - first]
 
   fleet = make_fleet(job)
   if any(device.drop_out == 1 for device in fleet.devices):

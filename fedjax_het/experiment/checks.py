@@ -49,7 +49,7 @@ from fedjax_het.options import (
 from fedjax_het.renamed import check_renamed
 
 # Group names that would clash with other keys of a metrics line.
-_RESERVED = ('worst', 'mean')
+_RESERVED = ('worst', 'mean', 'clients', 'all')
 
 
 def check_is_config(config) -> None:
@@ -236,7 +236,7 @@ def _check_groups(config) -> None:
     if not re.fullmatch(r'[\w.-]+', name) or name in _RESERVED:
       raise ValueError(
           f'A group cannot be called {name!r}; use letters, digits and _.-, '
-          f'and not {" or ".join(_RESERVED)}.'
+          f'and none of {", ".join(_RESERVED)}.'
       )
     spec, where = group_spec(config, name), f'groups.{name}'
     method = needs_in(config).known_group_options()

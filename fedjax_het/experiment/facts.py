@@ -1,5 +1,6 @@
 """Facts of a run before its first round: sizes, bytes, versions."""
 
+from collections.abc import Mapping
 import json
 import logging
 import math
@@ -31,8 +32,17 @@ def _bytes(tree) -> int:
   )
 
 
-def fingerprint(experiment: Experiment) -> int:
-  """A CRC-32 of the data and the partition, to identify them."""
+def fingerprint(experiment: Experiment) -> dict[str, int]:
+  """CRC-32s that identify the data and the partition.
+
+  Args:
+    experiment: The experiment.
+
+  Returns:
+    `data`, of all arrays and the clients' examples in turn; and `sizes`, of the
+    number of examples of each client. Checkpoints of older versions have no
+    `sizes`.
+  """
   crc = 0
   data = experiment.dataset
   arrays = (
@@ -44,7 +54,13 @@ def fingerprint(experiment: Experiment) -> int:
   )
   for array in arrays:
     crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view('u1'), crc)
-  return crc
+  sizes = np.array([len(part) for part in experiment.parts], '<i8')
+  return dict(data=crc, sizes=zlib.crc32(sizes.tobytes()))
+
+
+def is_of(notes: Mapping[str, Any], found: Mapping[str, int]) -> bool:
+  """Whether the notes of a checkpoint are of a `fingerprint`."""
+  return all(notes.get(name, crc) == crc for name, crc in found.items())
 
 
 def versions() -> dict[str, str]:
@@ -66,7 +82,8 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     (running statistics of norms), client_bytes (what one client keeps between
     its visits)}; `server_bytes`; `cohort_size`; `partition`, counts [clients,
     classes]; `group_of` [clients]; `test_examples`; `versions`; `metric`, the
-    task's main metric, unless it is accuracy.
+    task's main metric, unless it is accuracy; `personal`, whether each client
+    has a model of its own.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
@@ -102,6 +119,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
           for part in experiment.parts
       ],
       test_examples=len(experiment.dataset.test_labels),
+      personal=algorithm.personal,
       versions=versions(),
       # No metric means accuracy, as in the facts of older runs.
       **({} if main == ACCURACY else dict(metric=main._asdict())),

@@ -39,11 +39,15 @@ def available_bytes() -> int | None:
   for line in _lines('/proc/meminfo'):
     if line.startswith('MemAvailable:'):
       found.append(1024 * int(line.split()[1]))
-  limit, used = (
-      _lines(f'/sys/fs/cgroup/memory.{name}') for name in ('max', 'current')
+  limit, used, stat = (
+      _lines(f'/sys/fs/cgroup/memory.{name}')
+      for name in ('max', 'current', 'stat')
   )
   if limit and used and limit[0].isdigit():
-    found.append(int(limit[0]) - int(used[0]))
+    # Pages of files that were read count as used, but are freed on demand.
+    files = [line for line in stat if line.startswith('inactive_file ')]
+    cached = sum(int(line.split()[1]) for line in files)
+    found.append(int(limit[0]) - int(used[0]) + cached)
   if pages := _lines('/proc/self/statm'):
     import resource  # Windows lacks it, and statm.
 

@@ -285,7 +285,7 @@ def _restore(run: Run) -> Trained:
     checkpoints.close()
   if restored is None:
     raise FileNotFoundError(f'{folder} holds no checkpoint.')
-  if restored.notes['data'] != facts_lib.fingerprint(experiment):
+  if not facts_lib.is_of(restored.notes, facts_lib.fingerprint(experiment)):
     raise ValueError(
         'The data or their partition are not those of the run in '
         f'{run.workdir}; give their place by data_dir or data_file.'

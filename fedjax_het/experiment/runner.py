@@ -276,10 +276,9 @@ def _begin(
 ) -> tuple[State, list[metrics.Row], dict[str, Any]]:
   """The state to continue from, the rows before it, and notes to store."""
   path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
-  notes = dict(
-      data=facts_lib.fingerprint(experiment), versions=facts_lib.versions()
-  )
-  processes.check_same(notes['data'], 'the same data and partition')
+  fingerprint = facts_lib.fingerprint(experiment)
+  notes = dict(fingerprint, versions=facts_lib.versions())
+  processes.check_same(fingerprint, 'the same data and partition')
   restored = processes.together(
       lambda: checkpoints.restore(driver.shapes(), driver.on_host)
   )
@@ -292,7 +291,7 @@ def _begin(
     checkpoints.save(0, state, notes)
     checkpoints.wait()
     return state, [], notes
-  if restored.notes['data'] != notes['data']:
+  if not facts_lib.is_of(restored.notes, fingerprint):
     raise processes.on_all(
         ValueError(
             f'The data or their partition are not those with which the run in '

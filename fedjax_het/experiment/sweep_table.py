@@ -18,7 +18,7 @@ SEEDS = ('seed', 'sampling_seed', 'partition.seed')
 # Entries of a config that change a cell's numbers by rounding at most.
 _IRRELEVANT = (
     'data_dir', 'data_file', 'compilation_cache', 'tensorboard',
-    'conv_backend', 'callbacks',
+    'conv_backend',
 )  # fmt: skip
 
 
@@ -178,4 +178,9 @@ def _check_numbers(name: str, values: Sequence[Any]) -> None:
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
   """The top level of a config without entries that do not change results."""
-  return {k: v for k, v in config.items() if k not in _IRRELEVANT}
+  kept = {k: v for k, v in config.items() if k not in _IRRELEVANT}
+  callbacks = kept.pop('callbacks', {})
+  if callbacks.get('patience') is not None:  # It decides when a run ends.
+    names = ('patience', 'metric', 'mode')
+    kept['callbacks'] = {name: callbacks.get(name) for name in names}
+  return kept

@@ -51,9 +51,10 @@ def new_workdir(config, parent: str | os.PathLike = 'runs') -> pathlib.Path:
     parent: Its parent folder.
 
   Returns:
-    A path such as runs/fedin-digits-dirichlet-20260131-235959.
+    A path such as runs/fedin-digits-dirichlet-20260131-235959-123.
   """
-  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  # With milliseconds, for runs that are started together.
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]
   parts = (config.algorithm.name, config.dataset, config.partition.name, now)
   # A data set's name may hold a slash, such as tfds:NAME/CONFIG.
   name = re.sub(r'[^\w.-]', '_', '-'.join(parts))

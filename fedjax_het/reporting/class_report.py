@@ -160,9 +160,7 @@ def _maps(confusion: Confusion | None, facts) -> dict[str, np.ndarray]:
   size = held.sum(axis=1, keepdims=True)
   shares = held / np.maximum(size, 1)
   maps = {"Share of each client's training examples": shares}
-  if confusion is not None and any(
-      len(ids) > 1 for ids in confusion.client_id.values()
-  ):
+  if confusion is not None and _personal(facts, confusion.client_id.values()):
     known = np.full(held.shape, np.nan)
     for group, counts in confusion.counts.items():
       known[confusion.client_id[group]] = class_accuracy(counts)
@@ -172,16 +170,29 @@ def _maps(confusion: Confusion | None, facts) -> dict[str, np.ndarray]:
 
 def _strips(last: Row, facts) -> dict[str, dict[str, np.ndarray]]:
   """Results per client, if clients have their own models or test examples."""
-  found = {}
-  for title, key in (
-      ('On the whole test set', main_metric(facts).name + '/{}/models'),
-      ('On own test examples', 'personal/clients/{}'),
-  ):
-    values = {
+
+  def by_group(key):
+    return {
         group: np.array(last[key.format(group)], float)
         for group in facts['groups']
         if key.format(group) in last
     }
-    if any(len(v) > 1 for v in values.values()):
-      found[title] = values
+
+  found = {}
+  whole = by_group(main_metric(facts).name + '/{}/models')
+  if _personal(facts, whole.values()):
+    found['On the whole test set'] = whole
+  if own := by_group('personal/clients/{}'):
+    found['On own test examples'] = own
   return found
+
+
+def _personal(facts, of_groups) -> bool:
+  """Whether clients have models of their own.
+
+  Args:
+    facts: The run's facts; those of older runs do not say it.
+    of_groups: Something for each evaluated client, by group.
+  """
+  several = any(len(of_group) > 1 for of_group in of_groups)
+  return facts.get('personal', several)

@@ -86,7 +86,9 @@ def setting(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
       f'{sum(g["clients"] for g in groups.values())} clients ({models})',
       f'{facts["cohort_size"]} sampled',
       f'{config["num_rounds"]} rounds',
-      f'{local["epochs"]} local epochs',
+      f'{local["epochs"]} local epochs'
+      if local.get('steps') is None
+      else f'{local["steps"]} local steps',
       f'batch {local["batch_size"]}',
       optimizer,
       'models ' + _options(config['model']),
@@ -186,8 +188,8 @@ def _sections(
       f'{state} Setting: {setting(config, facts)}. The whole config is in '
       f'`config.json`.\n\n{_versions(facts)}',
       f'## {metric}',
-      f'On all {facts["test_examples"]:,} test examples. {_models(summary)} '
-      f'{_best(summary)}',
+      f'On all {facts["test_examples"]:,} test examples. '
+      f'{_models(summary, facts)} {_best(summary)}',
       tables.as_markdown(tables.results(summary, facts)),
       '\n'.join(
           f'- {line}'
@@ -258,9 +260,10 @@ def _best(summary: Summary) -> str:
   )
 
 
-def _models(summary: Summary) -> str:
+def _models(summary: Summary, facts: Mapping[str, Any]) -> str:
   counts = [v for k, v in summary.last.items() if k.startswith('models/')]
-  if max(counts) == 1:
+  # Facts of older runs lack it.
+  if not facts.get('personal', max(counts) > 1):
     return "A group's clients share one model, so the worst is that model."
   return 'A group is the mean over the models of its clients.'
 

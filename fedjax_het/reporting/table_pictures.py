@@ -167,8 +167,8 @@ def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   for label in table.labels:
     mine = cells_of(table, cells, label, column)
     if mine:
-      values = np.array([cell['accuracy'] for cell in mine], float)
-      curves[label] = (mine[0]['rounds'], values)
+      rounds = _common_rounds(mine)
+      curves[label] = rounds, _at(rounds, mine, 'accuracy')
   return curves
 
 
@@ -182,10 +182,22 @@ def times_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
         if 'virtual_times' in cell
     ]
     if mine:
-      values = np.array([cell['accuracy'] for cell in mine], float)
-      times = np.mean([cell['virtual_times'] for cell in mine], axis=0)
-      curves[label] = times.tolist(), values
+      rounds = _common_rounds(mine)
+      times = _at(rounds, mine, 'virtual_times').mean(axis=0)
+      curves[label] = times.tolist(), _at(rounds, mine, 'accuracy')
   return curves
+
+
+def _common_rounds(cells: Cells) -> list[int]:
+  """The rounds R that all cells evaluated; early stopping ends some before."""
+  first, *others = (cell['rounds'] for cell in cells)
+  return [r for r in first if all(r in other for other in others)]
+
+
+def _at(rounds: list[int], cells: Cells, entry: str) -> np.ndarray:
+  """[S, R]: an entry of each cell at these rounds."""
+  found = [dict(zip(c['rounds'], c[entry], strict=True)) for c in cells]
+  return np.array([[values[r] for r in rounds] for values in found], float)
 
 
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:

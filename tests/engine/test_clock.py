@@ -1,10 +1,13 @@
 """The virtual clock: schedules worked out by hand, and their invariances."""
 
 import dataclasses
+import types
 
+import jax
 import numpy as np
 import pytest
 
+from fedjax_het.engine import drivers
 from fedjax_het.engine.clock import (
   Device,
   Fleet,
@@ -13,6 +16,7 @@ from fedjax_het.engine.clock import (
   stream,
   synchronous_times,
 )
+from fedjax_het.engine.cohort import sample_cohort
 
 
 def device(seconds, **options):
@@ -189,6 +193,26 @@ def test_a_wrong_fleet_and_a_wrong_plan_are_refused():
       plan(two, value)
     with pytest.raises(ValueError, match=r'^max_staleness must be '):
       stream(two, max_staleness=value)
+
+
+def test_a_client_that_never_returns_may_stay_out_of_all_rounds(monkeypatch):
+  key = jax.random.key(0)
+  rounds = [int(sample_cohort(key, r, 2, 1)[0]) for r in range(40)]
+  lost = 1 - rounds[0]
+  returns = rounds.index(lost)  # The rounds before draw the other one alone.
+  devices = [device(1), device(1)]
+  devices[lost] = device(1, drop_out=1.0)
+  gone = fleet(*devices)
+  monkeypatch.setattr(drivers, 'make_fleet', lambda job: gone)
+  job = types.SimpleNamespace(
+      devices=gone.devices, federation=types.SimpleNamespace(num_clients=2),
+      cohort_size=1, sampling_key=key, num_rounds=returns, capacity=1,
+  )  # fmt: skip
+  timeline = drivers._synchronous_timeline(job)
+  assert timeline(returns) == dict(virtual_time=float(returns))
+  job.num_rounds += 1
+  with pytest.raises(ValueError, match=f'Client {lost} never returns'):
+    drivers._synchronous_timeline(job)
 
 
 def test_what_can_never_run_is_refused():

@@ -67,6 +67,12 @@ def test_early_stopping_counts_evaluations(values, patience, options, stops):
     assert rest == found[i:]
 
 
+def test_a_run_that_was_stopped_stops_again_whatever_came_after():
+  rows = [row(i, 'train', loss=x) for i, x in enumerate((1.0, 2.0, 0.5))]
+  callback = fh.EarlyStopping(1, 'train/loss', 'min')
+  assert 'up to round 1' in callback.on_start(start(rows=rows))
+
+
 def test_the_metric_is_of_held_out_examples_if_there_are_some():
   config = experiment.default_config()
   config.validation = 0.2
@@ -338,6 +344,32 @@ def test_an_error_keeps_the_checkpoint_and_the_run_goes_on(followed, tmp_path):
   assert [line['round'] for line in read(tmp_path / 'train.csv')] == [*'1234']
   best = [fh.load_run(w, best=True).rounds for w in (whole.workdir, tmp_path)]
   assert best[0] == best[1]
+
+
+@pytest.mark.parametrize('last', [1, 3])
+def test_best_models_are_kept_again_after_a_run_that_was_killed(
+    followed, tmp_path, last
+):
+  """Before the first checkpoint after round 0, and after it."""
+
+  class Killed(Recorder):
+    def on_row(self, row):
+      if (row['round'], row['split']) == (last, 'train'):
+        raise KeyboardInterrupt
+
+  config = tiny_config(eval_every=2)
+  best = fh.BestCheckpoint('norm', 'max')
+  with pytest.raises(KeyboardInterrupt):
+    experiment.run(config, tmp_path, callbacks=[Killed(), best])
+  again = experiment.run(config, tmp_path, callbacks=[Recorder(), best])
+  assert again.finished
+  tests = [line for line in again.rows if line['split'] == 'test']
+  largest = max(tests, key=lambda line: line['norm'])
+  assert fh.load_run(tmp_path, best=True).rounds == largest['round']
+  whole, _ = followed
+  assert without_seconds(tmp_path / 'metrics.jsonl') == without_seconds(
+      whole.workdir / 'metrics.jsonl'
+  )
 
 
 def test_a_run_stops_early_and_stops_again(tmp_path):

@@ -110,6 +110,11 @@ def test_default_config_of_every_algorithm_is_right(name):
             'partition.seed must be at least 0, got -1.',
         ),
         (
+            dict(groups=dict(clients=5)),
+            "A group cannot be called 'clients'; use letters, digits and _.-, "
+            'and none of worst, mean, clients, all.',
+        ),
+        (
             dict(groups__small__clients=0),
             'groups.small must be at least 1, got 0.',
         ),
@@ -151,14 +156,14 @@ def test_refuses_values(change, expected):
             'groups',
             dict(worst=3),
             "A group cannot be called 'worst'; use letters, digits and _.-, "
-            'and not worst or mean.',
+            'and none of worst, mean, clients, all.',
         ),
         ('groups', {}, 'groups is empty; name at least one model.'),
         (
             'groups',
             {'a/b': 3},
             "A group cannot be called 'a/b'; use letters, digits and _.-, and "
-            'not worst or mean.',
+            'none of worst, mean, clients, all.',
         ),
         (
             'groups',

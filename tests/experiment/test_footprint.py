@@ -38,6 +38,22 @@ def test_what_is_available_is_less_than_all_and_heeds_a_limit():
     resource.setrlimit(resource.RLIMIT_AS, old)
 
 
+def test_cached_files_of_a_control_group_are_available(monkeypatch):
+  if jax.default_backend() != 'cpu':
+    pytest.skip('the memory of an accelerator is its own')
+  group = dict(
+      max=['8000'], current=['7900'], stat=['anon 900', 'inactive_file 7000']
+  )
+  monkeypatch.setattr(
+      footprint,
+      '_lines',
+      lambda path: group.get(path.rpartition('memory.')[2], []),
+  )
+  assert footprint.available_bytes() == 7100
+  group['max'] = ['max']
+  assert footprint.available_bytes() is None
+
+
 def test_images_are_not_resized_beyond_memory(gigabyte):
   # 1,797 images of 4000 x 4000 pixels, three times.
   assert message(tiny_config(image_size=4000)) == (

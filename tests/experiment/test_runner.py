@@ -501,8 +501,21 @@ def test_refuses_a_workdir_without_config(finished, tmp_path):
 def test_refuses_other_data(finished, tmp_path, monkeypatch):
   folder = tmp_path / 'w'
   shutil.copytree(finished.workdir, folder)
-  monkeypatch.setattr(runner.facts_lib, 'fingerprint', lambda _: 1)
+  monkeypatch.setattr(runner.facts_lib, 'fingerprint', lambda _: dict(data=1))
   assert 'are not those with which the run' in refused(folder)
+
+
+def test_the_border_between_two_clients_is_part_of_the_data(finished):
+  built = experiment.build(tiny_config())
+  first, second, *others = built.parts
+  moved = built._replace(parts=[first[:-1], np.append(first[-1], second),
+                                *others])  # fmt: skip
+  found, changed = map(runner.facts_lib.fingerprint, (built, moved))
+  assert found['data'] == changed['data']
+  assert not runner.facts_lib.is_of(found, changed)
+  # Checkpoints of older versions do not know the sizes.
+  assert runner.facts_lib.is_of(dict(data=found['data']), found)
+  assert not runner.facts_lib.is_of(dict(data=found['data'] + 1), found)
 
 
 def test_refuses_a_file_as_workdir(tmp_path):

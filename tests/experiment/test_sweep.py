@@ -373,6 +373,35 @@ def test_a_result_of_another_config_is_refused(table, finished):
     sweep_table.read_cells(table._replace(rows=rows), out / 'results')
 
 
+def test_early_stopping_makes_another_cell_but_loggers_do_not(tmp_path):
+  config = private.get_config()
+  cell = dict(
+      row='A', column='', seed=0, last=0.5, worst=None, best=0.5, best_round=2,
+      reached=None, round_seconds=1.0, hardware='cpu', rounds=[0, 2],
+      accuracy=[0.1, 0.5], config=json.loads(config.to_json_best_effort()),
+  )  # fmt: skip
+  path = tmp_path / 'a-0.json'
+
+  def read(stored, wanted):
+    cell['config']['callbacks'].update(stored)
+    path.write_text(json.dumps(cell))
+    changed = config.copy_and_resolve_references()
+    changed.callbacks.update(wanted)
+    return sweep_table.read_cell(path, changed)
+
+  assert read(dict(csv=True, metric='loss'), {})['best'] == 0.5
+  for stored, wanted in (
+      (dict(patience=2), dict(patience=None)),
+      (dict(patience=2), dict(patience=3)),
+      (dict(patience=2, mode='min'), dict(patience=2, mode='max')),
+      (dict(patience=None), dict(patience=2)),
+  ):
+    with pytest.raises(ValueError, match='another config: callbacks is'):
+      read(stored, wanted)
+  same = dict(patience=2, metric='loss', mode='min')
+  assert read(same, dict(same, csv=True))['best'] == 0.5
+
+
 @pytest.fixture
 def unequal(table, tmp_path, monkeypatch):
   """A table of one row with groups of 4, 1 and 1 clients, and a folder."""

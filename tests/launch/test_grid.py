@@ -116,6 +116,17 @@ def test_wrong_grids_are_one_line(text, samples, expected):
   assert expected in str(error.value) and '\n' not in str(error.value)
 
 
+def test_a_seed_of_its_own_is_not_replaced_without_a_word():
+  config = experiment.default_config('fedin')
+  config.seed = 3
+  assert grid.find(config, 'algorithm.mu=0', None, 0).table.seeds == (3,)
+  for section, key in ((config, 'sampling_seed'), (config.partition, 'seed')):
+    section[key] = 7
+    with pytest.raises(CommandError, match=f'{key} is 7 and seed 3; --seeds=7'):
+      grid.find(config, 'algorithm.mu=0', None, 0)
+    section[key] = 3
+
+
 @pytest.mark.slow
 def test_the_command_runs_and_resumes_a_grid(tmp_path):
   args = ['--config=configs/fedavg.py:quick', '--config.num_rounds=1',

@@ -71,11 +71,11 @@ def test_pictures_show_shares_maps_and_clients(
   found = class_report.content(confusion, LAST, FACTS)
   files = class_report.draw(tmp_path, found, CLASSIFICATION.main)
   assert [*files] == ['classes', 'clients', 'confusion']
+  (strip,) = drawn['draw_strips'].values()
+  np.testing.assert_array_equal(strip['b2'], [0.7, np.nan])
   held, known = drawn['draw_heat_maps'].values()
   np.testing.assert_array_equal(held, [[0.25, 0.75, 0]] * 3)
   np.testing.assert_array_equal(known[:, 1], [1, 0.5, 1])
-  (strip,) = drawn['draw_strips'].values()
-  np.testing.assert_array_equal(strip['b2'], [0.7, np.nan])
   matrices = drawn['draw_matrices']
   assert [*matrices] == ['b2', 'b10']
   np.testing.assert_array_equal(matrices['b2'][0], [0.5, 0.5, 0])
@@ -91,3 +91,15 @@ def test_one_model_for_all_groups_is_one_matrix(confusion):
 
 def test_without_matrices_the_report_has_no_such_section():
   assert class_report.sections(None, {}) == []
+
+
+def test_groups_of_one_client_have_models_of_their_own_if_the_run_says_so():
+  last = {'accuracy/b10/models': [0.9], 'accuracy/b2/models': [0.7]}
+  own = {'personal/clients/b10': [0.8], 'personal/clients/b2': [0.6]}
+  for personal in (True, False):
+    facts = dict(FACTS, personal=personal)
+    found = class_report.content(None, {**last, **own}, facts)['clients']
+    assert found.pop('On own test examples') == dict(b10=[0.8], b2=[0.6])
+    assert [*found] == ['On the whole test set'] * personal
+  # Facts of older runs do not say it.
+  assert 'clients' not in class_report.content(None, last, FACTS)

@@ -375,6 +375,12 @@ def test_options_stand_in_the_setting_where_they_are_not_defaults():
   config = json.loads(json.dumps(config))
   facts = dict(groups=dict(a=dict(clients=2), b=dict(clients=3)), cohort_size=5)
   assert '5 clients (2 a, 3 b), 5 sampled' in report.setting(config, facts)
+  assert f', {config["local"]["epochs"]} local epochs, ' in report.setting(
+      config, facts
+  )
+  config['local']['steps'] = 3
+  text = report.setting(config, facts)
+  assert ', 3 local steps, ' in text and 'epochs' not in text
   config['algorithm'].update(rates='a:1 b:1/2', left_out='a b')
   text = report.setting(with_moved_entries(config), facts)
   assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text

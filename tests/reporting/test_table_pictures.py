@@ -133,13 +133,29 @@ def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
 def test_virtual_times_are_means_over_seeds_of_runs_that_have_a_clock():
   found = table(A=config('fedin'), B=config('private'))
   cells = [
-      cell('A', 0.5, accuracy=[0.1, 0.5], virtual_times=[0.0, 2.0]),
-      cell('A', 0.7, accuracy=[0.3, 0.7], virtual_times=[0.0, 4.0]),
-      cell('B', 0.4, accuracy=[0.2, 0.4]),
-  ]
+      cell('A', 0.5, rounds=[0, 2], accuracy=[0.1, 0.5],
+           virtual_times=[0.0, 2.0]),
+      cell('A', 0.7, rounds=[0, 2], accuracy=[0.3, 0.7],
+           virtual_times=[0.0, 4.0]),
+      cell('B', 0.4, rounds=[0, 2], accuracy=[0.2, 0.4]),
+  ]  # fmt: skip
   curves = table_pictures.times_of(found, cells, '')
   assert [*curves] == ['A'] and curves['A'][0] == [0.0, 3.0]
   assert curves['A'][1].tolist() == [[0.1, 0.5], [0.3, 0.7]]
+
+
+def test_curves_end_with_the_seed_that_stopped_first():
+  found = table(A=config('fedin'))
+  cells = [
+      cell('A', 0.5, rounds=[0, 2, 4], accuracy=[0.1, 0.4, 0.5],
+           virtual_times=[0.0, 2.0, 5.0]),
+      cell('A', 0.7, rounds=[0, 2], accuracy=[0.3, 0.7],
+           virtual_times=[0.0, 4.0]),
+  ]  # fmt: skip
+  rounds, values = table_pictures.curves_of(found, cells, '')['A']
+  assert rounds == [0, 2] and values.tolist() == [[0.1, 0.4], [0.3, 0.7]]
+  times, values = table_pictures.times_of(found, cells, '')['A']
+  assert times == [0.0, 3.0] and values.tolist() == [[0.1, 0.4], [0.3, 0.7]]
 
 
 def test_accuracy_over_the_axis_of_a_sweep():

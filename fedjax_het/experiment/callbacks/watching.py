@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import shutil
-from typing import Any
 
 from fedjax_het.experiment.callbacks.base import Callback, Start, numbers
 from fedjax_het.experiment.checkpoints import Checkpoints
@@ -107,7 +106,8 @@ class EarlyStopping(Callback):
     reason = None
     for row in run.rows:
       if row['split'] == self._metric.split:
-        reason = self.on_row(row)
+        # Rounds that ran when it stopped may have lines after that.
+        reason = reason or self.on_row(row)
     return reason
 
   def on_row(self, row: Row) -> str | None:
@@ -133,8 +133,8 @@ class EarlyStopping(Callback):
 class BestCheckpoint(Callback):
   """Keeps the models of the best evaluation in the workdir's `best`.
 
-  `load_run(workdir, best=True)` reads them. The state is copied to the host at
-  each improvement, and written by a thread.
+  `load_run(workdir, best=True)` reads them. At each improvement the run waits
+  until the state is written, so that no later checkpoint is without it.
   """
 
   def __init__(self, metric: str = 'accuracy', mode: str = 'max'):
@@ -159,9 +159,10 @@ class BestCheckpoint(Callback):
     """Opens the folder, and looks up the metric of its checkpoint."""
     self._metric.settle(run.config)
     folder = run.workdir / 'best'
+    evaluated = {row['round'] for row in run.rows}
     for step in _steps(folder):
       # These rounds and their evaluations will be computed again.
-      if step > run.rounds:
+      if step > run.rounds or step not in evaluated:
         shutil.rmtree(folder / str(step))
     stored = max(_steps(folder), default=None)
     self._best = None
@@ -178,10 +179,6 @@ class BestCheckpoint(Callback):
       return
     self._best = merit
     self._checkpoints.save(models.rounds, models.state, self._notes)
-
-  def on_end(self, result: Any) -> None:
-    """Waits until the last checkpoint is written."""
-    del result
     self._checkpoints.wait()
 
   def close(self) -> None:
