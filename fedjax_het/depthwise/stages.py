@@ -118,24 +118,20 @@ class Stage(NamedTuple):
 
 
 def own_heads(model: BlockModel) -> dict[int, Head]:
-  """m-FeDepth's heads: copies of the model's head behind narrower units.
+  """m-FeDepth's heads: copies of the model's head behind all units but the last.
 
-  A copy has the modules of the model's head, for the unit's width; a norm
+  A stage that does not end at the last unit trains one of them (section 4.1), so
+  that only the last stage trains the head of the inference. A copy has the modules of the model's head, for the unit's width; a norm
   before the mean is not followed by a ReLU, as in the authors' code.
 
   Args:
     model: The whole model.
 
   Returns:
-    {position behind the unit: head}. A unit whose output has the shape of the
-    last unit's has none and uses the model's head. If all units have one shape
-    (transformers), all but the last have a head. The head's blocks are called
+    {position behind the unit: head}. The head's blocks are called
     '<unit>/<block>'.
   """
-  head = head_start(model)
-  ends = range(2, head)
-  narrow = [e for e in ends if model.shapes[e - 1] != model.shapes[head - 1]]
-  return {end: _own_head(model, end) for end in narrow or ends}
+  return {end: _own_head(model, end) for end in range(2, head_start(model))}
 
 
 def _own_head(model, end):

@@ -83,11 +83,12 @@ def test_a_bypass_needs_equal_shapes():
     stages.make_stages(model, [(2, 3)], heads='mine')
 
 
-def test_own_heads_of_preresnet_hold_1788_parameters():
+def test_narrower_own_heads_of_preresnet_hold_1788_parameters():
   model = create('preresnet20', (32, 32, 3), 10)
   heads = stages.own_heads(model)
-  assert sorted(heads) == [2, 3, 4, 5, 6, 7]
-  params = model.with_heads(*heads.values()).abstract_variables.params
+  assert sorted(heads) == [*range(2, 10)]
+  narrow = [heads[end] for end in range(2, 8)]
+  params = model.with_heads(*narrow).abstract_variables.params
   total = sum(
       leaf.size
       for name, tree in params.items()
@@ -99,6 +100,11 @@ def test_own_heads_of_preresnet_hold_1788_parameters():
   made = stages.make_stages(model, ends, heads='own')
   assert made[4].names[-2:] == ('stage2_block2/pool', 'stage2_block2/head')
   assert made[5].names[-2:] == ('pool', 'head')
+  # As wide as the last unit, but not the last stage.
+  ends = [(0, 1), (5, 8), (8, 9)]
+  made = stages.make_stages(model, ends, heads='own')
+  assert made[1].names[-2:] == ('stage3_block1/pool', 'stage3_block1/head')
+  assert made[2].names[-2:] == ('pool', 'head')
 
 
 def test_an_own_head_is_a_norm_a_mean_and_a_linear_layer():

@@ -13,9 +13,9 @@ stages g_1 .. g_J of the one model. A round:
   4. The server moves each leaf by the mean change of the clients that trained
      it, weighted by their numbers of examples.
 
-m-FeDepth (`heads='own'`): a stage that ends at a narrower width trains a head
-of that width. The server averages these heads over the clients that trained
-them; inference uses the model's head. Partial training: front blocks that do
+m-FeDepth (`heads='own'`): a stage that does not end at the last unit trains a
+head of its own, of the width there. The server averages these heads over the
+clients that trained them; inference uses the model's head. Partial training: front blocks that do
 not fit are not trained. MKD: a client that can hold M models trains the shared
 model together with M - 1 private models, which stay on the client, each on
 
