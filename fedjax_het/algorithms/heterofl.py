@@ -16,9 +16,10 @@ A client has the width of its group (`fixed_widths`), or draws one at every
 visit (`drawn_widths`). In the latter case it also receives its level, and its
 change has leaves of full size, of which only its slice is counted as traffic.
 
-The full-width model is evaluated. With the norm policy 'batch' its statistics
-are collected before every evaluation by a pass over all training data; with
-'batch_only' each test batch is normalised by its own statistics.
+The full-width model is evaluated, or each group at its own width. With the norm
+policy 'batch' its statistics are collected before every evaluation by a pass
+over all training data; with 'batch_only' each test batch is normalised by its
+own statistics.
 
 The paper averages values; here changes from theta are averaged, which is
 equivalent, and equals FedAvg bit for bit if all rates are 1. With batch norm
@@ -99,6 +100,7 @@ def heterofl(
     weights: str = 'uniform',
     left_out: tuple | str = (),
     calibrate_batches: int | None = None,
+    evaluate: str = 'full',
     views: bool = False,
     tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
@@ -123,6 +125,8 @@ def heterofl(
       but count as if they had taken no step.
     calibrate_batches: Maximum number of batches for static batch norm; None for
       all training data.
+    evaluate: 'full' for the full width, 'own' for the width of each group, as
+      FedIN v1 evaluates "the performance of local clients".
     views: Whether every narrower width is evaluated too.
     tx: The server's optimiser, applied to the mean over holders, with the
       options of `fedavg`.
@@ -131,11 +135,18 @@ def heterofl(
     The algorithm.
 
   Raises:
-    ValueError: If an option is out of range, or groups hold different models.
+    ValueError: If an option is out of range, groups hold different models, or
+      drawn widths are to be evaluated at each group's own.
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
   one_of('weights', weights, ('uniform', 'data'))
+  one_of('evaluate', evaluate, ('full', 'own'))
+  if odds and evaluate == 'own':
+    raise ValueError(
+        "evaluate='own' is for fixed widths; with odds a group has no width of "
+        'its own.'
+    )
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
   full = groups[0].model
@@ -169,7 +180,7 @@ def heterofl(
   ))  # fmt: skip
   full_rate = _name(1.0)
   evaluated = {full_rate: make_level(full, Fraction(1))}
-  if views:
+  if views or evaluate == 'own':
     evaluated.update((_name(level.rate), level) for level in trained)
 
   def init(key):
@@ -214,6 +225,14 @@ def heterofl(
       name: functools.partial(_predict, name, level)
       for name, level in evaluated.items()
   }
+  predict = predictions[full_rate]
+  if evaluate == 'own':
+    own = {k: predictions[_name(float(rate))] for k, rate in rates.items()}
+
+    def predict(group, server, x):
+      return own[group.name](group, server, x)
+
+  narrower = {k: v for k, v in predictions.items() if k != full_rate}
   return FederatedAlgorithm(
       init=init,
       init_client=lambda group, client_id, key: (),
@@ -221,9 +240,9 @@ def heterofl(
       client_update=widths.client_update,
       server_update=server_update,
       client_model=lambda server, client, group: server,
-      one_model=True,
-      predict=predictions.pop(full_rate),
-      views=predictions,
+      one_model=evaluate == 'full',
+      predict=predict,
+      views=narrower if views else {},
       calibrate=calibrate if full.abstract_variables.stats else None,
   )
 

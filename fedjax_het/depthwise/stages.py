@@ -118,11 +118,12 @@ class Stage(NamedTuple):
 
 
 def own_heads(model: BlockModel) -> dict[int, Head]:
-  """m-FeDepth's heads: copies of the model's head behind all units but the last.
+  """m-FeDepth's heads: copies of the model's head behind its other units.
 
-  A stage that does not end at the last unit trains one of them (section 4.1), so
-  that only the last stage trains the head of the inference. A copy has the modules of the model's head, for the unit's width; a norm
-  before the mean is not followed by a ReLU, as in the authors' code.
+  A stage that does not end at the last unit trains one of them (section 4.1),
+  and only the last stage trains the model's head. A copy has the modules of the
+  model's head, for the unit's width; a norm before the mean is not followed by
+  a ReLU, as in the authors' code.
 
   Args:
     model: The whole model.

@@ -49,7 +49,7 @@ from fedjax_het.options import (
 from fedjax_het.renamed import check_renamed
 
 # Group names that would clash with other keys of a metrics line.
-_RESERVED = ('worst', 'mean', 'clients', 'all')
+_RESERVED = ('worst', 'mean', 'clients')
 
 
 def check_is_config(config) -> None:

@@ -4,8 +4,8 @@ Accuracies are in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 is the later
 journal version of the same title; FedHe is arXiv 2110.09910; FeDepth is arXiv
 2303.04887. Left out are values that the papers only plot, values that are
 missing from the available texts (FedIN v2's Tables 5 and 7), and methods that
-the library lacks. `find` takes a run's config; the other functions look up one
-number and return None if the paper prints none.
+the library lacks. `find` takes a run's config, and knows FedIN's tables alone;
+the other functions look up one number and return None if the paper prints none.
 """
 
 from collections.abc import Mapping
@@ -128,6 +128,8 @@ _V2_TABLE_2 = {
     '82.9±1.5 26',
     'FedNova': '92.8 92.2±1.4 20 93.0 91.6±1.5 23 95.2 94.5±1.4 19 85.6 '
     '84.3±1.5 25',
+    'HeteroFL': '93.2 92.7±1.0 27 94.5 93.2±1.2 25 95.0 94.6±1.4 30 86.5 '
+    '84.2±1.5 28',
     'InclusiveFL': '92.6 90.6±0.9 17 93.6 92.2±1.0 15 94.5 93.9±1.2 14 85.4 '
     '85.1±1.1 16',
     'MOON': '92.5 91.8±1.2 19 93.8 93.0±1.4 20 95.4 94.1±1.5 22 86.2 '
@@ -254,6 +256,7 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       incoavg='InCoAvg',
       fedet='FedET',
       fedrolex='FedRolex',
+      heterofl='HeteroFL',
       fedfomo='FedFomo',
       inclusivefl='InclusiveFL',
       feddpa='FedDPA',

@@ -492,6 +492,29 @@ def test_evaluation_collects_statistics_for_every_width():
   assert heterofl(one_model_federation(norm=False)).calibrate is None
 
 
+def test_every_group_can_be_evaluated_at_its_own_width():
+  federation, data = one_model_federation(), tiny_data()
+  full = heterofl(federation, views=True)
+  own = heterofl(federation, evaluate='own')
+  assert full.one_model and not own.one_model and not own.views
+  server = full.init(jax.random.key(0))
+  x = data.preprocess(data.images[:7])
+  of_full, of_own = (a.calibrate(server, data) for a in (full, own))
+  # The widths of the groups are 1, 1/2 and 1/4, by their names.
+  widths = full.predict, full.views['rate_0.5'], full.views['rate_0.25']
+  results = []
+  for group, predict in zip(federation.groups, widths, strict=True):
+    results.append(own.predict(group, of_own, x))
+    np.testing.assert_array_equal(results[-1], predict(group, of_full, x))
+  assert not np.allclose(results[0], results[1])
+  evaluate = make_evaluate(
+      own, federation, np.asarray(data.images), np.asarray(data.labels),
+      preprocess, batch_size=16, data=data,
+  )  # fmt: skip
+  scores = evaluate(rounds.init_state(own, federation, jax.random.key(0)))
+  assert len({float(of_group.loss[0]) for of_group in scores.values()}) == 3
+
+
 def test_bad_options_are_refused_in_one_line():
   federation = one_model_federation()
   with pytest.raises(ValueError, match="those of 'tiny1' "):
@@ -504,6 +527,8 @@ def test_bad_options_are_refused_in_one_line():
       (dict(odds=(1, 1), levels=('1', 'b')), r"levels\[1\] must be a share su"),
       (dict(odds=(1, 1), left_out='a'), "Unknown left_out 'a'; .* 1, 1/2"),
       (dict(left_out=('tiny',)), "Unknown left_out 'tiny'.* are tiny1, tiny2,"),
+      (dict(evaluate='owner'), "Unknown evaluate 'owner'; did you mean 'own'"),
+      (dict(evaluate='own', odds=(1.0,)), "evaluate='own' is for fixed widths"),
       (dict(left_out='tiny1 tiny2'), r"such as \('tiny1', 'tiny2'\), got "),
   ):
     with pytest.raises(ValueError, match=message):

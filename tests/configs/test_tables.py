@@ -293,10 +293,10 @@ def test_fedins_first_table_gives_each_row_its_own_meaning():
       for config in [table.config('HeteroFL', column)]
   }
   assert rates == {
-      'cifar10 IID': (0.1, (150, 250)),
-      'cifar10 non-IID': (0.1, (300, 500)),
-      'fashion_mnist IID': (0.01, (100,)),
-      'fashion_mnist non-IID': (0.01, (200,)),
+      'cifar10 IID': (0.1, (151, 251)),
+      'cifar10 non-IID': (0.1, (301, 501)),
+      'fashion_mnist IID': (0.01, (101,)),
+      'fashion_mnist non-IID': (0.01, (201,)),
   }
 
 

@@ -112,7 +112,7 @@ def test_default_config_of_every_algorithm_is_right(name):
         (
             dict(groups=dict(clients=5)),
             "A group cannot be called 'clients'; use letters, digits and _.-, "
-            'and none of worst, mean, clients, all.',
+            'and none of worst, mean, clients.',
         ),
         (
             dict(groups__small__clients=0),
@@ -156,14 +156,14 @@ def test_refuses_values(change, expected):
             'groups',
             dict(worst=3),
             "A group cannot be called 'worst'; use letters, digits and _.-, "
-            'and none of worst, mean, clients, all.',
+            'and none of worst, mean, clients.',
         ),
         ('groups', {}, 'groups is empty; name at least one model.'),
         (
             'groups',
             {'a/b': 3},
             "A group cannot be called 'a/b'; use letters, digits and _.-, and "
-            'none of worst, mean, clients, all.',
+            'none of worst, mean, clients.',
         ),
         (
             'groups',

@@ -15,9 +15,10 @@ stages g_1 .. g_J of the one model. A round:
 
 m-FeDepth (`heads='own'`): a stage that does not end at the last unit trains a
 head of its own, of the width there. The server averages these heads over the
-clients that trained them; inference uses the model's head. Partial training: front blocks that do
-not fit are not trained. MKD: a client that can hold M models trains the shared
-model together with M - 1 private models, which stay on the client, each on
+clients that trained them; inference uses the model's head. Partial training:
+front blocks that do not fit are not trained. MKD: a client that can hold M
+models trains the shared model together with M - 1 private models, which stay on
+the client, each on
 
   CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m),
 
