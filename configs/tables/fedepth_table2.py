@@ -19,10 +19,12 @@ COLUMNS = {
 def _mask(get_config, mask):
   """Sets the label mask of HeteroFL's or SplitMix's loss.
 
-  The paper does not say which rows have one. In the authors' code FeDepth's
-  script switches it off; those of HeteroFL and SplitMix leave it on unless the
-  split is IID, so the printed figures may have a mask. It is that of the labels
-  in the minibatch.
+  The paper does not say which rows have one. It is that of the labels in the
+  minibatch. In the authors' code HeteroFL and SplitMix have it unless the split
+  is IID, FedAvg has it where clients hold some labels (beta), and FeDepth, whose
+  programs have it by default, is started without it in all commands that are
+  given (Dirichlet). So printed figures may have a mask; of FedAvg and FeDepth
+  there is no masked row.
   """
 
   def masked(arg):
@@ -71,8 +73,9 @@ MASKS = (
     'HeteroFL and SplitMix with the plain cross-entropy of the others; in rows '
     '"masked" with the label mask of the authors\' code, which sets logits of '
     'labels absent from the minibatch to 0. The paper does not say which of '
-    'the two its figures are, so they stand beside both. The optimiser begins '
-    'anew in every visit.'
+    'the two its figures are, so they stand beside both. Its FedAvg has the '
+    'mask in the code, too, where clients hold a few labels (beta); here '
+    'FedAvg and FeDepth have none. The optimiser begins anew in every visit.'
 )
 SETTING = (
     'PreResNet-20, 100 clients of 500 images, ten a round, 500 rounds of ten '

@@ -21,6 +21,9 @@ gets no gradient; extractors get none from a_t's term.
 
 Choices that the sources leave open or hide:
 
+- G's loss weights each example's loss of client k by omega_k(y). Eq. 4 has the
+  loss of the clients' mean logits; the code multiplies mean loss and mean
+  weight of a batch, by a product of shapes [B] and [B, 1].
 - Noise is uniform on [0, 1), as in the authors' code; in the paper it is
   normal.
 - Y is the set of classes that some client has ever trained on. The code knows
