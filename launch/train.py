@@ -8,9 +8,9 @@ r"""Runs one experiment, or resumes one that was interrupted.
 Variants follow the config file after a colon; `--config.<key>=<value>` sets
 any entry. Without --workdir, a new workdir is made under ./runs. The same
 command with the same workdir resumes. `--distributed` makes this one of several
-processes of a run; see docs/scaling.md. Exit codes: 0 all rounds are done, 1
-the run failed (full disk, a client's NaN, a process lost), 2 the command or
-config is wrong, 130 interrupted.
+processes of a run; see docs/scaling.md. Exit codes: 0 all rounds are done
+or a callback stopped the run, 1 the run failed (full disk, a client's NaN, a
+process lost), 2 the command or config is wrong, 130 interrupted.
 """
 
 from collections.abc import Sequence
@@ -268,7 +268,7 @@ def names() -> str:
       ),
       'Partitions (--config.partition.name=NAME)': PARTITIONS,
       'Variants (--config=fedin:VARIANT,VARIANT), data set': common.DATA,
-      "Variants, a paper's setting": common.SETTINGS,
+      "Variants, a paper's setting; text is ours": common.SETTINGS,
       'Variants, partition': (*common.SPLITS, 'file=PATH'),
       'Variants, size': common.SIZES,
       'Variants, clock': common.CLOCKS,

@@ -28,6 +28,7 @@ NUMBERS = {'--num_processes=N': '2', '--process_id=I': '0'}
 # Files of a page that its commands name or import: {page: {file: example}}.
 FILES = {
     'adding_a_model': {'my_config.py': 'named', 'my_file.py': 'function'},
+    'command_line': {'my_config.py': 'fleet', 'my_table.py': 'table'},
     'first_algorithm': {'my_config.py': 'config', 'fedmedian.py': 'algorithm'},
     'optimizers': {'mine.py': 'mine'},
     'partition': {'my_config.py': 'function'},

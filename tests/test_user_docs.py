@@ -1,5 +1,6 @@
 """The examples of the user pages run unchanged."""
 
+import dataclasses
 from fractions import Fraction
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import fedjax_het as fh
 from fedjax_het import experiment
 from fedjax_het.aggregation.slicing import make_level
+from fedjax_het.engine.clock import Device
 from tests.experiment.tiny_runs import tiny_config
 from tests.test_docs import ROOT, examples, execute
 
@@ -153,6 +155,23 @@ def test_the_partition_is_that_of_the_file(tmp_path, monkeypatch):
   assert [part.tolist() for part in built.own_tests] == names['test']
   with pytest.raises(ValueError, match='exclude each other'):
     fedin.get_config('iid,file=parts.json')
+
+
+def test_the_table_and_the_fleet_of_the_page():
+  code = examples(ROOT / 'docs' / 'command_line.md')
+  table = execute(code['table'])['get_table']()
+  assert [*table.rows] == ['FedAvg', 'FedIN'] and table.seeds == (0, 1, 2)
+  config = execute(code['fleet'])['get_config']()
+  built = experiment.build(config)
+  phones = [device.pause == 30 for device in built.devices]
+  assert len(phones) == 10 and sum(phones) == 6
+  # The page names all values of a device, with their defaults.
+  text = (ROOT / 'docs' / 'command_line.md').read_text()
+  text = text.partition('## A fleet of your own')[2]
+  text = text.partition('example: fleet')[0]
+  for field in dataclasses.fields(Device):
+    number = f'{field.default:g}'.replace('e+0', 'e')
+    assert f'`{field.name}`' in text and number in text, field.name
 
 
 def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):

@@ -21,10 +21,10 @@ def _mask(get_config, mask):
 
   The paper does not say which rows have one. It is that of the labels in the
   minibatch. In the authors' code HeteroFL and SplitMix have it unless the split
-  is IID, FedAvg has it where clients hold some labels (beta), and FeDepth, whose
-  programs have it by default, is started without it in all commands that are
-  given (Dirichlet). So printed figures may have a mask; of FedAvg and FeDepth
-  there is no masked row.
+  is IID, and FedAvg has it where clients hold some labels (beta). FeDepth's
+  programs have it by default, but all commands that are given start them
+  without it (Dirichlet). So printed figures may have a mask; of FedAvg and
+  FeDepth there is no masked row.
   """
 
   def masked(arg):
