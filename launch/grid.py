@@ -122,8 +122,8 @@ def _check_seeds(config) -> None:
   for key, value in own.items():
     if value not in (0, config.seed):
       raise CommandError(
-          f'--grid: a run has one seed for {", ".join(SEEDS)}, but {key} is '
-          f'{value} and seed {config.seed}; --seeds={value} sets all.'
+          f'--grid: {key}={value}, but --seeds sets {", ".join(SEEDS)} alike; '
+          f'leave {key} out and give --seeds={value}, with the comma.'
       )
 
 

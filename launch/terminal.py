@@ -87,7 +87,7 @@ def _flags() -> str:
 def _default(flag: flags.Flag) -> str:
   """The end of a flag's line: a default that is not empty or false."""
   quoted = flag.default_as_str
-  if quoted in (None, "''", "'false'"):
+  if quoted in (None, "''", "'false'", "'None'"):
     return ''
   return f' Default: {quoted[1:-1]}.'
 

@@ -3,6 +3,7 @@
 import dataclasses
 from fractions import Fraction
 import os
+import re
 import subprocess
 import sys
 
@@ -171,7 +172,10 @@ def test_the_table_and_the_fleet_of_the_page():
   text = text.partition('example: fleet')[0]
   for field in dataclasses.fields(Device):
     number = f'{field.default:g}'.replace('e+0', 'e')
-    assert f'`{field.name}`' in text and number in text, field.name
+    found = re.search(rf'`{field.name}`.*?(?=`|$)', text, re.DOTALL)
+    if field.name != 'up':  # Its number is behind that of `down`.
+      assert re.search(rf'(?<![\d.]){re.escape(number)}\)', found[0])
+  assert '(1.25e6, 5e6)' in text and Device.up == 1.25e6
 
 
 def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):

@@ -188,7 +188,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
   FedGKT-clients are the clients' own nets in the runs of FedGKT-server. The
   paper has one run per cell. It evaluates "the performance of local clients" of
   FedIN and HeteroFL; reported here are means over its ten clients, with
-  HeteroFL's at their own widths, on the whole test set.
+  HeteroFL's at their own widths, on the whole test set. It may mean HeteroFL's
+  "local" accuracy instead, on clients' own test examples.
 
   Args:
     scale: One of `SCALES`.

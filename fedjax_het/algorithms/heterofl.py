@@ -23,8 +23,8 @@ own statistics.
 
 The paper averages values; here changes from theta are averaged, which is
 equivalent, and equals FedAvg bit for bit if all rates are 1. With batch norm
-the Scaler only rescales epsilon. The paper's "local" evaluation on the clients'
-own test shards is left out.
+the Scaler only rescales epsilon. The paper's "local" evaluation, of the full
+width with the label mask on the clients' own test shards, is left out.
 
 References:
   Diao, Ding, Tarokh, `HeteroFL: Computation and Communication Efficient
@@ -179,7 +179,9 @@ def heterofl(
       weights=weights,
   ))  # fmt: skip
   full_rate = _name(1.0)
-  evaluated = {full_rate: make_level(full, Fraction(1))}
+  evaluated = {}
+  if evaluate == 'full':
+    evaluated[full_rate] = make_level(full, Fraction(1))
   if views or evaluate == 'own':
     evaluated.update((_name(level.rate), level) for level in trained)
 
@@ -225,13 +227,14 @@ def heterofl(
       name: functools.partial(_predict, name, level)
       for name, level in evaluated.items()
   }
-  predict = predictions[full_rate]
   if evaluate == 'own':
     own = {k: predictions[_name(float(rate))] for k, rate in rates.items()}
 
     def predict(group, server, x):
       return own[group.name](group, server, x)
 
+  else:
+    predict = predictions[full_rate]
   narrower = {k: v for k, v in predictions.items() if k != full_rate}
   return FederatedAlgorithm(
       init=init,

@@ -18,6 +18,8 @@ from fedjax_het.files import read_json, write_atomically
 from fedjax_het.names import natural_key
 
 _log = logging.getLogger(__name__)
+# Facts that runs of older versions did not store.
+_NEW = {'personal'}
 
 
 def _count(tree) -> int:
@@ -144,6 +146,9 @@ def stored(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
   except ValueError as e:
     _log.warning('%s', e)
     found = {}
+  if found:
+    for name in _NEW - found.keys():
+      found[name] = facts[name]
   # Keep the versions of the finished rounds; other facts must be equal.
   differ = [k for k in facts if k != 'versions' and found.get(k) != facts[k]]
   if not differ and isinstance(found.get('versions'), dict):

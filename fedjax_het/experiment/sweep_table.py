@@ -12,6 +12,7 @@ from fedjax_het.experiment.config import group_spec
 from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.files import read_json
 from fedjax_het.reporting.results_table import Table, cell_name
+from fedjax_het.reporting.run_files import early_stopping
 
 # Entries that are set to a cell's seed.
 SEEDS = ('seed', 'sampling_seed', 'partition.seed')
@@ -179,8 +180,4 @@ def _check_numbers(name: str, values: Sequence[Any]) -> None:
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
   """The top level of a config without entries that do not change results."""
   kept = {k: v for k, v in config.items() if k not in _IRRELEVANT}
-  callbacks = kept.pop('callbacks', {})
-  if callbacks.get('patience') is not None:  # It decides when a run ends.
-    names = ('patience', 'metric', 'mode')
-    kept['callbacks'] = {name: callbacks.get(name) for name in names}
-  return kept
+  return kept | dict(callbacks=early_stopping(config))

@@ -12,7 +12,12 @@ from fedjax_het.engine.task import Metric
 from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.looks import method_looks
-from fedjax_het.reporting.run_files import Row, read_run, short_names
+from fedjax_het.reporting.run_files import (
+  Row,
+  early_stopping,
+  read_run,
+  short_names,
+)
 from fedjax_het.reporting.summary import (
   Summary,
   main_metric,
@@ -62,7 +67,18 @@ def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
       section = section.get(part)
     if isinstance(section, dict):  # A damaged file may hold anything.
       section.pop(name, None)
-  return plain
+  return plain | dict(callbacks=early_stopping(config))
+
+
+def _seeds(config: Mapping[str, Any]) -> str:
+  """The values of a config's seeds."""
+  values = []
+  for key in _SEEDS:
+    value = config
+    for name in key.split('.'):
+      value = value.get(name) if isinstance(value, Mapping) else None
+    values.append(value)
+  return json.dumps(values)
 
 
 def _repetitions(runs: Sequence[_Run]) -> list[list[_Run]]:
@@ -70,8 +86,7 @@ def _repetitions(runs: Sequence[_Run]) -> list[list[_Run]]:
   found: dict[str, dict[str, _Run]] = {}
   for run in runs:
     key = json.dumps(_without_seeds(run.config), sort_keys=True)
-    seeds = json.dumps(run.config, sort_keys=True)
-    found.setdefault(key, {})[seeds] = run
+    found.setdefault(key, {})[_seeds(run.config)] = run
   return [[*same.values()] for same in found.values() if len(same) > 1]
 
 
@@ -201,13 +216,14 @@ def _by_round(
   """{(folder, label): curve}, one per run or per set of repetitions."""
   curves = {(run.folder, run.name): _tests(run) for run in runs}
   for same in _repetitions(runs):
-    found = [_tests(run) for run in same]
-    rounds = found[0][0]
-    if all(other == rounds for other, _ in found):
+    found = [dict(zip(*_tests(run), strict=True)) for run in same]
+    # Early stopping may end some before others.
+    rounds = [r for r in found[0] if all(r in other for other in found)]
+    if rounds:
       for run in same:
         curves.pop((run.folder, run.name), None)
       label = f'{same[0].name} and {len(same) - 1} more seeds'
-      values = np.array([values for _, values in found])
+      values = np.array([[of_run[r] for r in rounds] for of_run in found])
       curves[same[0].folder, label] = rounds, values
   return curves
 

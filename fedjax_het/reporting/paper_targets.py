@@ -71,6 +71,7 @@ _V2 = (
     '{seeds}'
 )
 _RESNETS = 'ResNet10/14/18/22/26 in equal parts, 500 rounds'
+_PARTS = 'parts of a ResNet152, 500 rounds'  # Of width or depth.
 _VITS = 'ImageNet ViT-S of 8 to 12 blocks in equal parts, 100 rounds'
 _DATASETS = ('fashion_mnist', 'svhn_cropped', 'cifar10', 'cinic10')
 
@@ -313,7 +314,7 @@ def _lookup(
     if method != 'FedIN':
       return []
     return [fedin_v1_table_2(method, dataset, iid)]
-  if method == 'FedAvg' and models == {'fedin_a'}:
+  if method in ('FedAvg', 'HeteroFL') and models == {'fedin_a'}:
     return [fedin_v1_table_2(method, dataset, iid)]
   if aggregation == 'classifier':
     return []
@@ -362,6 +363,8 @@ def fedin_v2_table_1(
   """FedIN v2's Table 1, or its Table 2 with vision transformers."""
   number = 2 if vits else 1
   table, nets = (_V2_TABLE_2, _VITS) if vits else (_V2_TABLE_1, _RESNETS)
+  if not vits and method in ('HeteroFL', 'FedRolex', 'ScaleFL'):
+    nets = _PARTS
   if dataset not in _DATASETS or method not in table:
     return None
   source, setting = f'FedIN v2, Table {number}', _v2(iid, nets)

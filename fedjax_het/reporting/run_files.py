@@ -1,6 +1,6 @@
 """Files of a run: config.json, facts.json and metrics.jsonl."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 import json
 import operator
@@ -27,6 +27,21 @@ def short_names(folders: Sequence[pathlib.Path]) -> list[str]:
   differ = (len(set(level)) > 1 for level in levels)
   shared = len([*itertools.takewhile(operator.not_, differ)])
   return ['/'.join(found[shared:]) for found in parts]
+
+
+def early_stopping(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The entries of `callbacks` that decide when a run ends.
+
+  Args:
+    config: A run's config, as nested dicts.
+
+  Returns:
+    {entry: value}; {} without early stopping.
+  """
+  callbacks = config.get('callbacks')
+  if not isinstance(callbacks, dict) or callbacks.get('patience') is None:
+    return {}
+  return {name: callbacks.get(name) for name in ('patience', 'metric', 'mode')}
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:

@@ -453,6 +453,18 @@ def test_damaged_facts_are_measured_again(finished, tmp_path, contents, caplog):
   assert contents == b'{}' or 'measured again' in caplog.text
 
 
+def test_facts_of_an_older_version_get_what_is_new(finished, tmp_path, caplog):
+  folder = tmp_path / 'w'
+  shutil.copytree(finished.workdir, folder)
+  old = json.loads(json.dumps(finished.facts))
+  old['versions']['jax'] = '0.1'
+  assert old.pop('personal') is False
+  (folder / 'facts.json').write_text(json.dumps(old))
+  again = experiment.run(tiny_config(), folder)
+  assert again.facts == dict(old, personal=False)
+  assert 'measured again' not in caplog.text
+
+
 @pytest.mark.parametrize(
     ('contents', 'reason'),
     [

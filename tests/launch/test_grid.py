@@ -122,7 +122,7 @@ def test_a_seed_of_its_own_is_not_replaced_without_a_word():
   assert grid.find(config, 'algorithm.mu=0', None, 0).table.seeds == (3,)
   for section, key in ((config, 'sampling_seed'), (config.partition, 'seed')):
     section[key] = 7
-    with pytest.raises(CommandError, match=f'{key} is 7 and seed 3; --seeds=7'):
+    with pytest.raises(CommandError, match=f'{key} out and give --seeds=7,'):
       grid.find(config, 'algorithm.mu=0', None, 0)
     section[key] = 3
 

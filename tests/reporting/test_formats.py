@@ -89,6 +89,34 @@ def test_other_differences_and_equal_seeds_are_no_repetition(seeds, tmp_path):
   config['local']['epochs'] += 1
   (other / 'config.json').write_text(json.dumps(config))
   assert 'mean of' not in comparison.compare([seeds[1], other])
+  # Early stopping is a difference, and a logger is none.
+  config['local']['epochs'] -= 1
+  for callbacks, word in ((dict(csv=True), True), (dict(patience=2), False)):
+    config['callbacks'].update(callbacks)
+    (other / 'config.json').write_text(json.dumps(config))
+    assert ('mean of' in comparison.compare([seeds[1], other])) == word
+  # So are two runs of one seed.
+  config = json.loads((seeds[1] / 'config.json').read_text())
+  config['callbacks'].update(csv=True)
+  (other / 'config.json').write_text(json.dumps(config))
+  assert 'mean of' not in comparison.compare([seeds[1], other])
+
+
+def test_a_band_ends_with_the_run_that_stopped_first(
+    seeds, tmp_path, monkeypatch
+):
+  drawn = []
+  monkeypatch.setattr(
+      pictures, 'draw_curves', lambda panels, *args, **kw: drawn.append(panels)
+  )
+  path = seeds[2] / 'metrics.jsonl'
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  last = max(row['round'] for row in rows if row['split'] == 'test')
+  kept = [json.dumps(row) for row in rows if row['round'] < last]
+  path.write_text('\n'.join(kept) + '\n')
+  experiment.write_comparison(seeds[1:], tmp_path)
+  ((curve,),) = (series.values() for series in drawn[0].values())
+  assert len(curve[1]) == 2 and max(curve[0]) < last
 
 
 @pytest.mark.parametrize('where', SHIPPED)

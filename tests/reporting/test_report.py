@@ -270,6 +270,10 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             config_of('fedavg', 'cifar10', 'iid', {'fedin_a': 10}),
             [('Table II', 76.43, None, None)],
         ),
+        (
+            config_of('heterofl', 'cifar10', 'iid', {'fedin_a': 10}),
+            [('Table II', 81.23, None, None)],
+        ),
         # FedIN without IN training, which is no row of that table.
         (config_of('fedavg', 'cifar10', 'iid', aggregation='ends'), []),
         # Ablations and settings without a printed number.

@@ -103,11 +103,16 @@ class EarlyStopping(Callback):
     """Counts the lines so far."""
     self._metric.settle(run.config)
     self._best, self._waited = None, 0
-    reason = None
+    reason, at = None, 0
+    # When a line of training stops a run, later rounds are already running. No
+    # round runs after an evaluation.
+    training = self._metric.split == 'train'
+    running = 2 * run.config.rounds_per_dispatch if training else 0
     for row in run.rows:
       if row['split'] == self._metric.split:
-        # Rounds that ran when it stopped may have lines after that.
-        reason = reason or self.on_row(row)
+        found = self.on_row(row)
+        if found or row['round'] - at >= running:
+          reason, at = found, row['round']
     return reason
 
   def on_row(self, row: Row) -> str | None:
@@ -134,7 +139,8 @@ class BestCheckpoint(Callback):
   """Keeps the models of the best evaluation in the workdir's `best`.
 
   `load_run(workdir, best=True)` reads them. At each improvement the run waits
-  until the state is written, so that no later checkpoint is without it.
+  until the state is written, so that a later checkpoint of the run never
+  exists without the best models so far.
   """
 
   def __init__(self, metric: str = 'accuracy', mode: str = 'max'):
