@@ -70,8 +70,10 @@ _V2 = (
     '100 clients, 10 sampled, {nets}, 5 local epochs, batch 16, Adam, {split}, '
     '{seeds}'
 )
-_RESNETS = 'ResNet10/14/18/22/26 in equal parts, 500 rounds'
-_PARTS = 'parts of a ResNet152, 500 rounds'  # Of width or depth.
+_RESNETS = (
+    'ResNet10/14/18/22/26 in equal parts (HeteroFL, FedRolex and ScaleFL: '
+    'parts of a ResNet152), 500 rounds'
+)
 _VITS = 'ImageNet ViT-S of 8 to 12 blocks in equal parts, 100 rounds'
 _DATASETS = ('fashion_mnist', 'svhn_cropped', 'cifar10', 'cinic10')
 
@@ -363,8 +365,6 @@ def fedin_v2_table_1(
   """FedIN v2's Table 1, or its Table 2 with vision transformers."""
   number = 2 if vits else 1
   table, nets = (_V2_TABLE_2, _VITS) if vits else (_V2_TABLE_1, _RESNETS)
-  if not vits and method in ('HeteroFL', 'FedRolex', 'ScaleFL'):
-    nets = _PARTS
   if dataset not in _DATASETS or method not in table:
     return None
   source, setting = f'FedIN v2, Table {number}', _v2(iid, nets)
