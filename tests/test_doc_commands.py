@@ -147,6 +147,8 @@ def test_a_wrong_command_is_refused(capsys):
       ('report', ['--tabel=digits']),
       ('sweep', ['--config=fedin:quick']),
       ('privacy', ['--rounds=x']),
+      ('plan-memory', ['--dry_run']),
+      ('similarity', ['--print_config']),
       ('atack', []),
   ):
     with pytest.raises(SystemExit), parsed(name, args):

@@ -13,6 +13,17 @@ _QUICK = (
 )
 
 
+def with_options(get_config, **options):
+  """A `get_config` that also sets options of the method."""
+
+  def changed(arg):
+    config = get_config(arg)
+    config.algorithm.update(options)
+    return config
+
+  return changed
+
+
 def at_scale(get_config, variants: str, scale: str):
   """The config of a method at a scale.
 

@@ -16,25 +16,6 @@ COLUMNS = {
 }
 
 
-def _mask(get_config, mask):
-  """Sets the label mask of HeteroFL's or SplitMix's loss.
-
-  The paper does not say which rows have one. It is that of the labels in the
-  minibatch. In the authors' code HeteroFL and SplitMix have it unless the split
-  is IID, and FedAvg has it where clients hold some labels (beta). FeDepth's
-  programs have it by default, but all commands that are given start them
-  without it (Dirichlet). So printed figures may have a mask; of FedAvg and
-  FeDepth there is no masked row.
-  """
-
-  def masked(arg):
-    config = get_config(arg)
-    config.algorithm.mask = mask
-    return config
-
-  return masked
-
-
 def _narrow(width):
   """FedAvg at the width that fits the smallest memory budget."""
 
@@ -47,8 +28,19 @@ def _narrow(width):
   return narrow
 
 
-_unmasked = {m: _mask(m.get_config, 'none') for m in (heterofl, splitmix)}
-_masked = {m: _mask(m.get_config, 'batch') for m in (heterofl, splitmix)}
+# The paper does not say which rows have a label mask, that of the labels in the
+# minibatch. In the authors' code HeteroFL and SplitMix have it unless the split
+# is IID, and FedAvg has it where clients hold some labels (beta). FeDepth's
+# programs have it by default, but all commands that are given start them
+# without it (Dirichlet). So printed figures may have a mask; of FedAvg and
+# FeDepth there is no masked row.
+_unmasked, _masked = (
+    {
+        method: _papers.with_options(method.get_config, mask=mask)
+        for method in (heterofl, splitmix)
+    }
+    for mask in ('none', 'batch')
+)
 # {label: (`get_config`, variants)}; budgets are Fair if the label names none.
 METHODS = {
     'FedAvg x1': (fedavg.get_config, ''),

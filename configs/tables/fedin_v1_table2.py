@@ -75,13 +75,7 @@ def _own_fedgkt(arg):
 
 def _at_own_widths(get_config):
   """HeteroFL with each client's own width evaluated, as the paper says."""
-
-  def get(arg):
-    config = get_config(arg)
-    config.algorithm.evaluate = 'own'
-    return config
-
-  return get
+  return _papers.with_options(get_config, evaluate='own')
 
 
 METHODS = {

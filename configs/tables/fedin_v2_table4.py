@@ -23,13 +23,7 @@ COLUMNS = _papers.fedin_columns(('fashion_mnist',))
 
 def _by_size(get_config):
   """Weights clients of one architecture by their examples (Eq. 21)."""
-
-  def by_size(arg):
-    config = get_config(arg)
-    config.algorithm.weights = 'data'
-    return config
-
-  return by_size
+  return _papers.with_options(get_config, weights='data')
 
 
 METHODS = {

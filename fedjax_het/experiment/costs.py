@@ -24,7 +24,7 @@ def client_costs(config) -> dict[str, dict[str, float]]:
     `client_memory`, {group: bytes}; and `client_flops`, {group: operations},
     unless the length of a loop depends on learned values.
   """
-  experiment = build(config, check_memory=False)  # It has run, or will.
+  experiment = build(config, check_memory=False)  # Nothing is run.
   visits = experiment.algorithm, experiment.federation, experiment.data
   costs = dict(client_memory=client_memory(*visits))
   flops = client_flops(*visits)

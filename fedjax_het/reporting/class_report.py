@@ -180,7 +180,7 @@ def _strips(last: Row, facts) -> dict[str, dict[str, np.ndarray]]:
 
   found = {}
   whole = by_group(main_metric(facts).name + '/{}/models')
-  if _personal(facts, whole.values()):
+  if whole and _personal(facts, whole.values()):
     found['On the whole test set'] = whole
   if own := by_group('personal/clients/{}'):
     found['On own test examples'] = own

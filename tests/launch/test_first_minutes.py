@@ -179,10 +179,25 @@ def test_help_names_all_there_is(monkeypatch, capsys):
   out = capsys.readouterr().out
   text = train.names()
   assert out.startswith('Runs one experiment') and out.endswith(f'{text}\n')
-  assert '--[no]dry_run: ' in out
+  assert '--[no]dry_run: ' in out and 'Default: None' not in out
   for name in ('fedselect', 'tfds:NAME', 'beta_heterofl', 'wo_opt', 'quick'):
     assert name in text
   assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_shows_the_defaults_of_flags():
+  found = flags.FlagValues()
+  flags.DEFINE_integer('a', 0, 'A.', flag_values=found)
+  flags.DEFINE_bool('b', True, 'B.', flag_values=found)
+  flags.DEFINE_bool('c', False, 'C.', flag_values=found)
+  flags.DEFINE_list('d', '', 'D.', flag_values=found)
+  flags.DEFINE_string('e', None, 'E.', flag_values=found)
+  flags.DEFINE_string('f', 'attack', 'F.', flag_values=found)
+  shown = {name: terminal._default(found[name]) for name in 'abcdef'}
+  assert shown == dict(
+      a=' Default: 0.', b=' Default: true.', c='', d='', e='',
+      f=' Default: attack.',
+  )  # fmt: skip
 
 
 def test_a_dry_run_says_what_a_run_would_take():
