@@ -1,5 +1,7 @@
 """FeDepth's Table 2: three memory budgets, CIFAR-10 and 100, eight splits."""
 
+import functools
+
 from fedjax_het.configs.tables import _papers
 
 from fedjax_het.configs import fedavg, fedepth, heterofl, splitmix
@@ -32,42 +34,43 @@ def _narrow(width):
 # minibatch. In the authors' code HeteroFL and SplitMix have it unless the split
 # is IID, and FedAvg has it where clients hold some labels (beta). FeDepth's
 # programs have it by default, but all commands that are given start them
-# without it (Dirichlet). So printed figures may have a mask; of FedAvg and
-# FeDepth there is no masked row.
+# without it (Dirichlet). So printed figures may have a mask.
 _unmasked, _masked = (
-    {
-        method: _papers.with_options(method.get_config, mask=mask)
-        for method in (heterofl, splitmix)
-    }
+    functools.partial(_papers.with_options, mask=mask)
     for mask in ('none', 'batch')
 )
 # {label: (`get_config`, variants)}; budgets are Fair if the label names none.
 METHODS = {
     'FedAvg x1': (fedavg.get_config, ''),
+    'FedAvg x1 masked': (_masked(fedavg.get_config), ''),
     'FedAvg x1/6': (_narrow(1 / 6), ''),
-    'HeteroFL': (_unmasked[heterofl], 'fair'),
-    'HeteroFL masked': (_masked[heterofl], 'fair'),
-    'SplitMix': (_unmasked[splitmix], 'fair'),
-    'SplitMix masked': (_masked[splitmix], 'fair'),
+    'FedAvg x1/6 masked': (_masked(_narrow(1 / 6)), ''),
+    'HeteroFL': (_unmasked(heterofl.get_config), 'fair'),
+    'HeteroFL masked': (_masked(heterofl.get_config), 'fair'),
+    'SplitMix': (_unmasked(splitmix.get_config), 'fair'),
+    'SplitMix masked': (_masked(splitmix.get_config), 'fair'),
     'FeDepth': (fedepth.get_config, ''),
+    'FeDepth masked': (_masked(fedepth.get_config), ''),
     'm-FeDepth': (fedepth.get_config, 'own_heads'),
+    'm-FeDepth masked': (_masked(fedepth.get_config), 'own_heads'),
     'FedAvg x1/8': (_narrow(1 / 8), ''),
-    'HeteroFL Lack': (_unmasked[heterofl], 'lack'),
-    'HeteroFL Lack masked': (_masked[heterofl], 'lack'),
-    'SplitMix Lack': (_unmasked[splitmix], 'lack'),
-    'SplitMix Lack masked': (_masked[splitmix], 'lack'),
+    'HeteroFL Lack': (_unmasked(heterofl.get_config), 'lack'),
+    'HeteroFL Lack masked': (_masked(heterofl.get_config), 'lack'),
+    'SplitMix Lack': (_unmasked(splitmix.get_config), 'lack'),
+    'SplitMix Lack masked': (_masked(splitmix.get_config), 'lack'),
     'FeDepth Lack': (fedepth.get_config, 'lack'),
     'm-FeDepth Lack': (fedepth.get_config, 'own_heads,lack'),
     'FeDepth Surplus': (fedepth.get_config, 'surplus'),
     'm-FeDepth Surplus': (fedepth.get_config, 'own_heads,surplus'),
 }
 MASKS = (
-    'HeteroFL and SplitMix with the plain cross-entropy of the others; in rows '
-    '"masked" with the label mask of the authors\' code, which sets logits of '
-    'labels absent from the minibatch to 0. The paper does not say which of '
-    'the two its figures are, so they stand beside both. Its FedAvg has the '
-    'mask in the code, too, where clients hold a few labels (beta); here '
-    'FedAvg and FeDepth have none. The optimiser begins anew in every visit.'
+    'Rows "masked" have the label mask of the authors\' code, which sets '
+    'logits of labels absent from the minibatch to 0; the others have the '
+    'plain cross-entropy. The paper does not say which of the two its figures '
+    'are, so they stand beside both. By default the code has the mask in '
+    'HeteroFL and SplitMix unless the split is IID, in FedAvg where clients '
+    'hold a few labels (beta), and in FeDepth, whose example commands switch '
+    'it off. The optimiser begins anew in every visit.'
 )
 SETTING = (
     'PreResNet-20, 100 clients of 500 images, ten a round, 500 rounds of ten '

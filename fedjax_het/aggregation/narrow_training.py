@@ -11,7 +11,7 @@ References:
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.label_masks import masked_logits, owned_labels
+from fedjax_het.aggregation.label_masks import masked_task, owned_labels
 from fedjax_het.aggregation.slicing import without_running_stats
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import fit
@@ -41,7 +41,7 @@ def train_narrow(
     data: The client's examples.
     visit: The visit.
     scaler: Whether inputs of norms are multiplied by 1 / rate.
-    mask: See `label_masks.masked_logits`.
+    mask: See `label_masks.masked_task`.
 
   Returns:
     The parameters at the end; [C] bool, the labels whose head rows the client
@@ -50,6 +50,7 @@ def train_narrow(
   """
   model = without_running_stats(model)
   owned = owned_labels(data, model.num_classes)
+  task = masked_task(local.task, mask, owned)
 
   def loss_fn(variables, batch, key):
     # Scaler: x <- x / rho in front of every norm.
@@ -57,9 +58,7 @@ def train_narrow(
       logits, stats = model.apply(
           variables, batch.x, train=True, mask=batch.mask, key=key
       )
-    # z_c <- 0 for c not in Y_k.
-    logits = masked_logits(logits, batch, owned, mask)
-    return local.task.loss(logits, batch.y, batch.mask), (stats, {})
+    return task.loss(logits, batch.y, batch.mask), (stats, {})
 
   end, _, metrics, num_steps = fit(
       loss_fn, local, Variables(start, {}), data, visit

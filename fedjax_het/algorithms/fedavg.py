@@ -23,6 +23,7 @@ import optax
 
 from fedjax_het.aggregation.averaging import average_weights, model_training
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.label_masks import with_batch_mask
 from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
@@ -35,6 +36,7 @@ def fedavg(
     *,
     aggregation: str = 'layerwise',
     weights: str = 'uniform',
+    mask: str = 'none',
     tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
   """Federated averaging.
@@ -46,6 +48,8 @@ def fedavg(
       classifier, 'classifier' only the classifier, 'none' nothing.
     weights: The averaging coefficients p_k: 'uniform', or 'data' for the
       number of examples (the original paper).
+    mask: 'batch' sets the logits of labels absent from the minibatch to 0 in
+      the loss, as FeDepth's authors do where clients hold a few labels.
     tx: The server's optimiser; plain averaging in the paper. Its options are
       `server_optimizer`: 'sgd', 'adam', 'yogi' or 'adagrad'; `server_lr`, its
       learning rate, which is about the step size of the adaptive optimisers
@@ -56,9 +60,10 @@ def fedavg(
     The algorithm.
 
   Raises:
-    ValueError: If an option is unknown or out of range, or shared blocks differ
-      in shape.
+    ValueError: If an option is unknown or out of range, a mask has no classes,
+      or shared blocks differ in shape.
   """
+  federation = with_batch_mask('fedavg', federation, mask)
   return average_weights(
       make_exchange(federation, aggregation, weights, tx=tx),
       *model_training(federation.local),

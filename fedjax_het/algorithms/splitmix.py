@@ -44,7 +44,7 @@ import optax
 
 from fedjax_het.aggregation.label_masks import (
   MASKS,
-  masked_logits,
+  masked_task,
   owned_labels,
 )
 from fedjax_het.aggregation.server import (
@@ -191,11 +191,13 @@ def base_loss(
     task: The task.
     factor: 1 / r, or 1 for outputs as they are.
     owned: [C] bool, the client's labels.
-    mask: As for `masked_logits`.
+    mask: As for `masked_task`.
 
   Returns:
     The loss function.
   """
+
+  masked = masked_task(task, mask, owned)
 
   def loss_fn(variables, batch, key):
     # conv(x) <- conv(x) / r
@@ -203,9 +205,7 @@ def base_loss(
       logits, stats = base.apply(
           variables, batch.x, train=True, mask=batch.mask, key=key
       )
-    # z_c <- 0 for absent labels c
-    logits = masked_logits(logits, batch, owned, mask)
-    return task.loss(logits, batch.y, batch.mask), (stats, {})
+    return masked.loss(logits, batch.y, batch.mask), (stats, {})
 
   return loss_fn
 

@@ -57,6 +57,8 @@ class Task(NamedTuple):
       matrices; None for a task without classes.
     larger_is_better: Whether larger values of the first metric are better.
     percent: Whether the first metric is a share, shown in percent.
+    before_loss: `(outputs, labels, mask) -> outputs`, changes the outputs of a
+      minibatch in `loss`, such as a label mask; None for no change.
   """
 
   name: str
@@ -65,6 +67,7 @@ class Task(NamedTuple):
   predicted: Callable[..., jax.Array] | None = None
   larger_is_better: bool = True
   percent: bool = False
+  before_loss: Callable[..., jax.Array] | None = None
 
   @property
   def main(self) -> Metric:
@@ -84,6 +87,8 @@ class Task(NamedTuple):
     Returns:
       A float32 scalar, 0 when no example counts.
     """
+    if self.before_loss is not None:
+      outputs = self.before_loss(outputs, labels, mask)
     return masked_mean(self.losses(outputs, labels), mask)
 
 

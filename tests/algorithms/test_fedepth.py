@@ -145,7 +145,7 @@ def test_an_upgrade_in_mid_run():
   assert all(jax.tree.leaves(changed))
 
 
-def masked_sgd(model, start, data, spans):
+def masked_sgd(model, start, data, spans, label_mask):
   """The oracle: SGD on the whole tree; each step restores frozen leaves."""
   head = len(model.blocks) - 2
   names, shape, end = model.block_names, model.shapes[head - 1], start.params
@@ -167,6 +167,10 @@ def masked_sgd(model, start, data, spans):
             Variables(params, {}), adapt(z, shape), start=head, train=True,
             mask=batch.mask,
         )  # fmt: skip
+        if label_mask:
+          is_y = batch.y[:, None] == jnp.arange(logits.shape[1])
+          here = jnp.any(is_y & batch.mask[:, None], axis=0)
+          logits = logits * here[None]
         return CLASSIFICATION.loss(logits, batch.y, batch.mask)
 
       updates, opt = tx.update(jax.grad(loss)(params), opt, params)  # noqa: B023
@@ -181,17 +185,19 @@ def masked_sgd(model, start, data, spans):
 
 
 @pytest.mark.slow
-def test_three_stages_are_masked_sgd():
+@pytest.mark.parametrize('mask', ['none', 'batch'])
+def test_three_stages_are_masked_sgd(mask):
   """Neither weight decay nor momentum moves frozen leaves."""
   federation, data = federate(poor=EACH), small_data()
   model = federation.groups[0].model
-  algorithm = fedepth(federation)
+  algorithm = fedepth(federation, mask=mask)
   server, _, uplink, metrics = one_visit(algorithm, federation, data)
   change, _, weight = uplink.summed
   assert weight == 9  # Its number of examples.
   got = jax.tree.map(lambda s, c: s + c / 9, server.params, change)
+  spans = [(0, 2), (2, 3), (3, 4)]
   want = jax.jit(
-      lambda s, d: masked_sgd(model, s, d, [(0, 2), (2, 3), (3, 4)])
+      lambda s, d: masked_sgd(model, s, d, spans, mask == 'batch')
   )(server, data.client(1))
   assert_close(got, want)
   moved = jax.tree.map(lambda c: bool(np.any(c)), change)

@@ -55,6 +55,7 @@ import jax
 import optax
 
 from fedjax_het.aggregation.exchange import Delta, make_exchange
+from fedjax_het.aggregation.label_masks import with_batch_mask
 from fedjax_het.aggregation.server import (
   server_variables,
   state_of,
@@ -251,6 +252,7 @@ def fedepth(
     scan_stages: bool = True,
     mkd_models: int | None = None,
     weights: str = 'data',
+    mask: str = 'none',
     calibrate: bool = False,
     tx: optax.GradientTransformation,
 ) -> FederatedAlgorithm:
@@ -286,6 +288,8 @@ def fedepth(
       no distillation.
     weights: The averaging coefficients: 'data' for the number of examples (the
       paper), or 'uniform'.
+    mask: As for `fedavg`; the authors' programs have 'batch' by default, their
+      example commands 'none'.
     calibrate: Whether running statistics of norms are estimated on all
       clients' examples before each evaluation, see `static_statistics`,
       instead of averaged over the clients that trained the block.
@@ -303,6 +307,7 @@ def fedepth(
   one_of('heads', heads, HEADS)
   one_of('partial', partial, PARTIAL)
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
+  federation = with_batch_mask('fedepth', federation, mask)
   if mkd_models is not None:  # The KL is between class probabilities.
     check_task('fedepth with mkd_models', 'classification', federation)
   if calibrate:
