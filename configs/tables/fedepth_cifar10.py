@@ -11,12 +11,6 @@ ROWS = (
     'HeteroFL masked', 'SplitMix masked',
 )  # fmt: skip
 
-# Rows of two labels a client alone: there the authors' FedAvg has the mask.
-MASKED = (
-    'FedAvg x1 masked', 'FeDepth masked', 'm-FeDepth masked',
-    'FedAvg x1/6 masked',
-)  # fmt: skip
-
 # Rows that are also run at the learning rate of the authors' scripts.
 SLOW = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth', 'HeteroFL', 'SplitMix')
 
@@ -49,7 +43,7 @@ def get_table() -> Table:
     The table; the paper's numbers are those of its Table 2.
   """
   alpha = methods('fedepth,cpu')
-  beta = methods('fedepth,cpu,beta', ROWS + MASKED)
+  beta = methods('fedepth,cpu,beta', ROWS + fedepth_table2.FEW_LABELS)
   rows = dict(alpha)
   target = fedepth_table2.target
   paper = {name: target(name, 'cifar10 alpha 0.3') for name in alpha}
