@@ -20,7 +20,7 @@ from fedjax_het import experiment
 from fedjax_het.aggregation.exchange import SHARINGS
 from fedjax_het.aggregation.slicing import make_level
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.data import catalog, sources
+from fedjax_het.data import catalog, raw_formats, sources
 from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.mapping import BACKENDS
@@ -285,7 +285,10 @@ def test_the_example_data_set_is_read(tmp_path, monkeypatch):
 
 def test_the_example_reader_reads_and_refuses(tmp_path):
   code = examples(ROOT / 'docs' / 'adding_a_dataset.md')['reader']
-  names = execute(code, pathlib=pathlib, np=np, Splits=catalog.Splits)
+  names = execute(
+      code, pathlib=pathlib, np=np, Splits=catalog.Splits,
+      raw_formats=raw_formats,
+  )  # fmt: skip
   read = names['_read_npz']
   images = np.arange(2 * 16, dtype=np.uint8).reshape(2, 4, 4)
   arrays = dict(x_train=images, y_train=[3, 4], x_test=images, y_test=[1, 2])
@@ -294,7 +297,10 @@ def test_the_example_reader_reads_and_refuses(tmp_path):
   assert splits.train_images.shape == (2, 4, 4, 1)
   assert splits.test_labels.dtype == np.int32
   np.savez(tmp_path / 'images.npz', x_train=images)
-  with pytest.raises(ValueError, match='no archive of images and labels'):
+  with pytest.raises(ValueError, match=r'images\.npz lacks y_train, x_test, y'):
+    read(tmp_path)
+  (tmp_path / 'images.npz').write_bytes(b'')
+  with pytest.raises(ValueError, match=r'images\.npz is no \.npz file of num'):
     read(tmp_path)
 
 

@@ -29,6 +29,7 @@ References:
 """
 
 from collections.abc import Callable
+import dataclasses
 from fractions import Fraction
 import functools
 import math
@@ -98,7 +99,8 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
       the number that is kept, such as `lambda k: math.ceil(k / 2)`.
 
   Returns:
-    A model with the same block names.
+    A model with the same block names; without pretrained parameters, which
+    have the full width.
 
   Raises:
     ValueError: If a module cannot be narrowed, or is left without a channel.
@@ -127,7 +129,7 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
       changes[field] = kept
     return module.clone(**changes)
 
-  return _change_modules(model, smaller)
+  return dataclasses.replace(_change_modules(model, smaller), pretrained=None)
 
 
 def without_running_stats(model: BlockModel) -> BlockModel:

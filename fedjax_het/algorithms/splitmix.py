@@ -246,8 +246,9 @@ def splitmix(
 
   Raises:
     ValueError: If an option is out of range, groups hold different models, a
-      budget affords no base, a base has no channel, or the factor of
-      `rescale` would reach the classifier.
+      budget affords no base, a base has no channel, the model has
+      pretrained parameters, or the factor of `rescale` would reach the
+      classifier.
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
@@ -259,6 +260,12 @@ def splitmix(
   afforded = {
       name: bases_of(budget, num_bases) for name, budget in budgets.items()
   }
+  if model.pretrained and num_bases > 1:
+    raise ValueError(
+        'SplitMix trains bases of a fraction of the width from the start, but '
+        f'{model.name} has pretrained parameters of the full width; leave '
+        'them out.'
+    )
   if rescale and num_bases > 1:
     _check_scale(model)
   base = narrow(model, lambda k: k // num_bases)

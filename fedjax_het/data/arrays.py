@@ -10,17 +10,19 @@ from fedjax_het.names import shown
 
 # Types that JAX stores in place of 64-bit ones.
 _NARROW = {'int64': np.int32, 'uint64': np.uint32, 'float64': np.float32}
+_NARROW[np.dtype(np.longdouble).name] = np.float32
 
 
 def features(values, name: str = 'images') -> np.ndarray:
-  """Checks features of any rank; converts 64-bit types to 32-bit ones.
+  """Checks features of any rank; converts long types to 32-bit ones.
 
   Args:
     values: [N, ...] floats, integers or bools.
     name: Their name in messages.
 
   Returns:
-    [N, ...] of the same type; 64-bit types become 32-bit ones.
+    [N, ...] of the same type, in the machine's byte order; 64-bit types and
+    longer ones become 32-bit ones.
 
   Raises:
     ValueError: If they are not an array of numbers, have no number per example,
@@ -36,6 +38,7 @@ def features(values, name: str = 'images') -> np.ndarray:
         f'{array.shape}.'
     )
   narrow = np.dtype(_NARROW.get(array.dtype.name, array.dtype))
+  narrow = narrow.newbyteorder('=')
   if narrow != array.dtype and narrow.kind in 'iu':
     _check_range(array, name, narrow)
   with np.errstate(over='ignore'):

@@ -233,13 +233,14 @@ def lognormal_sizes(rng, total, num_clients, sigma):
   """[N] sizes >= 1 that sum to total, lognormal around total / N.
 
   Every client gets one example. The rest is split in proportion to
-  exp(sigma Z), rounded down. The remainder goes to the first client whose size
-  is at least the remainder.
+  exp(sigma Z), rounded down; clients with the largest fractions get one of the
+  remainder each, where FedDyn's code gives all of it to one client.
   """
   weights = softmax(sigma * rng.standard_normal(num_clients))
-  sizes = 1 + np.floor(weights * (total - num_clients)).astype(np.int64)
-  remainder = total - sizes.sum()
-  sizes[np.argmax(sizes >= remainder)] += remainder
+  shares = weights * (total - num_clients)
+  sizes = 1 + np.floor(shares).astype(np.int64)
+  largest = np.argsort(np.floor(shares) - shares, kind='stable')
+  sizes[largest[: total - sizes.sum()]] += 1
   return sizes
 
 

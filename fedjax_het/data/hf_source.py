@@ -31,14 +31,14 @@ def read_hf(
       one size.
 
   Returns:
-    The splits: images [N, H, W, 3 or 1] uint8, or an unchanged column of
-    numbers, such as token ids [N, T] int32; and the number of classes.
+    The splits: images [N, H, W, 3 or 1] uint8, or a column of numbers in its
+    own type, such as token ids [N, T] int32; and the number of classes.
 
   Raises:
     FileNotFoundError: If the folder holds no saved `DatasetDict`.
     ImportError: If `datasets`, or Pillow for images, is not installed.
-    ValueError: If a split or a column is missing, or data are wrong. The
-      message is one line.
+    ValueError: If a split or a column is missing, the splits number their
+      classes differently, or data are wrong. The message is one line.
   """
   if not (folder / 'dataset_dict.json').is_file():
     raise FileNotFoundError(
@@ -56,6 +56,10 @@ def read_hf(
     found = datasets.load_from_disk(str(folder))
     for split in _SPLITS:
       check_name('split', split, found)
+  except IndexError as e:  # `datasets` writes no file for an empty split.
+    raise ValueError(
+        f'{folder}: a split has no example, or its files are missing.'
+    ) from e
   except Exception as e:  # Damaged files raise exceptions of many types.
     raise _refused(folder, e) from e
   kinds = found['train'].features
@@ -63,8 +67,9 @@ def read_hf(
     names = _columns(datasets, kinds, columns)
     arrays = []
     for split in _SPLITS:
+      _check_split(split, found[split], kinds, names)
       x = _features(datasets, found[split], names[0], image_size)
-      arrays += [x, found[split].with_format('numpy')[:][names[1]]]
+      arrays += [x, _numbers(found[split], names[1])]
   except (ValueError, KeyError, OSError) as e:
     raise _refused(folder, e) from e
   words = [f'{name} of {split}' for split in _SPLITS for name in names]
@@ -108,17 +113,47 @@ def _only(kinds, type_: type, usual: tuple[str, ...], what: str) -> str:
   )
 
 
+def _check_split(name: str, split, kinds, columns: tuple[str, str]) -> None:
+  """Raises ValueError if a split is empty, or unlike the training split."""
+  if not len(split):
+    raise ValueError(f'the split {name} has no example.')
+  for column in columns:
+    check_name(f'column of {name}', column, split.features)
+  mine, first = (
+      getattr(of[columns[1]], 'names', None) for of in (split.features, kinds)
+  )
+  if mine != first:
+    raise ValueError(
+        f'the classes of {columns[1]} are {mine} in {name}, but {first} in '
+        f'{_SPLITS[0]}; both must be equal.'
+    )
+
+
 def _features(datasets, split, name: str, image_size: int | None):
   """A column as an array with one row per example."""
-  if isinstance(split.features[name], datasets.Image):
-    named = (
-        (f'{name} {i}', own_files.pixels(image, image_size))
-        for i, image in enumerate(split[name])
-    )
-    return own_files.stacked(named)
-  values = split.with_format('numpy')[:][name]
+  if not isinstance(split.features[name], datasets.Image):
+    return _numbers(split, name)
+
+  def read(i, image):
+    try:
+      return own_files.pixels(image, image_size)
+    except Exception as e:  # None, or an image that Pillow cannot read.
+      raise ValueError(f'{name} {i}: not a readable image ({e}).') from e
+
+  images = enumerate(split[name])
+  return own_files.stacked((f'{name} {i}', read(i, x)) for i, x in images)
+
+
+def _numbers(split, name: str) -> np.ndarray:
+  """A column of numbers; `datasets` would make all integers 64 bits long."""
+  values = split.select_columns([name]).with_format('numpy')[:][name]
   if isinstance(values, list) or values.dtype == np.object_:
     raise ValueError(
         f'the rows of {name} differ in length; pad them to one length.'
     )
+  kind = split.features[name]
+  while hasattr(kind, 'feature'):  # Lists of lists of numbers.
+    kind = kind.feature
+  if values.dtype.kind in 'iuf' and kind.dtype in np.sctypeDict:
+    return values.astype(kind.dtype)
   return values

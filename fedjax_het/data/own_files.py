@@ -5,7 +5,7 @@ error that names the file and what is wrong. Features keep their type: uint8
 images are normalised by 255, floats are standardised.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 import importlib.util
 import pathlib
 
@@ -20,7 +20,6 @@ NAMES = (NPZ, IMAGE_FOLDER, HF)
 # Names to which the user adds something, such as 'tfds:NAME'.
 PREFIXES = (TFDS, f'{HF}:')
 _ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
-_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm')
 
 
 def read_npz(path: pathlib.Path) -> tuple[Splits, int]:
@@ -123,8 +122,16 @@ def read_image_folder(
         f'{folder / "test" / unknown[0]}: train has no such class'
         f'{suggest(unknown[0], classes)}'
     )
+  from PIL import Image  # pylint: disable=g-import-not-at-top
+
+  suffixes = {
+      suffix
+      for suffix, kind in Image.registered_extensions().items()
+      if kind in Image.OPEN
+  }
   train, test = (
-      _image_paths(folder / split, classes) for split in ('train', 'test')
+      _image_paths(folder / split, classes, suffixes)
+      for split in ('train', 'test')
   )
   files = [path for path, _ in (*train, *test)]
   images = _read_images(files, image_size)
@@ -147,7 +154,7 @@ def _class_names(folder: pathlib.Path) -> list[str]:
 
 
 def _image_paths(
-    folder: pathlib.Path, classes: list[str]
+    folder: pathlib.Path, classes: list[str], suffixes: Container[str]
 ) -> list[tuple[pathlib.Path, int]]:
   """(file, label) of all images of a split."""
   found = []
@@ -156,11 +163,11 @@ def _image_paths(
     files = sorted(
         path
         for path in (place.iterdir() if place.is_dir() else ())
-        if path.suffix.lower() in _SUFFIXES
+        if path.suffix.lower() in suffixes
     )
     if not files and (place.is_dir() or folder.name == 'train'):
       raise ValueError(
-          f'{place} has no image ({", ".join(_SUFFIXES)}).'
+          f'{place} has no image, a file with an ending such as .png or .jpg.'
       )
     found += [(path, label) for path in files]
   return found
@@ -189,12 +196,19 @@ def pixels(image, image_size: int | None) -> np.ndarray:
   """The pixels of a Pillow image.
 
   Args:
-    image: The image, of any mode.
+    image: The image, of any mode with at most 8 bits a channel.
     image_size: Height and width to which it is resized; None keeps its size.
 
   Returns:
     [H, W] uint8 for a grey image, else [H, W, 3].
+
+  Raises:
+    ValueError: If a channel has more than 8 bits, which uint8 would clip.
   """
+  if image.mode == 'F' or image.mode.startswith('I'):
+    raise ValueError(
+        f'its pixels have more than 8 bits (mode {image.mode}); convert it'
+    )
   image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
   if image_size is not None:
     image = image.resize((image_size, image_size), resample=2)  # Bilinear.

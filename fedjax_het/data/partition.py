@@ -305,7 +305,7 @@ def beta_heterofl(labels, num_clients, *, seed, labels_per_client=2):
   Cuts each class into N labels_per_client / C shards, permutes the shards and
   gives each client `labels_per_client` of them. If a client gets a class
   twice, its second shard is dropped with its examples. With 2 labels per
-  client, C = 10 and N = 100, clients hold 1.90 classes on average and 4.9 % of
+  client, C = 10 and N = 100, clients hold 1.90 classes on average and 4.8 % of
   the examples have no owner.
 
   Args:

@@ -40,23 +40,24 @@ class Splits(NamedTuple):
   test_labels: np.ndarray
 
 
-def check_file(path: pathlib.Path) -> None:
+def check_file(path: pathlib.Path, most: float = MAX_BYTES) -> None:
   """Raises ValueError unless `path` is a regular file of acceptable size.
 
   Args:
     path: The file.
+    most: The largest size in bytes.
 
   Raises:
     FileNotFoundError: If it does not exist.
     ValueError: If it is a folder, a device or a pipe, or larger than
-      `MAX_BYTES`.
+      `most`.
   """
   status = path.stat()
   if not stat.S_ISREG(status.st_mode):
     raise ValueError(f'{path}: expected a file, got a folder or device.')
-  if status.st_size > MAX_BYTES:
+  if status.st_size > most:
     raise ValueError(
-        f'{path}: expected at most {MAX_BYTES:,} bytes, got'
+        f'{path}: expected at most {most:,} bytes, got'
         f' {status.st_size:,}.'
     )
 
@@ -78,7 +79,7 @@ def read_npz(
     ValueError: If it is not an .npz file, is damaged, holds objects, or lacks
       an array.
   """
-  check_file(path)
+  check_file(path, math.inf)  # A user's own, of any size.
   try:
     with np.load(path, allow_pickle=False) as file:
       there = file.files

@@ -96,12 +96,13 @@ def with_wrong_labels(labels, share, num_classes, *, seed):
   """
   between(0, 1, below=True, share=share)
   at_least(2, num_classes=num_classes)
-  labels = np.array(labels)
+  labels = np.asarray(labels)
   rng = assignment.generator(seed, 2**31 - 2)  # A separate stream.
   wrong = rng.permutation(len(labels))[: round(share * len(labels))]
-  labels[wrong] += rng.integers(1, num_classes, len(wrong), labels.dtype)
-  labels[wrong] %= num_classes
-  return labels
+  changed = labels.astype(np.int64)  # Sums may not fit into a narrow type.
+  changed[wrong] += rng.integers(1, num_classes, len(wrong), np.int32)
+  changed[wrong] %= num_classes
+  return changed.astype(labels.dtype)
 
 
 def split_like(labels, parts, test_labels, *, seed):

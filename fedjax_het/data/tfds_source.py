@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import math
 import os
 import pathlib
 import re
@@ -88,18 +87,35 @@ def content_digest(splits: raw_formats.Splits) -> str:
   return digest.hexdigest()
 
 
+class _Unsuited(Exception):
+  """An intact data set that is not read, and why."""
+
+
 def _read_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
-  """[N, H, W, C] images and [N] int32 labels of one split."""
+  """[N, H, W, C] images of the stored type and [N] int32 labels of a split."""
   source = builder.as_data_source(split=split)
-  num, shape = len(source), tuple(builder.info.features['image'].shape)
-  if num * math.prod(shape) > raw_formats.MAX_BYTES:
-    raise ValueError(f'{num} images of {shape} pixels are too many')
-  images = np.empty((num, *shape), np.uint8)
+  num = len(source)
+  if not num:
+    raise _Unsuited(f'the split {split} is empty')
+  # The builder may declare no height and width.
+  first = np.asarray(source[0]['image'])
+  if num * first.nbytes > raw_formats.MAX_BYTES:
+    raise _Unsuited(
+        f'{num:,} images of shape {first.shape} take more than '
+        f'{raw_formats.MAX_BYTES:,} bytes'
+    )
+  images = np.empty((num, *first.shape), first.dtype)
   labels = np.empty(num, np.int32)
   for start in range(0, num, _READ_BATCH):
     stop = min(start + _READ_BATCH, num)
     # One call for many records: 4 times faster than one call per record.
     records = source.__getitems__(list(range(start, stop)))
+    for record in records:
+      if record['image'].shape != first.shape:
+        raise _Unsuited(
+            f'it has images of shape {first.shape} and of '
+            f'{record["image"].shape}; all must have one size'
+        )
     images[start:stop] = [record['image'] for record in records]
     labels[start:stop] = [record['label'] for record in records]
   return images, labels
@@ -120,7 +136,8 @@ def read_prepared(
 
   Raises:
     ValueError: If the files are broken or incomplete, a split or feature is
-      missing, or the content does not match the stored sha256.
+      missing, the content does not match the stored sha256, or images differ
+      in size or take too much memory.
   """
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
@@ -132,6 +149,8 @@ def read_prepared(
         *_read_split(builder, 'train'), *_read_split(builder, 'test')
     )
     stored = dict(builder.info.metadata or {}).get('sha256')
+  except _Unsuited as e:
+    raise ValueError(f'{folder}: {e}.') from e
   except Exception as e:  # The C++ reader raises exceptions of many types.
     raise ValueError(
         f'{folder}: cannot read this prepared data set ({type(e).__name__}:'

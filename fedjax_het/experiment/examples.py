@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_het.data import partition_file
 from fedjax_het.data.federated import crop_flip, cut_out
 from fedjax_het.data.partition import partition
-from fedjax_het.data.preprocess import make_preprocess
+from fedjax_het.data.preprocess import make_preprocess, statistics
 from fedjax_het.data.sources import Dataset
 from fedjax_het.data.splits import (
   split_like,
@@ -92,7 +92,8 @@ def resize(dataset: Dataset, size: int | None) -> Dataset:
     size: The new height and width; None changes nothing.
 
   Returns:
-    The data set with images of the same dtype; uint8 pixels are rounded.
+    The data set with images of the same dtype, and the mean and deviation of
+    the resized training images; uint8 pixels are rounded.
 
   Raises:
     ValueError: If the examples are not images, or need too much memory.
@@ -123,9 +124,13 @@ def resize(dataset: Dataset, size: int | None) -> Dataset:
     batches = [images[i : i + step] for i in range(0, len(images), step)]
     return np.concatenate([np.asarray(resize(batch)) for batch in batches])
 
+  train = all_of(dataset.train_images)
+  mean, std = statistics(train)
   return dataset._replace(
-      train_images=all_of(dataset.train_images),
+      train_images=train,
       test_images=all_of(dataset.test_images),
+      mean=mean,
+      std=std,
   )
 
 

@@ -34,8 +34,8 @@ class Part(NamedTuple):
 def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
   """Finds the leaves that have unused weights.
 
-  A leaf has unused weights if the module uses only slices of it, and these do
-  not cover it.
+  A leaf has unused weights if the module uses only slices of it, in training
+  and in testing, and these do not cover it.
 
   Args:
     module: Called as `module(x, train, mask)`, see `Block`.
@@ -50,12 +50,16 @@ def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
       lambda key, x: module.init(key, x, False, None), jax.random.key(0), x
   )
 
-  def run(params, others, x):
-    return module.apply({**others, 'params': params}, x, False, None)
+  def run(params, others, x, key):
+    tree = {**others, 'params': params}
+    trained = module.apply(
+        tree, x, True, None, rngs={'dropout': key}, mutable=list(others)
+    )
+    return trained, module.apply(tree, x, False, None)
 
   params = variables.get('params', {})
   others = {k: v for k, v in variables.items() if k != 'params'}
-  jaxpr = jax.make_jaxpr(run)(params, others, x).jaxpr
+  jaxpr = jax.make_jaxpr(run)(params, others, x, jax.random.key(0)).jaxpr
   parts = {}
   paths = jax.tree_util.tree_leaves_with_path(params)
   for (path, leaf), var in zip(paths, jaxpr.invars):

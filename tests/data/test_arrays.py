@@ -46,9 +46,12 @@ def test_features_of_any_rank_are_stored_as_they_are(dtype, shape):
 
 @pytest.mark.parametrize(
     ('wide', 'narrow'),
-    [('float64', 'float32'), ('int64', 'int32'), ('uint64', 'uint32')],
-)
-def test_64_bits_become_32(wide, narrow):
+    [
+        ('float64', 'float32'), ('int64', 'int32'), ('uint64', 'uint32'),
+        ('longdouble', 'float32'), ('>f4', 'float32'), ('>u2', 'uint16'),
+    ],
+)  # fmt: skip
+def test_what_jax_lacks_becomes_what_it_has(wide, narrow):
   data = federate(images(wide, (3,)), np.arange(5), PARTS)
   assert data.images.dtype == narrow
   np.testing.assert_array_equal(

@@ -83,6 +83,47 @@ class TestReading:
     with pytest.raises(ValueError, match='rows of input_ids differ in length'):
       sources.load('hf', tmp_path / 'b')
 
+  def test_numbers_keep_their_type(self, hf, tmp_path):
+    images = np.arange(3 * 8, dtype=np.uint8).reshape(3, 2, 4)
+    for i, kind in enumerate((
+        hf.Array2D((2, 4), 'uint8'),
+        hf.Sequence(hf.Sequence(hf.Value('uint8'))),
+    )):
+      kinds = hf.Features(image=kind, label=hf.Value('int64'))
+      folder = self.save(
+          hf, tmp_path / str(i), kinds=kinds, image=images.tolist(),
+          label=[0, 1, 1],
+      )  # fmt: skip
+      data = sources.load('hf', folder)
+      assert data.train_images.dtype == np.uint8
+      np.testing.assert_array_equal(data.train_images[..., 0], images)
+
+  def test_splits_that_do_not_fit_are_refused(self, hf, tmp_path):
+    def split(names, features=((1.0,), (2.0,))):
+      columns = dict(features=features, label=[0] * len(features))
+      kinds = hf.Features(
+          features=hf.Sequence(hf.Value('float32')),
+          label=hf.ClassLabel(names=names),
+      )
+      return hf.Dataset.from_dict(columns, features=kinds)
+
+    train = split(['cat', 'dog'])
+    for i, (test, message) in enumerate((
+        (split(['dog', 'cat']), r"classes of label are \['dog', 'cat'\] in t"),
+        (train.remove_columns('label'), "Unknown column of test 'label'"),
+        (split(['cat', 'dog'], ()), 'a split has no example'),
+    )):
+      folder = tmp_path / str(i)
+      hf.DatasetDict(train=train, test=test).save_to_disk(str(folder))
+      with pytest.raises(ValueError, match=message) as error:
+        sources.load('hf', folder)
+      assert str(error.value).startswith(f'{folder}: ')
+    _, columns = self.images(hf)
+    columns['img'][1] = None
+    folder = self.save(hf, tmp_path / 'none', **columns)
+    with pytest.raises(ValueError, match='img 1: not a readable image'):
+      sources.load('hf:img,fine', folder)
+
   def test_missing_splits_and_damage(self, hf, tmp_path):
     whole = hf.Dataset.from_dict(dict(features=[[1.0]], label=[0]))
     hf.DatasetDict(train=whole).save_to_disk(str(tmp_path / 'a'))

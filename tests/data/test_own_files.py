@@ -131,6 +131,26 @@ def test_grey_images_have_one_channel(tmp_path):
   )
 
 
+def test_images_of_any_ending_of_pillow(tmp_path):
+  image_module = pytest.importorskip('PIL.Image')
+  write_images(tmp_path)
+  for i, ending in enumerate(('tif', 'jfif')):
+    image = image_module.fromarray(np.full((4, 5, 3), i, np.uint8))
+    kind = 'TIFF' if ending == 'tif' else 'JPEG'
+    image.save(tmp_path / 'train' / 'dog' / f'x.{ending}', kind)
+  data = sources.load('image_folder', tmp_path)
+  assert data.train_labels.tolist() == [0] * 3 + [1] * 5
+
+
+def test_images_of_16_bits_are_refused(tmp_path):
+  image_module = pytest.importorskip('PIL.Image')
+  write_images(tmp_path, mode='L')
+  deep = np.full((4, 5), 30_000, np.uint16)
+  image_module.fromarray(deep).save(tmp_path / 'train' / 'dog' / '1.png')
+  with pytest.raises(ValueError, match=r'1\.png: .*more than 8 bits \(mode I'):
+    sources.load('image_folder', tmp_path)
+
+
 def test_images_of_several_sizes_need_image_size(tmp_path):
   write_images(tmp_path, sizes=((4, 5), (7, 7)))
   with pytest.raises(ValueError, match=r'1\.png has 7 x 7 pixels.*image_size'):

@@ -173,6 +173,11 @@ def test_lognormal_sizes():
     rng = np.random.default_rng(seed)
     drawn = assignment.lognormal_sizes(rng, 120, 100, 3.0)
     assert drawn.sum() == 120 and drawn.min() >= 1
+  # No client gets all that rounding down leaves.
+  for seed in range(5):
+    rng = np.random.default_rng(seed)
+    drawn = assignment.lognormal_sizes(rng, 50_000, 1000, 0.1)
+    assert drawn.sum() == 50_000 and drawn.max() < 50 * np.exp(0.5)
 
 
 def test_exhausted_priors_still_fill_every_client():

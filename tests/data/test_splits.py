@@ -161,6 +161,12 @@ def test_wrong_labels_are_so_many_and_of_every_other_class(share):
     np.testing.assert_array_equal(again, got)
     other = splits.with_wrong_labels(labels, share, 3, seed=5)
     assert np.any(other != got)
+    # Sums of labels do not overflow a narrow type.
+    many = np.arange(4000, dtype=np.uint8) % 200
+    got = splits.with_wrong_labels(many, share, 200, seed=4)
+    moved = (got.astype(int) - many)[got != many] % 200
+    assert got.dtype == np.uint8 and len(moved) == 1200
+    assert got.max() < 200 and np.bincount(moved).max() < 20
 
 
 @pytest.mark.parametrize('share', [1.0, -0.1, float('nan')])

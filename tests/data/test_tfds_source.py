@@ -245,6 +245,78 @@ def test_stock_features_are_read(tmp_path):
   assert examples(*data[3:5]) == examples(*splits[2:])
 
 
+def stock(data_dir, feature, train, test):
+  """Prepares a builder `own` with such images, all of class 0."""
+
+  class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.0.0')
+    name = 'own'
+
+    def _info(self):
+      features = tfds.features.FeaturesDict(
+          {'image': feature, 'label': tfds.features.ClassLabel(num_classes=1)}
+      )
+      return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+      return {
+          name: self._generate_examples(images)
+          for name, images in (('train', train), ('test', test))
+      }
+
+    def _generate_examples(self, images):
+      for i, image in enumerate(images):
+        yield i, {'image': image, 'label': 0}
+
+  Own(data_dir=data_dir, file_format='array_record').download_and_prepare()
+  return data_dir
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'uint16'])
+def test_images_keep_their_type(tmp_path, dtype):
+  rng = np.random.default_rng(0)
+  images = rng.random((3, 4, 5, 1)) * (60_000 if dtype == 'uint16' else 1)
+  images = images.astype(dtype)
+  feature = tfds.features.Tensor(
+      shape=(4, 5, 1), dtype=np.dtype(dtype).type
+  )
+  data = sources.load('tfds:own', stock(tmp_path, feature, images, images[:1]))
+  assert data.train_images.dtype == dtype
+  np.testing.assert_array_equal(
+      np.sort(data.train_images, 0), np.sort(images, 0)
+  )
+
+
+def test_images_of_undeclared_size(tmp_path):
+  image_module = pytest.importorskip('PIL.Image')
+
+  def png(height):
+    file = io.BytesIO()
+    image = np.full((height, 5, 3), 7, np.uint8)
+    image_module.fromarray(image).save(file, 'png')
+    file.seek(0)
+    return file
+
+  def saved(name, *heights):
+    feature = tfds.features.Image()
+    return stock(tmp_path / name, feature, [*map(png, heights)], [png(4)])
+
+  data = sources.load('tfds:own', saved('a', 4, 4))
+  assert data.train_images.shape == (2, 4, 5, 3)
+  assert np.all(data.train_images == 7)
+  folder = saved('b', 4, 4, 6)
+  with pytest.raises(ValueError, match=r'0: it has images of .*size\.$') as e:
+    sources.load('tfds:own', folder)
+  assert 'remove it' not in str(e.value)
+
+
+def test_too_large_a_set_is_not_called_broken(prepared, monkeypatch):
+  monkeypatch.setattr(raw_formats, 'MAX_BYTES', 5_000)
+  with pytest.raises(ValueError, match=r': 23 images .* than 5,000 bytes') as e:
+    tfds_source.read_prepared(prepared / 'mnist' / '1.0.0')
+  assert 'remove it' not in str(e.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['fashion_mnist', 'cifar10'])
 def test_real_data_round_trip(real_data, tmp_path, monkeypatch, name):

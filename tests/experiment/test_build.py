@@ -198,6 +198,9 @@ def test_resizes_images():
   assert built.dataset.train_images.dtype == np.uint8
   # A constant border of the digits stays black.
   assert built.dataset.train_images[:, 0, 0].max() == 0
+  pixels = built.dataset.train_images / 255
+  np.testing.assert_allclose(built.dataset.mean, pixels.mean(), rtol=1e-5)
+  np.testing.assert_allclose(built.dataset.std, pixels.std(), rtol=1e-5)
 
 
 def rates(config, rounds):

@@ -1,5 +1,6 @@
 """Users' linen modules with `slices`, in methods over widths."""
 
+import dataclasses
 from fractions import Fraction
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import rounds
 from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.types import Federation, Group
+from fedjax_het.models import create
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.norm import norm_layer
 from fedjax_het.models.slices import Slices
@@ -234,3 +236,27 @@ def test_wrong_slices_are_refused_in_one_line(net, message):
   with pytest.raises(ValueError, match=message) as error:
     make_level(model_of(net(4)), Fraction(1, 2))
   assert '\n' not in str(error.value)
+
+
+def test_narrow_models_leave_pretrained_parameters_to_the_whole_one():
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=8)
+  values = model.init(jax.random.key(7)).params
+  ready = dataclasses.replace(model, pretrained=values)
+  narrow_model = make_level(ready, Fraction(1, 2)).model
+  shape = narrow_model.abstract_variables.params['stem']['linear']['kernel']
+  assert shape.shape == (4, 4)
+  groups = (
+      Group('a', ready, np.array([0, 1]), options=dict(rate='1')),
+      Group('b', ready, np.array([2, 3]), options=dict(rate='1/2')),
+  )
+  federation = Federation(groups, tiny_local())
+  for name, options in (
+      ('heterofl', dict(levels=(), odds=())), ('fedrolex', {}),
+  ):  # fmt: skip
+    algorithm = ALGORITHMS[name](federation, **options)
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    got = algorithm.client_model(state.server, (), groups[0])
+    jax.tree.map(np.testing.assert_array_equal, got.params, values)
+  groups = tuple(dataclasses.replace(group, options={}) for group in groups)
+  with pytest.raises(ValueError, match=r'SplitMix .* mlp2 has pretrained'):
+    ALGORITHMS['splitmix'](Federation(groups, tiny_local()))

@@ -80,6 +80,19 @@ def test_leaves_that_are_used_as_a_whole_are_whole():
   }
 
 
+def test_what_training_alone_uses_is_used():
+  class Deeper(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+      w = self.param('w', nn.initializers.ones, (4,))
+      v = self.param('v', nn.initializers.ones, (4,))
+      used = w if train else w[:2]
+      return x + jnp.sum(used) + jnp.sum(v[:3] if train else v[:2])
+
+  (only,) = used_parts(Deeper(), (1, 3)).items()
+  assert only[0] == "['v']" and only[1].sizes == (3,)
+
+
 def test_most_of_a_resnet_on_small_images_is_never_reached():
   model = create('resnet18', (32, 32, 3), 10)
   sizes = [
