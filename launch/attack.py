@@ -19,7 +19,6 @@ give their file by --lpips (see analysis/lpips.py), else LPIPS is left out.
 """
 
 from collections.abc import Sequence
-import contextlib
 import json
 import pathlib
 from typing import Any, NamedTuple
@@ -68,6 +67,7 @@ class Target(NamedTuple):
     extract: Function from images in [0, 1] to features, as for an upload.
     protect: `(noise level) -> function (key, features) -> features`.
     own_noise: The run's noise level.
+    sigma: The deviation of the run's absolute noise, which all levels keep.
   """
 
   originals: Any
@@ -75,6 +75,7 @@ class Target(NamedTuple):
   extract: Any
   protect: Any
   own_noise: float
+  sigma: float = 0.0
 
 
 def define_flags() -> None:
@@ -154,7 +155,9 @@ def read_target(run, client: int, num_images: int) -> Target:
 
   guess = np.mean(images, axis=0, dtype=np.float64) / 255
   originals = images[chosen].astype(np.float32) / 255
-  return Target(originals, guess, extract, protect, options.noise)
+  return Target(
+      originals, guess, extract, protect, options.noise, options.sigma
+  )
 
 
 def attack_run(
@@ -216,6 +219,8 @@ def attack_run(
         for measure in (image_quality.psnr, image_quality.ssim)
     )
     label = f'{name}noise {level:g}' if level else f'{name}no noise'
+    if target.sigma:
+      label += f' but sigma {target.sigma:g}'
     learned = lpips and lpips(images[-1], target.originals)
     results.append(Result(
         label, workdir, level, step, error, psnr, ssim, learned, images[-1]
@@ -278,9 +283,20 @@ def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
 def _write(out, target, results, setting, lpips) -> str:
   """Writes all files and returns the table as Markdown."""
   from fedjax_het.files import write_atomically
+  from fedjax_het.reporting.report import NO_PICTURES
   from fedjax_het.reporting.tables import as_markdown
 
   out.mkdir(parents=True, exist_ok=True)
+  # The attack takes as many steps for each of its snapshots.
+  setting = dict(setting, steps=int(results[0].step[-1]))
+  shown = (
+      '![Originals and reconstructions](images.png)\n\n'
+      '![PSNR by step](psnr.png)\n\n![SSIM by step](ssim.png)'
+  )
+  try:
+    draw(target, results, out)
+  except ImportError:
+    shown = NO_PICTURES
   text = as_markdown(as_table(target, results, lpips))
   rows = [
       dict(
@@ -297,12 +313,8 @@ def _write(out, target, results, setting, lpips) -> str:
       out / 'attack.md',
       f'# Images from features\n\n{len(target.originals)} training images of '
       f'client {setting["client"]}, {setting["steps"]} steps. Mean and '
-      f'standard deviation over images.\n\n{text}\n\n'
-      '![Originals and reconstructions](images.png)\n\n'
-      '![PSNR by step](psnr.png)\n\n![SSIM by step](ssim.png)\n',
+      f'standard deviation over images.\n\n{text}\n\n{shown}\n',
   )
-  with contextlib.suppress(ImportError):  # No matplotlib: no pictures.
-    draw(target, results, out)
   return text
 
 

@@ -270,7 +270,7 @@ def _print_overheads() -> None:
     part = table_files.choose(found.table, None, options.rows, options.cols)
     where = options.data_dir
     if where is not None:
-      where = str(terminal.folder('--data_dir', where))
+      where = str(terminal.expanded(where, '--data_dir'))
     lines = [*overheads(part, where)]
   except (ValueError, OSError, ImportError) as error:
     terminal.fail(error)

@@ -337,10 +337,16 @@ def main(argv: Sequence[str]) -> None:
   """Prints the plans that the flags ask for."""
   del argv
   from fedjax_het import experiment
+  from fedjax_het.analysis.pictures.style import check_path
   from fedjax_het.experiment.cache import enable_compilation_cache
 
   config = config_command.CONFIG.value
+  picture = flags.FLAGS.picture
+  if picture is not None and not flags.FLAGS.paper_table:
+    terminal.fail('--picture draws the table of --paper_table; give both.', 2)
   try:
+    if picture is not None:
+      picture = check_path(terminal.expanded(picture, '--picture'))
     experiment.check(config)
     if config.compilation_cache:
       enable_compilation_cache()
@@ -349,10 +355,12 @@ def main(argv: Sequence[str]) -> None:
       lines = paper_table(flags.FLAGS.measure)
     for line in lines:
       print(line, flush=True)
-    if flags.FLAGS.paper_table and flags.FLAGS.picture:
-      draw_shares(flags.FLAGS.picture, flags.FLAGS.measure)
+    if picture is not None:
+      draw_shares(picture, flags.FLAGS.measure)
   except (FileNotFoundError, ImportError, ValueError) as e:
     terminal.fail(e, 2)
+  except OSError as e:
+    terminal.fail(e, 1)
 
 
 def run() -> None:

@@ -227,8 +227,11 @@ def main(argv) -> None:
     fail(f'--dataset is missing; one of {", ".join(sources.DATASETS)}.')
   try:
     folders = [
-        flag.value and terminal.folder(f'--{flag.name}', flag.value)
-        for flag in (_DATA_DIR, _RAW_DIR)
+        flag.value and check(flag)
+        for flag, check in (
+            (_DATA_DIR, lambda f: terminal.folder(f'--{f.name}', f.value)),
+            (_RAW_DIR, lambda f: terminal.expanded(f.value, f'--{f.name}')),
+        )
     ]
     print(
         prepare(

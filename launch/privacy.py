@@ -22,6 +22,9 @@ from . import terminal
 from .terminal import fail
 
 # Limits of the table.
+# The PLD accountant needs memory in proportion to epsilon; above this bound on
+# it, all of the machine's.
+_MOST_PLD = 2000
 NOTE = """\
 Not covered: FedIN also uploads weights, running statistics and numbers of
 examples, without noise, so no row is a guarantee of a whole run. Every vector
@@ -85,10 +88,12 @@ def rows(
   every = privacy.gaussian_epsilon(
       sigma / math.sqrt(released * rounds), clip, delta
   )
-  by_chance = privacy.run_epsilon(
-      sigma, clip, delta, sampling_rate=sampling_rate, accountant='pld',
-      **options,
-  )  # fmt: skip
+  by_chance = math.nan
+  if every < _MOST_PLD:
+    by_chance = privacy.run_epsilon(
+        sigma, clip, delta, sampling_rate=sampling_rate, accountant='pld',
+        **options,
+    )  # fmt: skip
   outside = '' if formula < 1 else '; not valid from 1 on'
   rate = f'{100 * sampling_rate:g} % of the examples'
   table = [
@@ -107,7 +112,13 @@ def rows(
       ],
   ]  # fmt: skip
   head = ['what is released for an example', 'counted by', 'epsilon']
-  return [head, *([*words, f'{value:.2f}'] for *words, value in table)]
+  return [
+      head,
+      *(
+          [*words, '-' if math.isnan(value) else f'{value:.2f}']
+          for *words, value in table
+      ),
+  ]
 
 
 def main(argv: Sequence[str]) -> None:

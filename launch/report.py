@@ -88,13 +88,20 @@ def main(argv: Sequence[str]) -> None:
     elif len(folders) == 1:
       if options.formats:
         raise ValueError('--formats is for several runs, or for a table.')
+      if options.out is not None:
+        raise ValueError(
+            '--out is for several runs, or for a table; the report of one run '
+            'is written into its folder.'
+        )
       print(f'Report: {experiment.write_report(folders[0])}')
     else:
       out = folder('--out', options.out or 'comparison')
       print(experiment.write_comparison(folders, out, options.formats))
       print(f'\nComparison: {out / "comparison.md"}')
-  except (ValueError, OSError, ImportError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     fail(e)
+  except OSError as e:
+    fail(e, 1)
 
 
 def run() -> None:

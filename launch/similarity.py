@@ -57,7 +57,8 @@ def compare(config, workdir, num_examples: int, num_clients: int):
     num_clients: Largest number of clients of the first group.
 
   Returns:
-    Names of the layers, and {'CKA': [layers, layers], 'CCA': ...}.
+    Names of the layers, {'CKA': [layers, layers], 'CCA': ...}, and the number
+    of test images.
 
   Raises:
     ValueError: If the method has no personal models, or there are fewer than
@@ -90,7 +91,7 @@ def compare(config, workdir, num_examples: int, num_clients: int):
   return list(group.model.block_names), {
       'CKA': similarity.mean_similarity(features),
       'CCA': similarity.mean_similarity(features, similarity.mean_cca),
-  }
+  }, len(x)
 
 
 def compare_stages(runs, num_examples: int, num_clients: int):
@@ -102,8 +103,8 @@ def compare_stages(runs, num_examples: int, num_clients: int):
     num_clients: Largest number of groups or clients of a run.
 
   Returns:
-    The stages that all networks have, and for each run the labels of its N
-    networks with {stage: [N, N]}.
+    The stages that all networks have, for each run the labels of its N
+    networks with {stage: [N, N]}, and the number of test images of each run.
 
   Raises:
     ValueError: If a run has fewer than two networks, or no stage is common.
@@ -120,7 +121,7 @@ def compare_stages(runs, num_examples: int, num_clients: int):
   ]
   if not common:
     raise ValueError('The networks of these runs have no stage in common.')
-  results = []
+  results, numbers = [], []
   for run, compared in zip(runs, of_run, strict=True):
     x = run.experiment.preprocess(
         run.experiment.dataset.test_images[:num_examples]
@@ -136,7 +137,8 @@ def compare_stages(runs, num_examples: int, num_clients: int):
           [f[block] for f, block in zip(features, blocks, strict=True)]
       )
     results.append(([one.label for one in compared], matrices))
-  return common, results
+    numbers.append(len(x))
+  return common, results, numbers
 
 
 def _draw_stages(runs, common, results, out) -> list[str]:
@@ -187,7 +189,7 @@ def _main_of_stages(options) -> None:
 
   out = folder('--out', options.out)
   runs = open_runs(options.workdirs, options.config.data_dir)
-  common, results = compare_stages(
+  common, results, numbers = compare_stages(
       runs, options.num_examples, options.num_clients
   )
   table = [['run', 'method', 'networks', *common]]
@@ -207,7 +209,7 @@ def _main_of_stages(options) -> None:
   parts = [
       '# Equal stages of different networks',
       'Linear CKA, mean over pairs of networks of a run, on '
-      f'{options.num_examples} test images.',
+      f'{" or ".join(map(str, sorted(set(numbers))))} test images.',
       text,
       *shown,
   ]
@@ -223,6 +225,7 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het.analysis import pictures
   from fedjax_het.files import write_atomically
   from fedjax_het.options import at_least
+  from fedjax_het.reporting.report import NO_PICTURES
   from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS
@@ -237,7 +240,7 @@ def main(argv: Sequence[str]) -> None:
     workdir = experiment.new_workdir(options.config)
     if options.workdir is not None:
       workdir = folder('--workdir', options.workdir)
-    layers, matrices = compare(
+    layers, matrices, number = compare(
         options.config, workdir, options.num_examples, options.num_clients
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -245,14 +248,16 @@ def main(argv: Sequence[str]) -> None:
     for i, layer in enumerate(layers):
       table.append([layer, *(f'{m[i, i]:.3f}' for m in matrices.values())])
     text = as_markdown(table)
+    picture = '![Every layer with every other](similarity.png)'
+    try:
+      pictures.draw_matrices(matrices, layers, out / 'similarity.png')
+    except ImportError:
+      picture = NO_PICTURES
     write_atomically(
         out / 'similarity.md',
         '# Equal layers of different clients\n\nMean over pairs of clients, on '
-        f'{options.num_examples} test images.\n\n{text}\n\n'
-        '![Every layer with every other](similarity.png)\n',
+        f'{number} test images.\n\n{text}\n\n{picture}\n',
     )
-    with contextlib.suppress(ImportError):  # No matplotlib: no picture.
-      pictures.draw_matrices(matrices, layers, out / 'similarity.png')
   except (ValueError, FileNotFoundError) as e:
     fail(e)
   except (FloatingPointError, OSError) as e:

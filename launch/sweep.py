@@ -43,7 +43,7 @@ import sys
 from absl import flags
 
 from . import config_flag, grid, stopping, table_files, terminal
-from .terminal import CommandError, fail, folder
+from .terminal import CommandError, expanded, fail
 
 
 def define_flags() -> None:
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     )
     overrides = {}
     if options.data_dir is not None:
-      overrides['data_dir'] = str(folder('--data_dir', options.data_dir))
+      overrides['data_dir'] = str(expanded(options.data_dir, '--data_dir'))
     folders = [_existing(name) for name in options.reuse]
     if options.dry_run:
       for text in sweep_preview.lines(

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from . import python_files
 from .terminal import folder
 
+# A larger number of seeds is taken for a seed.
+_MOST_SEEDS = 1000
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -182,6 +184,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     raise ValueError(
         '--seeds=0 asks for no seed at all; the seed 0 alone is --seeds=0, '
         '(with a comma) or --seeds=1 (the first one).'
+    )
+  if not listed and seeds[0] > _MOST_SEEDS:
+    raise ValueError(
+        f'--seeds={text:.30} asks for more than {_MOST_SEEDS:,} seeds; one '
+        'seed alone is written with a comma, --seeds=5,.'
     )
   if len(set(seeds)) < len(seeds):
     raise ValueError(f'--seeds={text} names a seed twice.')

@@ -24,8 +24,8 @@ def tsne(features, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
     meaning.
 
   Raises:
-    ValueError: If the shape is wrong, a feature is not finite, or the
-      perplexity is not above 0.
+    ValueError: If the shape is wrong, a feature is not finite, all points are
+      equal, or the perplexity is not above 0.
   """
   from sklearn.manifold import TSNE
 
@@ -38,6 +38,8 @@ def tsne(features, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
     )
   if not np.isfinite(features).all():
     raise ValueError('t-SNE needs finite features; some are NaN or infinite.')
+  if np.all(features == features[0]):  # scikit-learn would end the process.
+    raise ValueError('t-SNE needs points that differ; all features are equal.')
   perplexity = min(perplexity, (len(features) - 1) / 3)
   init = 'pca' if features.shape[1] > 1 else 'random'
   embed = TSNE(perplexity=perplexity, init=init, random_state=seed)

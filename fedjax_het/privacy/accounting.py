@@ -83,6 +83,8 @@ def run_epsilon(
   elif replace:
     found = dp.rdp.RdpAccountant(neighboring_relation=relation)
     share = Fraction(sampling_rate).limit_denominator(10**6)
+    if share < sampling_rate * (1 - 1e-12):  # Never fewer than are drawn.
+      share = Fraction(math.ceil(sampling_rate * 10**6), 10**6)
     event = dp.SampledWithoutReplacementDpEvent(
         share.denominator, share.numerator, dp.GaussianDpEvent(ratio / 2)
     )

@@ -210,44 +210,62 @@ def _tests(run: _Run) -> tuple[list[int], list[float]]:
     return [row['round'] for row in tests], values
 
 
-def _by_round(
-    runs: Sequence[_Run],
-) -> dict[tuple[pathlib.Path, str], tuple[list[int], Any]]:
-  """{(folder, label): curve}, one per run or per set of repetitions."""
-  curves = {(run.folder, run.name): _tests(run) for run in runs}
-  for same in _repetitions(runs):
-    found = [dict(zip(*_tests(run), strict=True)) for run in same]
-    # Early stopping may end some before others.
-    rounds = [r for r in found[0] if all(r in other for other in found)]
-    if rounds:
-      for run in same:
-        curves.pop((run.folder, run.name), None)
-      label = f'{same[0].name} and {len(same) - 1} more seeds'
-      values = np.array([[of_run[r] for r in rounds] for of_run in found])
-      curves[same[0].folder, label] = rounds, values
-  return curves
+def _common_rounds(runs: Sequence[_Run]) -> list[int]:
+  """The rounds that all runs evaluated; early stopping ends some before."""
+  first, *others = (_tests(run)[0] for run in runs)
+  return [r for r in first if all(r in other for other in others)]
 
 
-def _by_time(
+def _drawn(
     runs: Sequence[_Run],
-) -> dict[tuple[pathlib.Path, str], tuple[list[float], Any]]:
-  """Curves over virtual time, for the runs that have a virtual clock."""
+) -> dict[tuple[pathlib.Path, str], list[_Run]]:
+  """{(folder, label): runs}: repetitions are drawn as one, others alone."""
+  sets = [same for same in _repetitions(runs) if _common_rounds(same)]
+  repeated = [run.folder for same in sets for run in same]
+  alone = [run for run in runs if run.folder not in repeated]
+  return {(run.folder, run.name): [run] for run in alone} | {
+      (same[0].folder, f'{same[0].name} and {len(same) - 1} more seeds'): same
+      for same in sets
+  }
+
+
+def _by_round(drawn) -> dict[Any, tuple[list[int], Any]]:
+  """{(folder, label): (rounds [R], metrics [S, R])}."""
   curves = {}
-  for run in runs:
-    with report.fitting(run.folder):
-      tests = [row for row in run.rows if row['split'] == 'test']
-      if all('virtual_time' in row for row in tests):
-        times = [float(row['virtual_time']) for row in tests]
-        curves[run.folder, run.name] = times, _tests(run)[1]
+  for key, same in drawn.items():
+    rounds = _common_rounds(same)
+    found = [dict(zip(*_tests(run), strict=True)) for run in same]
+    curves[key] = rounds, np.array([[of[r] for r in rounds] for of in found])
   return curves
 
 
-def _by_bytes(runs: Sequence[_Run], curves) -> dict[Any, Any]:
-  """Bytes of a client and last accuracies of the runs of each curve."""
-  sent = {run.folder: sum(_client_bytes(run)) for run in runs}
+def _by_time(drawn) -> dict[Any, tuple[list[float], Any]]:
+  """{(folder, label): (mean virtual times [R], metrics [S, R])}.
+
+  Runs without a virtual clock are left out.
+  """
+  curves = {}
+  for key, (rounds, values) in _by_round(drawn).items():
+    times = []
+    for run in drawn[key]:
+      with report.fitting(run.folder):
+        tests = [row for row in run.rows if row['split'] == 'test']
+        if all('virtual_time' in row for row in tests):
+          time_of = {row['round']: row['virtual_time'] for row in tests}
+          times.append([float(time_of[r]) for r in rounds])
+    if len(times) == len(drawn[key]):
+      curves[key] = np.mean(times, axis=0).tolist(), values
+  return curves
+
+
+def _by_bytes(drawn) -> dict[Any, tuple[list[float], list[float]]]:
+  """{(folder, label): (bytes of a client [S], last metrics [S])}."""
   return {
-      (folder, label): ([sent[folder]], np.atleast_2d(values)[:, -1])
-      for (folder, label), (_, values) in curves.items()
+      key: (
+          [sum(_client_bytes(run)) for run in same],
+          [_tests(run)[1][-1] for run in same],
+      )
+      for key, same in drawn.items()
   }
 
 
@@ -295,12 +313,13 @@ def write_comparison(
   runs = _read(folders)
   metric = _one_metric(runs)
   table = _table(runs)
-  by_round, by_time = _by_round(runs), _by_time(runs)
-  by_bytes = _by_bytes(runs, by_round)
-  method_of = {run.folder: run.config['algorithm']['name'] for run in runs}
-  looks = method_looks({label: method_of[f] for f, label in by_round})
-  for folder, label in by_time:
-    looks.setdefault(label, method_looks({label: method_of[folder]})[label])
+  drawn = _drawn(runs)
+  by_round, by_time = _by_round(drawn), _by_time(drawn)
+  by_bytes = _by_bytes(drawn)
+  looks = method_looks({
+      label: run.config['algorithm']['name']
+      for (_, label), (run, *_) in drawn.items()
+  })
   out.mkdir(parents=True, exist_ok=True)
   label = f'Mean test {metric.name}'
   picture = f'![{label} by round](comparison.png)'

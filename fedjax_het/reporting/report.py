@@ -361,15 +361,13 @@ def _paper(config, facts, summary: Summary) -> list[str]:
     ])
   reached = '-'
   if config['target_accuracy'] is not None:
-    reached = (
-        f'{summary.reached or "not"} '
-        f'(at {100 * config["target_accuracy"]:g} %)'
-    )
+    first = 'not' if summary.reached is None else summary.reached
+    reached = f'{first} (at {100 * config["target_accuracy"]:g} %)'
   table.append([
       '**this run**',
       config['algorithm']['name'],
-      f'last {mean_of(summary, summary.last)}, '
-      f'best {mean_of(summary, summary.best)}',
+      f'last {_both_means(summary, summary.last)}, '
+      f'best {_both_means(summary, summary.best)}',
       reached,
       setting(config, facts),
   ])
@@ -385,6 +383,18 @@ def mean_of(summary: Summary, row: Row | None) -> str:
   if row is None:
     return '-'
   return tables.amount(row[summary.metric.name], summary.metric)
+
+
+def _both_means(summary: Summary, row: Row | None) -> str:
+  """The mean over groups, and that over clients where it differs."""
+  over_groups = mean_of(summary, row)
+  key = f'{summary.metric.name}/clients'
+  if row is None or key not in row:  # Runs of older versions lack it.
+    return over_groups
+  over_clients = tables.amount(row[key], summary.metric)
+  if over_clients == over_groups:
+    return over_groups
+  return f'{over_groups} over groups, {over_clients} over clients'
 
 
 def _draw(folder, config, facts, rows, confusion) -> dict[str, str]:

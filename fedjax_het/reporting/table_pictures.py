@@ -203,14 +203,15 @@ def _at(rounds: list[int], cells: Cells, entry: str) -> np.ndarray:
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
   """{label: (numbers [X], last accuracies [S, X])} over a table's axis.
 
-  Columns without a result are left out. A curve has as many seeds as its column
-  with the fewest.
+  Numbers ascend. Columns without a result are left out. A curve has as many
+  seeds as its column with the fewest.
   """
   found = {}
+  columns = sorted(table.axis[1].items(), key=lambda item: item[1])
   for label in table.labels:
     points = {
         number: [cell['last'] for cell in mine]
-        for column, number in table.axis[1].items()
+        for column, number in columns
         if (mine := cells_of(table, cells, label, column))
     }
     if points:

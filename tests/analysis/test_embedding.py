@@ -25,6 +25,7 @@ def test_clusters_stay_clusters_and_seeds_repeat():
         (np.zeros((3, 2)), 'at least 4 points'),
         (np.zeros(9), 'at least 4 points'),
         (np.full((9, 2), np.nan), 'finite'),
+        (np.ones((9, 2)), 'all features are equal'),
     ],
 )
 def test_what_cannot_be_embedded_is_refused(features, message):

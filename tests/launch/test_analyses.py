@@ -73,6 +73,11 @@ def test_levels_share_pixels_and_images(fedin):
   assert not np.array_equal(plain.images, noisy.images)
   (again,) = attack.attack_run(target, [0.8], **options)
   np.testing.assert_array_equal(again.images, noisy.images)
+  # Absolute noise of the run stays at every level, and the label says so.
+  (kept,) = attack.attack_run(
+      target._replace(sigma=0.5), [0.0], **options, name='a, '
+  )
+  assert kept.label == 'a, no noise but sigma 0.5'
   table = attack.as_table(target, [plain, noisy])
   mean, spread = np.mean(noisy.ssim[-1]), np.std(noisy.ssim[-1], ddof=1)
   assert table[2][2] == f'{mean:.3f} ± {spread:.3f}'
@@ -135,7 +140,10 @@ def test_points_are_images_in_networks(fedin):
 
 
 def test_common_stages_are_compared(fedin):
-  common, ((labels, matrices),) = similarity.compare_stages([fedin], 50, 20)
+  common, ((labels, matrices),), numbers = similarity.compare_stages(
+      [fedin], 50, 20
+  )
+  assert numbers == [50]
   assert common == ['stem', 'layer1'] and labels == ['large', 'small']
   x = fedin.experiment.preprocess(fedin.experiment.dataset.test_images[:50])
   large, small = (
@@ -193,9 +201,10 @@ def test_stored_runs_are_analysed(tmp_path):
     assert ended.code == 0, ended.err
     return ended.out
 
-  args = '--workdir=run', '--steps=40', '--num_images=3', '--client=3'
+  args = '--workdir=run', '--steps=59', '--num_images=3', '--client=3'
   printed = done('attack', *args)
   found = json.loads((tmp_path / 'attack' / 'attack.json').read_text())
+  # Twenty snapshots, the same number of steps apart.
   assert found['steps'] == 40 and found['client'] == 3
   assert [one['noise'] for one in found['results']] == [0.0, 0.8]
   assert {len(one['psnr']) for one in found['results']} == {3}

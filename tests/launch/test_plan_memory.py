@@ -155,6 +155,14 @@ def test_the_command(tmp_path):
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: budget must be a '),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
       (
+          (config, '--picture=a.png'),
+          'Error: --picture draws the table of --paper_table; give both.',
+      ),
+      (
+          ('--paper_table', '--picture=a.jpg'),
+          "Error: Cannot draw to 'a.jpg': the name must end in one of ",
+      ),
+      (
           ('--config=configs/fedavg.py', '--plan=measured'),
           'Error: --plan is for fedepth, not for fedavg.',
       ),

@@ -79,6 +79,8 @@ def test_commands_refuse_in_one_line(tmp_path):
   assert refused(done) == '--reuse=absent: there is no such folder.\n'
   done = fork('sweep', '--dry_run', '--render', cwd=tmp_path)
   assert refused(done).startswith('Only one of --render, --costs and ')
+  done = fork('report', 'runs/x', '--out=somewhere', cwd=tmp_path)
+  assert refused(done).startswith('--out is for several runs, or for a table')
   done = fork('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
   assert refused(done).startswith('--scale belongs to a results table')
   assert not (tmp_path / 'results').exists()
@@ -178,6 +180,8 @@ def test_seeds(text, seeds):
         ('', '--seeds=: write how many'),
         (',', '--seeds=,: write how many'),
         ('1,1', '--seeds=1,1 names a seed twice.'),
+        ('20240101', '--seeds=20240101 asks for more than 1,000 seeds; one s'),
+        ('9' * 99, '99999 asks for more than 1,000 seeds'),
     ],
 )
 def test_wrong_seeds(text, expected):

@@ -100,11 +100,29 @@ def test_dp_of_samples_without_replacement():
         2.0 * scale, scale, 1e-5, rounds=3, sampling_rate=rate
     )
 
+  # Rates below one in a million are rounded up, not to 0.
+  rare, one = (
+      privacy.run_epsilon(
+          0.1, 0.1, 1e-6, rounds=50, released=2, sampling_rate=rate
+      )
+      for rate in (1e-7, 1e-6)
+  )
+  assert rare == one > 1
   found = [epsilon(rate) for rate in (0.01, 0.1, 1.0)]
   assert found == sorted(found) and found[0] < 0.5 * found[2]
   assert epsilon(0.1, 7.0) == pytest.approx(found[1])
   want = privacy.gaussian_epsilon(2.0 / math.sqrt(3), 1.0, 1e-5)
   assert want < found[2] < 1.25 * want
+
+
+def test_dp_of_hardly_any_noise_is_not_counted_by_pld():
+  """It would need 75 GiB of memory here."""
+  from launch import privacy as command
+
+  rows = command.rows(
+      1e-4, 0.1, 1e-6, rounds=50, sampling_rate=0.03, released=2
+  )
+  assert rows[-1][-1] == '-' and float(rows[-2][-1]) > 1e6
 
 
 @pytest.mark.parametrize(

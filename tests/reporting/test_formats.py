@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from fedjax_het import experiment
@@ -79,6 +80,44 @@ def test_runs_that_differ_in_seeds_have_a_mean(seeds, tmp_path, monkeypatch):
   with open(tmp_path / 'comparison.csv', newline='') as file:
     assert len([*csv.reader(file)]) == 4
   assert r'15.0 $\pm$ 7.1 \%' in (tmp_path / 'comparison.tex').read_text()
+
+
+def test_times_and_bytes_of_seeds_are_one_curve(seeds, tmp_path, monkeypatch):
+  drawn = {}
+
+  def draw(panels, path, *args, looks, **kwargs):
+    drawn[path.name] = panels, looks
+
+  monkeypatch.setattr(pictures, 'draw_curves', draw)
+  monkeypatch.setattr(pictures, 'draw_trade_off', draw)
+  folders = []
+  for seed in (1, 2):
+    for rate in (0.1, 0.2):
+      folder = shutil.copytree(seeds[seed], tmp_path / f'{seed}_{rate}')
+      config = json.loads((folder / 'config.json').read_text())
+      config['local']['learning_rate'] = rate
+      (folder / 'config.json').write_text(json.dumps(config))
+      path = folder / 'metrics.jsonl'
+      rows = [json.loads(line) for line in path.read_text().splitlines()]
+      for row in rows:
+        row['virtual_time'] = 10.0 * seed * row['round']
+        if row['split'] == 'train':
+          row['bytes_up'], row['bytes_down'] = 500 * seed, 0
+      path.write_text('\n'.join(map(json.dumps, rows)) + '\n')
+      folders.append(folder)
+  experiment.write_comparison(folders, tmp_path / 'out')
+  for name in ('comparison.png', 'times.png', 'bytes.png'):
+    panels, looks = drawn[name]
+    (series,) = panels.values()
+    assert len(series) == 2 and len({looks[label] for label in series}) == 2
+  (series,) = drawn['times.png'][0].values()
+  for times, values in series.values():
+    assert times[-1] == 15.0 and np.shape(values) == (2, len(times))
+  (series,) = drawn['bytes.png'][0].values()
+  number = 5  # Clients.
+  for sent, last in series.values():
+    assert sent == [500 / number, 1000 / number]
+    assert last == pytest.approx([0.1, 0.2])
 
 
 def test_other_differences_and_equal_seeds_are_no_repetition(seeds, tmp_path):

@@ -160,7 +160,7 @@ def test_curves_end_with_the_seed_that_stopped_first():
 
 def test_accuracy_over_the_axis_of_a_sweep():
   configs = {'a': config('fedin'), 'b': config('fedin'), 'c': config('fedin')}
-  axis = ('Batch size', dict(a=8, b=16, c=32))
+  axis = ('Batch size', dict(c=32, a=8, b=16))  # In any order.
   found = Table(
       'T', 'S', dict(A=configs, B=configs), {}, (0, 1), columns=tuple(configs),
       axis=axis,
