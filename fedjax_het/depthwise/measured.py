@@ -3,13 +3,16 @@
 It covers the arguments, outputs and temporary buffers of the compiled step on
 the present backend, with stem, head, frozen blocks and optimiser. It exceeds
 the paper's estimate if convolutions and their gradients need buffers for
-slices, or if a stage contains the stem.
+slices, or if a stage contains the stem. Steps are compiled with XLA's own
+convolutions, whichever library a run has: else a run would train other stages
+on another machine.
 
 Figures are cached in the folder of the compilation cache, if there is one
 (`jax_compilation_cache_dir`), under a hash of the program, the backend, the
 versions and XLA's options.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -67,8 +70,10 @@ def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
     local: The optimiser and the batch size.
 
   Returns:
-    XLA's plan on the present backend.
+    XLA's plan on the present backend, with its own convolutions.
   """
+  model = dataclasses.replace(stage.model, conv_backend='xla')
+  stage = stage._replace(model=model)
   whole = stage.model.abstract_variables
   part = stage.pick(whole)
   names = [stage.model.block_names[i] for i in stage.frozen]

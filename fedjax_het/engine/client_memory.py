@@ -92,6 +92,10 @@ def peak_bytes(program: core.Jaxpr) -> int:
         end = last.get(name, i)
         ends[end] = ends.get(end, 0) + size
     inner = max(map(peak_bytes, _programs(equation)), default=0)
+    if equation.primitive.name == 'scan':
+      # The rows of earlier steps are there while the body runs.
+      stacked = equation.outvars[equation.params['num_carry'] :]
+      inner += sum(_bytes(name.aval) for name in stacked)
     peak = max(peak, alive + max(made, inner))
     alive += made - ends.pop(i, 0)
   return peak

@@ -94,8 +94,9 @@ class Fleet:
     seed: Seed of jitter, pauses and losses. Every client has its own stream.
 
   Raises:
-    ValueError: If there is no device, a value has the wrong type, or a field
-      does not hold one nonnegative integer for each device.
+    ValueError: If there is no device, a value has the wrong type, the seed is
+      negative, or a field does not hold one nonnegative integer for each
+      device.
   """
 
   devices: Sequence[Device]
@@ -118,6 +119,8 @@ class Fleet:
             f'device, got {len(values)}.'
         )
     check_type('seed', self.seed, int, high=math.inf)
+    if self.seed < 0:
+      raise ValueError(f'seed must be at least 0, got {self.seed}.')
 
   def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
     """Yields a client's visits: (seconds, whether lost, seconds of pause)."""

@@ -113,6 +113,9 @@ class Chooser:
     self._begun: Form | None = None
     self._table: tuned.Table | None = None
     if not _is_open(config):
+      begun = folder is not None and _stored(folder)
+      if begun and jax.distributed.is_initialized():
+        _warn(begun, 'there are several processes')
       return
     if folder is not None and (folder / 'config.json').exists():
       self._begun = _stored(folder) or PLAIN
@@ -216,11 +219,16 @@ def _goes_on(form: Form) -> Form:
     reason = f'there are {len(jax.local_devices())} devices'
   if reason is None:
     return form
+  _warn(form, reason)
+  return PLAIN
+
+
+def _warn(form: Form, reason: str) -> None:
+  """Says that a run goes on in another form than it was begun."""
   _log.warning(
       'The run was begun with %s, and goes on without (%s): last bits may '
       'differ.', _title(form), reason,
   )  # fmt: skip
-  return PLAIN
 
 
 def _title(form: Form) -> str:

@@ -1,6 +1,7 @@
 """Max pooling with a fast backward pass on CPUs."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,20 @@ def max_pool(
 
   Args:
     x: [B, H, W, C], floating.
-    window: (height, width), at most 255 positions.
+    window: (height, width), at most 256 positions.
     strides: (vertical, horizontal).
     padding: 'SAME', 'VALID' or ((low, high), (low, high)); pads -infinity.
 
   Returns:
     [B, H', W', C].
+
+  Raises:
+    ValueError: If the window has more positions, or does not fit.
   """
+  if math.prod(window) > 256:  # Positions are kept as uint8.
+    raise ValueError(
+        f'A window of {window[0]} x {window[1]} has more than 256 positions.'
+    )
   sizes = x.shape[1:3]
   geometry = taps_lib.resolve_padding(padding, sizes, window, strides)
   return _max_pool(x, geometry, sizes)

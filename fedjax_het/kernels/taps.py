@@ -35,12 +35,22 @@ class Geometry(NamedTuple):
 
 
 def resolve_padding(padding, sizes, kernel, strides) -> Geometry:
-  """The `Geometry` of a convolution; padding may be 'SAME' or 'VALID'."""
+  """The `Geometry` of a convolution; padding may be 'SAME' or 'VALID'.
+
+  Raises:
+    ValueError: If the kernel is larger than the padded image.
+  """
   strides = tuple(strides)
   if isinstance(padding, str):
     padding = lax.padtype_to_pads(sizes, kernel, strides, padding)
   padding = tuple((int(low), int(high)) for low, high in padding)
-  return Geometry(tuple(kernel), strides, padding)
+  geometry = Geometry(tuple(kernel), strides, padding)
+  if min(geometry.out_sizes(sizes)) < 1:
+    raise ValueError(
+        f'A kernel of {kernel[0]} x {kernel[1]} does not fit on an image of '
+        f'{sizes[0]} x {sizes[1]} with the padding {padding}.'
+    )
+  return geometry
 
 
 def busy_taps(

@@ -1,5 +1,6 @@
 """Table 1 of FeDepth, the packing of blocks, and the memory that XLA plans."""
 
+import dataclasses
 import json
 import math
 import re
@@ -237,6 +238,16 @@ def test_figures_are_kept_on_disk(tmp_path, monkeypatch):
   assert again == measured_lib.StepMemory(1, 2, 3, 4)
   path.write_text('[1, 2')  # A damaged file is measured again.
   assert measured_lib.step_memory(stage, local_training()) == first
+
+
+def test_a_schedule_is_the_same_with_every_library_of_convolutions():
+  model = small_preresnet()
+  other = dataclasses.replace(model, conv_backend='onednn')
+  one, same = (
+      measured_lib.measured_costs(of, local_training()).full
+      for of in (model, other)
+  )
+  assert one == same
 
 
 def test_figures_are_kept_by_program_and_only_with_a_folder():

@@ -37,6 +37,14 @@ def test_what_a_loop_makes_is_there_once():
   assert 2 * SIZE <= once <= 3 * SIZE
 
 
+def test_what_a_scan_stacks_is_there_beside_its_body():
+  def body(x, _):
+    y = jnp.sin(x)
+    return x, jnp.cos(y) + y  # Three arrays at once, one of them the row.
+
+  assert peak(lambda x: jax.lax.scan(body, x, length=4)) >= (4 + 2) * SIZE
+
+
 def test_deeper_models_and_larger_batches_take_more():
   data = tiny_data((5, 8, 3, 7))
 

@@ -185,7 +185,8 @@ def test_a_wrong_fleet_and_a_wrong_plan_are_refused():
         for value in (float('nan'), float('inf'), -1, 0.5)
     ]
     wrong += [(name, [1], 'must be 2 integers, one for each device, got 1')]
-  for name, value, words in (*wrong, ('seed', 0.5, 'must be an integer')):
+  wrong += [('seed', 0.5, 'must be an integer'), ('seed', -1, 'must be at l')]
+  for name, value, words in wrong:
     with pytest.raises(ValueError, match=f'^{name} {words}'):
       dataclasses.replace(two, **{name: value})
   for value in (0.5, float('nan'), float('inf'), -1):

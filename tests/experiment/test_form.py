@@ -329,6 +329,16 @@ def test_a_library_that_is_gone_is_not_resumed_with(
   assert "with oneDNN's convolutions on one device" in caplog.text
 
 
+def test_several_processes_go_on_without_the_form(folder, monkeypatch, caplog):
+  (folder / 'config.json').write_text('{}')
+  form = Form('onednn', 1, DATE)
+  (folder / 'form.json').write_text(json.dumps(form._asdict()))
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  with contextlib.ExitStack() as stack:
+    form_lib.Chooser(tiny_config(), folder, stack)
+  assert 'goes on without (there are several processes)' in caplog.text
+
+
 def test_a_run_that_goes_on_keeps_its_form(folder):
   (folder / 'config.json').write_text('{}')
   tuned.write(table())

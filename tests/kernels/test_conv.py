@@ -346,6 +346,16 @@ def test_max_pool_and_its_gradient(size, window, strides, padding):
   np.testing.assert_array_equal(batched[0], want)
 
 
+def test_windows_that_cannot_be_are_refused():
+  x = jnp.zeros((1, 20, 20, 1))
+  assert max_pool(x, (16, 16)).shape == (1, 5, 5, 1)
+  with pytest.raises(ValueError, match='17 x 16 has more than 256 positions'):
+    max_pool(x, (17, 16))
+  match = 'kernel of 4 x 3 does not fit on an image of 7 x 1 with the padding'
+  with pytest.raises(ValueError, match=match):
+    conv(jnp.zeros((2, 7, 1, 2)), jnp.zeros((4, 3, 2, 4)), (2, 2), 'VALID')
+
+
 def test_max_pool_of_a_map_of_one_pixel():
   x = draw((2, 1, 1, 3), 0)
   y, vjp = jax.vjp(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))), x)
