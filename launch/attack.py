@@ -283,20 +283,12 @@ def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
 def _write(out, target, results, setting, lpips) -> str:
   """Writes all files and returns the table as Markdown."""
   from fedjax_het.files import write_atomically
-  from fedjax_het.reporting.report import NO_PICTURES
+  from fedjax_het.reporting.report import NO_MATPLOTLIB
   from fedjax_het.reporting.tables import as_markdown
 
   out.mkdir(parents=True, exist_ok=True)
   # The attack takes as many steps for each of its snapshots.
   setting = dict(setting, steps=int(results[0].step[-1]))
-  shown = (
-      '![Originals and reconstructions](images.png)\n\n'
-      '![PSNR by step](psnr.png)\n\n![SSIM by step](ssim.png)'
-  )
-  try:
-    draw(target, results, out)
-  except ImportError:
-    shown = NO_PICTURES
   text = as_markdown(as_table(target, results, lpips))
   rows = [
       dict(
@@ -309,6 +301,14 @@ def _write(out, target, results, setting, lpips) -> str:
   write_atomically(
       out / 'attack.json', json.dumps(dict(setting, results=rows), indent=1)
   )
+  shown = (
+      '![Originals and reconstructions](images.png)\n\n'
+      '![PSNR by step](psnr.png)\n\n![SSIM by step](ssim.png)'
+  )
+  try:
+    draw(target, results, out)
+  except ImportError:
+    shown = f'{NO_MATPLOTLIB}.'
   write_atomically(
       out / 'attack.md',
       f'# Images from features\n\n{len(target.originals)} training images of '

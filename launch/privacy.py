@@ -21,10 +21,10 @@ from absl import flags
 from . import terminal
 from .terminal import fail
 
-# Limits of the table.
 # The PLD accountant needs memory in proportion to epsilon; above this bound on
 # it, all of the machine's.
 _MOST_PLD = 2000
+# Limits of the table.
 NOTE = """\
 Not covered: FedIN also uploads weights, running statistics and numbers of
 examples, without noise, so no row is a guarantee of a whole run. Every vector
@@ -69,7 +69,8 @@ def rows(
     released: Vectors released per example.
 
   Returns:
-    Header and rows: what is released, how it is counted, epsilon.
+    Header and rows: what is released, how it is counted, epsilon; '-' where
+    the PLD accountant would need too much memory.
 
   Raises:
     ValueError: If an argument is out of its range.

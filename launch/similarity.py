@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het.analysis import pictures
   from fedjax_het.files import write_atomically
   from fedjax_het.options import at_least
-  from fedjax_het.reporting.report import NO_PICTURES
+  from fedjax_het.reporting.report import NO_MATPLOTLIB
   from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS
@@ -252,7 +252,7 @@ def main(argv: Sequence[str]) -> None:
     try:
       pictures.draw_matrices(matrices, layers, out / 'similarity.png')
     except ImportError:
-      picture = NO_PICTURES
+      picture = f'{NO_MATPLOTLIB}.'
     write_atomically(
         out / 'similarity.md',
         '# Equal layers of different clients\n\nMean over pairs of clients, on '

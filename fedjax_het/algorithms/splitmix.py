@@ -246,9 +246,9 @@ def splitmix(
 
   Raises:
     ValueError: If an option is out of range, groups hold different models, a
-      budget affords no base, a base has no channel, the model has
-      pretrained parameters, or the factor of `rescale` would reach the
-      classifier.
+      budget affords no base, a base has no channel, the model of
+      several bases has pretrained parameters, or the factor of `rescale` would
+      reach the classifier.
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
@@ -268,7 +268,9 @@ def splitmix(
     )
   if rescale and num_bases > 1:
     _check_scale(model)
-  base = narrow(model, lambda k: k // num_bases)
+  base = model
+  if num_bases > 1:
+    base = narrow(model, lambda k: k // num_bases)
   trained = without_running_stats(base)
   factor = num_bases if rescale else 1
 

@@ -4,6 +4,7 @@ Needs that package (extra `hf`); nothing is downloaded.
 """
 
 import importlib.util
+import itertools
 import pathlib
 
 import numpy as np
@@ -122,10 +123,15 @@ def _check_split(name: str, split, kinds, columns: tuple[str, str]) -> None:
   mine, first = (
       getattr(of[columns[1]], 'names', None) for of in (split.features, kinds)
   )
-  if mine != first:
+  if mine and first and mine != first:
+    place, (one, other) = next(
+        (i, pair)
+        for i, pair in enumerate(itertools.zip_longest(mine, first))
+        if len(set(pair)) > 1
+    )
     raise ValueError(
-        f'the classes of {columns[1]} are {mine} in {name}, but {first} in '
-        f'{_SPLITS[0]}; both must be equal.'
+        f'the class {place} of {columns[1]} is {one!r} in {name}, but '
+        f'{other!r} in {_SPLITS[0]}; the classes of both must be equal.'
     )
 
 
@@ -154,6 +160,9 @@ def _numbers(split, name: str) -> np.ndarray:
   kind = split.features[name]
   while hasattr(kind, 'feature'):  # Lists of lists of numbers.
     kind = kind.feature
-  if values.dtype.kind in 'iuf' and kind.dtype in np.sctypeDict:
-    return values.astype(kind.dtype)
+  if kind.dtype in np.sctypeDict:
+    kind = np.dtype(kind.dtype)
+    # Integers with missing values come as floats, with NaN.
+    if {values.dtype.kind, kind.kind} <= set('iu') or kind.kind == 'f':
+      return values.astype(kind)
   return values

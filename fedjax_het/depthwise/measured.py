@@ -5,7 +5,7 @@ the present backend, with stem, head, frozen blocks and optimiser. It exceeds
 the paper's estimate if convolutions and their gradients need buffers for
 slices, or if a stage contains the stem. Steps are compiled with XLA's own
 convolutions, whichever library a run has: else a run would train other stages
-on another machine.
+where that library is not used.
 
 Figures are cached in the folder of the compilation cache, if there is one
 (`jax_compilation_cache_dir`), under a hash of the program, the backend, the

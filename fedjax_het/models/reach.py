@@ -34,8 +34,8 @@ class Part(NamedTuple):
 def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
   """Finds the leaves that have unused weights.
 
-  A leaf has unused weights if the module uses only slices of it, in training
-  and in testing, and these do not cover it.
+  A leaf has unused weights if the module uses only slices of it, in testing and
+  in training, and these do not cover it.
 
   Args:
     module: Called as `module(x, train, mask)`, see `Block`.
@@ -43,23 +43,38 @@ def used_parts(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Part]:
 
   Returns:
     {path of a leaf: the smallest box around all its slices}, for the
-    parameters that have unused weights.
+    parameters that have unused weights. {} if training cannot be traced with
+    this `x`, such as one example where it needs several.
   """
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
   variables = jax.eval_shape(
       lambda key, x: module.init(key, x, False, None), jax.random.key(0), x
   )
-
-  def run(params, others, x, key):
-    tree = {**others, 'params': params}
-    trained = module.apply(
-        tree, x, True, None, rngs={'dropout': key}, mutable=list(others)
-    )
-    return trained, module.apply(tree, x, False, None)
-
   params = variables.get('params', {})
   others = {k: v for k, v in variables.items() if k != 'params'}
-  jaxpr = jax.make_jaxpr(run)(params, others, x, jax.random.key(0)).jaxpr
+
+  def tested(params, others, x):
+    return module.apply({**others, 'params': params}, x, False, None)
+
+  def both(params, others, x):
+    trained = module.apply(
+        {**others, 'params': params}, x, True, None,
+        rngs={'dropout': jax.random.key(0)}, mutable=list(others),
+    )  # fmt: skip
+    return trained, tested(params, others, x)
+
+  parts = _parts(tested, params, others, x)
+  if not parts:
+    return {}
+  try:
+    return _parts(both, params, others, x)
+  except Exception:  # A user's module may raise anything.
+    return {}
+
+
+def _parts(run, params, *inputs) -> dict[str, Part]:
+  """`used_parts` of a function of parameters and other inputs."""
+  jaxpr = jax.make_jaxpr(run)(params, *inputs).jaxpr
   parts = {}
   paths = jax.tree_util.tree_leaves_with_path(params)
   for (path, leaf), var in zip(paths, jaxpr.invars):

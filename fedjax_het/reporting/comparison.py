@@ -20,6 +20,7 @@ from fedjax_het.reporting.run_files import (
 )
 from fedjax_het.reporting.summary import (
   Summary,
+  in_common_rounds,
   main_metric,
   num_clients,
   summarise,
@@ -210,17 +211,11 @@ def _tests(run: _Run) -> tuple[list[int], list[float]]:
     return [row['round'] for row in tests], values
 
 
-def _common_rounds(runs: Sequence[_Run]) -> list[int]:
-  """The rounds that all runs evaluated; early stopping ends some before."""
-  first, *others = (_tests(run)[0] for run in runs)
-  return [r for r in first if all(r in other for other in others)]
-
-
 def _drawn(
     runs: Sequence[_Run],
 ) -> dict[tuple[pathlib.Path, str], list[_Run]]:
   """{(folder, label): runs}: repetitions are drawn as one, others alone."""
-  sets = [same for same in _repetitions(runs) if _common_rounds(same)]
+  sets = [same for same in _repetitions(runs) if _curve(same)[0]]
   repeated = [run.folder for same in sets for run in same]
   alone = [run for run in runs if run.folder not in repeated]
   return {(run.folder, run.name): [run] for run in alone} | {
@@ -229,14 +224,14 @@ def _drawn(
   }
 
 
-def _by_round(drawn) -> dict[Any, tuple[list[int], Any]]:
+def _curve(runs: Sequence[_Run]) -> tuple[list[int], np.ndarray]:
+  """The rounds [R] that all runs evaluated, and their metrics [S, R]."""
+  return in_common_rounds(*zip(*map(_tests, runs), strict=True))
+
+
+def _by_round(drawn) -> dict[Any, tuple[list[int], np.ndarray]]:
   """{(folder, label): (rounds [R], metrics [S, R])}."""
-  curves = {}
-  for key, same in drawn.items():
-    rounds = _common_rounds(same)
-    found = [dict(zip(*_tests(run), strict=True)) for run in same]
-    curves[key] = rounds, np.array([[of[r] for r in rounds] for of in found])
-  return curves
+  return {key: _curve(same) for key, same in drawn.items()}
 
 
 def _by_time(drawn) -> dict[Any, tuple[list[float], Any]]:

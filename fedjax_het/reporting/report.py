@@ -225,10 +225,10 @@ def _sections(
   ]
 
 
-NO_PICTURES = (
-    'No pictures: matplotlib cannot be imported (`pip install matplotlib`); '
-    '`fedjax-het report` then adds them.'
+NO_MATPLOTLIB = (
+    'No pictures: matplotlib cannot be imported (`pip install matplotlib`)'
 )
+NO_PICTURES = f'{NO_MATPLOTLIB}; `fedjax-het report` then adds them.'
 _COMMUNICATION = (
     'Bytes counted from the arrays that travelled, parts left empty not '
     'included. Per client and round: the mean over all visits.'

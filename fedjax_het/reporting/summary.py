@@ -57,6 +57,26 @@ def num_clients(config: Mapping[str, Any]) -> int:
   return sum(e['clients'] if isinstance(e, Mapping) else e for e in entries)
 
 
+def in_common_rounds(
+    rounds: Sequence[Sequence[int]], values: Sequence[Sequence[float]]
+) -> tuple[list[int], np.ndarray]:
+  """The values of several runs in the rounds that all of them evaluated.
+
+  Early stopping ends some runs before others.
+
+  Args:
+    rounds: The evaluated rounds of each of S runs.
+    values: Their values.
+
+  Returns:
+    The R common rounds, and [S, R] values.
+  """
+  first, *others = rounds
+  common = [r for r in first if all(r in other for other in others)]
+  found = [dict(zip(*run, strict=True)) for run in zip(rounds, values)]
+  return common, np.array([[run[r] for r in common] for run in found], float)
+
+
 def summarise(
     rows: Sequence[Row],
     target: float | None = None,

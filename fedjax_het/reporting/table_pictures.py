@@ -11,7 +11,7 @@ from fedjax_het.analysis import pictures
 from fedjax_het.reporting import report
 from fedjax_het.reporting.looks import method_looks
 from fedjax_het.reporting.results_table import Table
-from fedjax_het.reporting.summary import num_clients
+from fedjax_het.reporting.summary import in_common_rounds, num_clients
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
 # {picture: the entries of a cell that it needs}.
@@ -167,8 +167,7 @@ def curves_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   for label in table.labels:
     mine = cells_of(table, cells, label, column)
     if mine:
-      rounds = _common_rounds(mine)
-      curves[label] = rounds, _at(rounds, mine, 'accuracy')
+      curves[label] = _in_common_rounds(mine, 'accuracy')
   return curves
 
 
@@ -182,22 +181,16 @@ def times_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
         if 'virtual_times' in cell
     ]
     if mine:
-      rounds = _common_rounds(mine)
-      times = _at(rounds, mine, 'virtual_times').mean(axis=0)
-      curves[label] = times.tolist(), _at(rounds, mine, 'accuracy')
+      times = _in_common_rounds(mine, 'virtual_times')[1].mean(axis=0)
+      curves[label] = times.tolist(), _in_common_rounds(mine, 'accuracy')[1]
   return curves
 
 
-def _common_rounds(cells: Cells) -> list[int]:
-  """The rounds R that all cells evaluated; early stopping ends some before."""
-  first, *others = (cell['rounds'] for cell in cells)
-  return [r for r in first if all(r in other for other in others)]
-
-
-def _at(rounds: list[int], cells: Cells, entry: str) -> np.ndarray:
-  """[S, R]: an entry of each cell at these rounds."""
-  found = [dict(zip(c['rounds'], c[entry], strict=True)) for c in cells]
-  return np.array([[values[r] for r in rounds] for values in found], float)
+def _in_common_rounds(cells: Cells, entry: str) -> tuple[list[int], np.ndarray]:
+  """The rounds R that all cells evaluated, and an entry of each, [S, R]."""
+  return in_common_rounds(
+      [cell['rounds'] for cell in cells], [cell[entry] for cell in cells]
+  )
 
 
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:

@@ -87,9 +87,10 @@ def test_means_run_over_ordered_pairs():
 
 @pytest.mark.slow
 def test_a_run_is_compared_and_drawn(tmp_path):
-  layers, matrices = command.compare(
-      tiny_config('private'), tmp_path / 'run', 100, 2
+  layers, matrices, number = command.compare(
+      tiny_config('private'), tmp_path / 'run', 1000, 2
   )
+  assert number == 355  # All of the test set.
   for matrix in matrices.values():
     assert matrix.shape == (len(layers),) * 2
     assert np.all((matrix > 0) & (matrix <= 1 + 1e-9))

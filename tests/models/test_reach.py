@@ -93,6 +93,16 @@ def test_what_training_alone_uses_is_used():
   assert only[0] == "['v']" and only[1].sizes == (3,)
 
 
+def test_where_training_needs_several_examples_all_is_used():
+  class Pairs(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+      w = self.param('w', nn.initializers.ones, (4,))
+      return (x.reshape(2, -1) if train else x) + jnp.sum(w[:2])
+
+  assert used_parts(Pairs(), (4, 3)) and used_parts(Pairs(), (1, 3)) == {}
+
+
 def test_most_of_a_resnet_on_small_images_is_never_reached():
   model = create('resnet18', (32, 32, 3), 10)
   sizes = [

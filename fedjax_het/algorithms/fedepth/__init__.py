@@ -266,9 +266,10 @@ def fedepth(
       as '38.68MB' (of 2^20 bytes). With '' or None the group trains the whole
       model.
     plan: The memory estimate. 'measured' is the compiler's figure for a stage's
-      whole step (which is compiled here, and cached). 'paper' is the paper's
-      estimate per block, with which a device may exceed its budget, see
-      `launch.plan_memory`. A share is one of the whole model by this estimate.
+      whole step with XLA's convolutions (which is compiled here, and cached).
+      'paper' is the paper's estimate per block, with which a device may exceed
+      its budget, see `launch.plan_memory`. A share is one of the whole model by
+      this estimate.
     slack: With plan='paper', the share by which a stage may exceed the budget;
       the paper's schedules need 5 %. With 'measured' no stage may exceed it.
     heads: 'shared', or 'own' for m-FeDepth.
