@@ -8,6 +8,8 @@ import re
 import stat
 from typing import Any
 
+import numpy as np
+
 
 def check_local(path: str | os.PathLike, name: str) -> None:
   """Raises ValueError for an address such as gs://bucket/folder.
@@ -25,6 +27,24 @@ def check_local(path: str | os.PathLike, name: str) -> None:
         f'{name}={text}: cloud folders are not supported; mount it, or copy a '
         'local folder there afterwards.'
     )
+
+
+def as_json(config: Any) -> dict[str, Any]:
+  """A ConfigDict as config.json stores it: tuples as lists, no NumPy numbers.
+
+  Args:
+    config: The config.
+
+  Returns:
+    The entries as plain values.
+  """
+
+  def scalar(value):
+    if isinstance(value, np.generic):
+      return value.item()
+    raise TypeError(f'A config cannot hold {value!r}.')
+
+  return json.loads(json.dumps(config.to_dict(), default=scalar))
 
 
 def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:

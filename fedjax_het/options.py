@@ -283,6 +283,8 @@ def _accepts(kind: Any, value: Any) -> bool:
   if kind is int:
     return is_integer(value)
   kind = typing.get_origin(kind) or kind  # `tuple` for tuple[int, ...].
+  if kind is list:  # Stored configs are read with tuples.
+    return isinstance(value, list | tuple)
   return not isinstance(kind, type) or isinstance(value, kind)
 
 

@@ -48,6 +48,8 @@ def test_keyword_options_reads_types_and_defaults():
 
 def test_types_with_parameters():
   opt.check_type('sizes', (3, 4), tuple[int, ...])
+  # A stored config is read with tuples.
+  opt.check_type('sizes', (3, 4), list)
   opt.check_type('sizes', None, tuple[int, ...] | None)
   with pytest.raises(ValueError, match=r'must be tuple\[int, \.\.\.\], g'):
     opt.check_type('sizes', 3, tuple[int, ...])

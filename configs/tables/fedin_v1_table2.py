@@ -31,7 +31,8 @@ def _one_model(model: str):
 def _own_heterofl(arg):
   """HeteroFL as its authors' code trains it (`process_control`).
 
-  The code does not have Fashion-MNIST, which gets the values of MNIST.
+  The code does not have Fashion-MNIST, which gets the values of MNIST. Its
+  crops and flips on CIFAR-10 are left out, as in all rows.
   """
   config = heterofl.get_config(f'{arg},clip')
   gray, iid = config.dataset == 'fashion_mnist', config.partition.name == 'iid'
@@ -56,8 +57,8 @@ def _own_heterofl(arg):
 def _own_fedgkt(arg):
   """FedGKT as the command in its authors' README trains it.
 
-  Exceptions are 10 server epochs, as the paper says, and no amsgrad and no
-  plateau schedule, which the library lacks.
+  Exceptions are 10 server epochs, as the paper says, no amsgrad and no plateau
+  schedule, which the library lacks, and no augmentation, as in all rows.
   """
   config = fedgkt.get_config(arg)
   config.algorithm.server_distillation = False
@@ -113,7 +114,8 @@ NOTES = {
     'FedGKT-server': _OWN.format(
         'FedGKT',
         'one epoch, batch 256, Adam 1e-3 with weight decay 1e-4, the server '
-        'does not distil (its amsgrad and its plateau schedule are left out)',
+        'does not distil (its amsgrad, its plateau schedule and, on CIFAR-10, '
+        'its crops, flips and cut-outs are left out)',
     ),
     'FedGKT-clients': "the clients' own nets of FedGKT-server.",
     'FedGKT-server (as FedIN)': (
@@ -128,7 +130,8 @@ NOTES = {
         '5 epochs, batch 10, gradients clipped to 1, SGD with momentum 0.9, '
         'weight decay 5e-4 and rate 0.1 (Fashion-MNIST, which the code does '
         'not know: 0.01, as MNIST), a tenth of it from round 151 on '
-        '(Fashion-MNIST: 101) if IID, and 301 (201) if not',
+        '(Fashion-MNIST: 101) if IID, and 301 (201) if not (its crops and '
+        'flips on CIFAR-10 are left out)',
     ),
     'HeteroFL (as FedIN)': (
         "HeteroFL with FedIN's Adam, batch, epochs and schedule."

@@ -16,6 +16,8 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from fedjax_het.files import as_json
+
 _ERRORS = {
     kind.__name__: kind
     for kind in (ValueError, FileNotFoundError, ImportError, FloatingPointError)
@@ -125,7 +127,7 @@ def _rebuilt(process: int, kind: str, number: int, text: str) -> Exception:
 
 def check_config(config) -> None:
   """Raises ValueError unless all processes have the same config."""
-  mine = json.loads(json.dumps(config.to_dict()))
+  mine = as_json(config)
   first = broadcast(mine)
   names = [name for name in mine if mine[name] != first.get(name)]
   check_same(mine, f'the same config, but {", ".join(names)} differs')

@@ -216,7 +216,9 @@ def run(
       facts = processes.on_first(
           lambda: facts_lib.stored(folder / 'facts.json', facts)
       )
-    processes.on_first(lambda: write_report(folder) and None)
+    # A callback may stop a run before its first evaluation.
+    if any(row['split'] == 'test' for row in rows):
+      processes.on_first(lambda: write_report(folder) and None)
     result = Result(
         folder,
         rows,

@@ -13,7 +13,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.experiment import config as config_lib
 from fedjax_het.experiment import stored_config
-from fedjax_het.files import write_atomically
+from fedjax_het.files import as_json, write_atomically
 from fedjax_het.reporting.run_files import read_config
 
 try:
@@ -182,7 +182,7 @@ def settle_config(folder: pathlib.Path, config) -> bool:
   """
   _check_places(folder)
   if (folder / 'config.json').exists():
-    mine = json.loads(json.dumps(config.to_dict()))
+    mine = as_json(config)
     differences = _differences(mine, read_config(folder))
     if differences:
       more = len(differences) - 3
@@ -213,7 +213,7 @@ def store_config(folder: pathlib.Path, config) -> None:
   Raises:
     OSError: If config.json cannot be written.
   """
-  mine = json.loads(json.dumps(config.to_dict()))
+  mine = as_json(config)
   text = json.dumps(mine, indent=2, sort_keys=True) + '\n'
   write_atomically(folder / 'config.json', text)
 

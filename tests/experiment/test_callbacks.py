@@ -93,6 +93,20 @@ def test_wrong_callbacks_are_refused():
   callback.on_start(start())
   with pytest.raises(ValueError, match="no metric 'acuracy'; did you mean"):
     callback.on_row(row(0, accuracy=0.5))
+  callback = fh.EarlyStopping(1, 'train/los')
+  # A run that had other callbacks until now.
+  assert callback.on_start(start(rows=[row(0, accuracy=0.5)])) is None
+  # Nothing arrived in round 1, and nothing of the group b in round 2.
+  assert callback.on_row(row(1, 'train', loss=None))
+  group = fh.EarlyStopping(2, 'train/loss/b', 'min')
+  group.on_start(start())
+  assert not group.on_row(row(2, 'train', **{'loss': 1.0, 'loss/a': 1.0}))
+  with pytest.raises(ValueError, match="train lines have no metric 'los'; did"):
+    callback.on_row(row(3, 'train', loss=1.0))
+  held_out = 'validation/accuracy is a metric of held-out examples, and there a'
+  for make in (fh.BestCheckpoint, lambda name: fh.EarlyStopping(1, name)):
+    with pytest.raises(ValueError, match=held_out):
+      make('validation/accuracy').on_start(start())
   for call, message in (
       (lambda: fh.EarlyStopping(0), 'patience must be at least 1, got 0'),
       (lambda: fh.EarlyStopping(1, mode='mx'), "Unknown mode 'mx'; did you"),
@@ -390,6 +404,28 @@ def test_a_run_stops_early_and_stops_again(tmp_path):
   assert (tmp_path / 'metrics.jsonl').read_bytes() == before
   longer = run(5)
   assert longer.finished and not longer.stopped
+
+
+def test_a_metric_may_be_newer_than_the_run(tmp_path):
+  config = tiny_config(eval_every=1, num_rounds=1)
+  experiment.run(config, tmp_path)
+  config.num_rounds = 2
+  counted = fh.CustomMetrics(lambda models: {'mine': models.rounds})
+  result = experiment.run(
+      config, tmp_path, callbacks=[counted, fh.EarlyStopping(3, 'mine')]
+  )
+  assert result.finished
+
+
+def test_a_run_may_be_stopped_before_it_begins(tmp_path):
+  class Never(fh.Callback):
+    def on_start(self, run):
+      return 'not today'
+
+  result = experiment.run(tiny_config(), tmp_path / 'a', callbacks=[Never()])
+  assert result.stopped == 'not today' and not result.finished
+  assert not (tmp_path / 'a' / 'report.md').exists()
+  assert experiment.run(tiny_config(num_rounds=1), tmp_path / 'b').finished
 
 
 def test_old_workdirs_without_callbacks_are_resumed_and_read(tmp_path):

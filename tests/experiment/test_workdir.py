@@ -5,6 +5,7 @@ import json
 import os
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_het.experiment import Progress, new_workdir
@@ -22,6 +23,18 @@ def test_new_workdirs_have_readable_names_of_their_own(tmp_path):
     path.mkdir()
     names.append(path.name)
   assert len(set(names)) == 3
+
+
+def test_numpys_numbers_are_stored_as_pythons(tmp_path):
+  config = tiny_config()
+  config.groups.a = np.int64(3)
+  assert settle_config(tmp_path, config)
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  assert stored['groups']['a'] == 3
+  assert not settle_config(tmp_path, config)
+  config.groups.b = np.array([3])
+  with pytest.raises(TypeError, match='A config cannot hold array'):
+    settle_config(tmp_path, config)
 
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):

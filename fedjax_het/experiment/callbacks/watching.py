@@ -40,9 +40,27 @@ class _Metric:
     self._sign = 1 if mode == 'max' else -1
 
   def settle(self, config) -> None:
-    """Sets the default split if the name has none."""
+    """Sets the default split if the name has none.
+
+    Args:
+      config: The run's config.
+
+    Raises:
+      ValueError: If the split is 'validation', and nothing is held out.
+    """
     if not self.split:
       self.split = 'test' if config.validation is None else 'validation'
+    if self.split == 'validation' and config.validation is None:
+      raise ValueError(
+          f'{self.text} is a metric of held-out examples, and there are none; '
+          'set validation, such as to 0.2.'
+      )
+
+  def is_in(self, row: Row) -> bool:
+    """Whether a line, maybe of a start with other callbacks, has the metric."""
+    return row['split'] == self.split and (
+        self._name in row or self.split == 'train'
+    )
 
   def merit(self, row: Row) -> float | None:
     """The value, negated for 'min'; None if it is missing or not finite.
@@ -51,13 +69,18 @@ class _Metric:
       row: A line of the metric's split.
 
     Raises:
-      ValueError: If an evaluation lacks the metric; suggests the nearest name.
+      ValueError: If the line lacks the metric; suggests the nearest name.
     """
     found = numbers(row)
     if self._name in found:
       return self._sign * found[self._name]
-    # A group without a client in the cohort has no training metrics.
-    if self._name not in row and self.split in _EVALUATIONS:
+    may_lack = False
+    if self.split == 'train':
+      # A round without an upload has no metrics of its clients, nor has a group
+      # without a client in the cohort.
+      name, _, group = self._name.partition('/')
+      may_lack = row.get('loss') is None or (group and name in row)
+    if self._name not in row and not may_lack:
       raise ValueError(
           f'{self.split} lines have no metric {self._name!r}'
           f'{suggest(self._name, found)}'
@@ -109,7 +132,7 @@ class EarlyStopping(Callback):
     training = self._metric.split == 'train'
     running = 2 * run.config.rounds_per_dispatch if training else 0
     for row in run.rows:
-      if row['split'] == self._metric.split:
+      if self._metric.is_in(row):
         found = self.on_row(row)
         if found or row['round'] - at >= running:
           reason, at = found, row['round']
