@@ -192,7 +192,7 @@ def test_refuses_values(change, expected):
             'algorithm',
             dict(name='fedavg', mu=0.1),
             "algorithm.mu: algorithm 'fedavg' has no option 'mu'; it takes "
-            'aggregation, weights, server_lr, server_optimizer, '
+            'aggregation, weights, mask, server_lr, server_optimizer, '
             'server_momentum, server_eps.',
         ),
         (

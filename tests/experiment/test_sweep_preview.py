@@ -10,9 +10,7 @@ from tests.experiment.tiny_runs import tiny_config
 
 
 def config(algorithm='fedavg', rounds=6, **entries):
-  made = tiny_config(num_rounds=rounds, backend='map', **entries)
-  made.algorithm.name = algorithm
-  return made
+  return tiny_config(algorithm, num_rounds=rounds, backend='map', **entries)
 
 
 def write_result(path, of, seed):
