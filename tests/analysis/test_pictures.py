@@ -190,6 +190,17 @@ def test_panels_are_columns_and_a_method_looks_alike_in_all(tmp_path, figures):
   assert figures[0].get_figheight() > 0.17 * len(series)  # None is cut off.
 
 
+def test_a_wide_legend_leaves_the_panels_their_width(tmp_path, figures):
+  def width(name):
+    names = [name.format(i) for i in range(40)]
+    series = {label: ([1, 2], [0, 1]) for label in names}
+    pictures.draw_curves({'a': series, 'b': series}, tmp_path / 'a.png', 'y')
+    return figures[-1].axes[0].get_position().width * figures[-1].get_figwidth()
+
+  narrow, wide = width('{}'), width('a method of a very long name, {}')
+  assert abs(wide - narrow) < 0.3 and wide > 2.5
+
+
 def test_panels_without_a_common_label_are_listed_by_title(tmp_path, figures):
   panels = {'IID': {'a': ([1], [0])}, 'two labels': {'b': ([1], [0])}}
   pictures.draw_curves(panels, tmp_path / 'a.png', 'Accuracy')

@@ -35,6 +35,8 @@ GREY = '#6b6b6b'
 _DASHES = ('-', '--', '-.', ':')
 _FILLS = ('full', 'none', 'left', 'top', 'right', 'bottom')
 _SUFFIXES = ('.png', '.pdf', '.svg')
+# Width of a figure beside its panels, for a legend, in inches.
+_LEGEND = 2.0
 _STYLE = {
     'axes.axisbelow': True,
     'axes.edgecolor': GREY,
@@ -199,7 +201,7 @@ def panels_of(names, *, width=None, height=None, most=3, sharex=True):
   width = width or (5.2 if columns == 1 else 3.6)
   height = height or (4.2 if columns == 1 else 3.0)
   figure = matplotlib.figure.Figure(
-      figsize=(width * columns + 2.0, max(height * rows, 2.2)),
+      figsize=(width * columns + _LEGEND, max(height * rows, 2.2)),
       layout='constrained',
   )
   grid = list(
@@ -286,10 +288,13 @@ def add_legend(figure, looks, panels, *, lines: bool) -> None:
   # An entry is 0.18 inches high.
   least = 0.18 * -(-len(handles) // columns) + 0.3
   figure.set_figheight(max(figure.get_figheight(), least))
-  figure.legend(
+  legend = figure.legend(
       handles=handles, loc='outside right upper', handlelength=2.8,
       ncols=columns,
   )  # fmt: skip
+  # A wide legend widens the figure, not to take the panels' width.
+  wide = legend.get_window_extent().width / figure.dpi
+  figure.set_figwidth(figure.get_figwidth() + max(0, wide - _LEGEND))
 
 
 def marker_of(look: Look) -> dict[str, str]:
