@@ -71,13 +71,13 @@ class Checkpoints:
   """
 
   def __init__(
-      self, folder: pathlib.Path, keep: int = 3, read_only: bool = False
+      self, folder: pathlib.Path, keep: int | None = 3, read_only: bool = False
   ):
     """Opens a folder of checkpoints, which may not exist yet.
 
     Args:
       folder: The folder.
-      keep: How many of the latest are kept.
+      keep: How many of the latest are kept; None for all until `remove`.
       read_only: If True, nothing is written, renamed or removed; the folder
         must exist, and another process may be writing there.
     """
@@ -155,6 +155,11 @@ class Checkpoints:
     self._writing = self._thread.submit(
         self._write, step, arrays, notes, before
     )
+
+  def remove(self, step: int) -> None:
+    """Removes a written checkpoint."""
+    with _quiet():
+      self._manager.delete(step)
 
   def _write(self, step, arrays, notes, before):
     before()

@@ -360,6 +360,26 @@ def test_an_error_keeps_the_checkpoint_and_the_run_goes_on(followed, tmp_path):
   assert best[0] == best[1]
 
 
+def test_the_best_models_outlive_better_ones_that_are_lost(tmp_path):
+  """Improvements in rounds 1, 3 and 5; killed in 6, with a checkpoint of 4."""
+  values = {1: 3.0, 3: 5.0, 5: 9.0}
+
+  class Killed(Recorder):
+    def on_row(self, row):
+      if (row['round'], row['split']) == (6, 'train'):
+        raise KeyboardInterrupt
+
+  counted = fh.CustomMetrics(lambda models: {'v': values.get(models.rounds, 0)})
+  config = tiny_config(num_rounds=8, eval_every=1, checkpoint_every=4)
+  best = fh.BestCheckpoint('v')
+  with pytest.raises(KeyboardInterrupt):
+    experiment.run(config, tmp_path, callbacks=[counted, best, Killed()])
+  assert {'3', '5'} <= {path.name for path in (tmp_path / 'best').iterdir()}
+  config.eval_every = 8  # Round 5 is not evaluated again.
+  assert experiment.run(config, tmp_path, callbacks=[counted, best]).finished
+  assert fh.load_run(tmp_path, best=True).rounds == 3
+
+
 @pytest.mark.parametrize('last', [1, 3])
 def test_best_models_are_kept_again_after_a_run_that_was_killed(
     followed, tmp_path, last

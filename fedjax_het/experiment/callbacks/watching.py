@@ -163,7 +163,8 @@ class BestCheckpoint(Callback):
 
   `load_run(workdir, best=True)` reads them. At each improvement the run waits
   until the state is written, so that a later checkpoint of the run never
-  exists without the best models so far.
+  exists without the best models so far. The best models before stay until
+  there is one, since a killed run goes on from its last checkpoint.
   """
 
   def __init__(self, metric: str = 'accuracy', mode: str = 'max'):
@@ -183,6 +184,8 @@ class BestCheckpoint(Callback):
           f'{" or ".join(_EVALUATIONS)} lines, got {metric!r}.'
       )
     self._best, self._checkpoints, self._notes = None, None, {}
+    # The folder of the run's own checkpoints, and the rounds between them.
+    self._run, self._every = None, 1
 
   def on_start(self, run: Start) -> None:
     """Opens the folder, and looks up the metric of its checkpoint."""
@@ -199,7 +202,9 @@ class BestCheckpoint(Callback):
       if row['split'] == self._metric.split and row['round'] == stored:
         self._best = self._metric.merit(row)
     self._notes = dict(run.notes)
-    self._checkpoints = Checkpoints(folder, keep=1)
+    self._checkpoints = Checkpoints(folder, keep=None)
+    self._run = run.workdir / 'checkpoints'
+    self._every = run.config.checkpoint_every
 
   def on_evaluation(self, rows: Mapping[str, Row], models: Trained) -> None:
     """Stores the state if it is the best so far."""
@@ -209,10 +214,28 @@ class BestCheckpoint(Callback):
     self._best = merit
     self._checkpoints.save(models.rounds, models.state, self._notes)
     self._checkpoints.wait()
+    self._remove_others()
+
+  def _remove_others(self) -> None:
+    """Keeps the best models, and those of checkpoints to go on from."""
+    stored = _steps(self._checkpoints.folder)
+    newest, last = max(stored, default=0), max(_steps(self._run), default=0)
+    # Later ones may be being written.
+    first = last - last % self._every
+    ends = {last, newest, *range(first, newest, self._every)}
+    kept = {
+        max((step for step in stored if step <= end), default=0)
+        for end in ends
+        if end >= last
+    }
+    for step in stored:
+      if step not in kept:
+        self._checkpoints.remove(step)
 
   def close(self) -> None:
     """Closes the folder."""
     if self._checkpoints is not None:
+      self._remove_others()
       self._checkpoints.close()
 
 
