@@ -168,7 +168,7 @@ def masked_sgd(model, start, data, spans, label_mask):
             mask=batch.mask,
         )  # fmt: skip
         if label_mask:
-          is_y = batch.y[:, None] == jnp.arange(logits.shape[1])
+          is_y = batch.y[:, None] == jnp.arange(logits.shape[1])[None]
           here = jnp.any(is_y & batch.mask[:, None], axis=0)
           logits = logits * here[None]
         return CLASSIFICATION.loss(logits, batch.y, batch.mask)
