@@ -37,6 +37,9 @@ def as_json(config: Any) -> dict[str, Any]:
 
   Returns:
     The entries as plain values.
+
+  Raises:
+    TypeError: If an entry is of another type, such as an array.
   """
 
   def scalar(value):

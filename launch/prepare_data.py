@@ -226,17 +226,16 @@ def main(argv) -> None:
   if _DATASET.value is None:
     fail(f'--dataset is missing; one of {", ".join(sources.DATASETS)}.')
   try:
-    folders = [
-        flag.value and check(flag)
-        for flag, check in (
-            (_DATA_DIR, lambda f: terminal.folder(f'--{f.name}', f.value)),
-            (_RAW_DIR, lambda f: terminal.expanded(f.value, f'--{f.name}')),
-        )
-    ]
+    data_dir, raw_dir = _DATA_DIR.value, _RAW_DIR.value
+    if data_dir:
+      data_dir = terminal.folder('--data_dir', data_dir)
+    if raw_dir:  # It is only read.
+      raw_dir = terminal.expanded(raw_dir, '--raw_dir')
     print(
         prepare(
             _DATASET.value,
-            *folders,
+            data_dir,
+            raw_dir,
             verify=_VERIFY.value,
             allow_download=_DOWNLOAD.value,
         )

@@ -160,7 +160,7 @@ def _numbers(split, name: str) -> np.ndarray:
   kind = split.features[name]
   while hasattr(kind, 'feature'):  # Lists of lists of numbers.
     kind = kind.feature
-  if kind.dtype in np.sctypeDict:
+  if getattr(kind, 'dtype', None) in np.sctypeDict:
     kind = np.dtype(kind.dtype)
     # Integers with missing values come as floats, with NaN.
     if {values.dtype.kind, kind.kind} <= set('iu') or kind.kind == 'f':
