@@ -75,7 +75,7 @@ def train_epochs(
     carry: The loop carry, a pytree.
     data: The examples.
     key: A random key.
-    epochs: Passes over the data.
+    epochs: Passes over the data; with 0 nothing changes.
     batch_size: Examples a step, B.
     drop_last: Whether to leave out the last partial batch. Fewer examples than
       a batch still make one partial batch in each pass.
@@ -100,8 +100,8 @@ def train_epochs(
     raise ValueError(
         f'{epochs} epochs of {most} steps are more than {INT32_MAX} steps.'
     )
-  if steps is None and epochs * data.length > _ORDERS:
-    # Too large to draw at once: draw one permutation per epoch.
+  if steps is None and not 0 < epochs * data.length <= _ORDERS:
+    # Too large to draw at once, or none: one permutation per epoch.
     orders, num_steps = None, epochs * per_epoch
   elif steps is None:
     orders = jax.vmap(shuffle)(jnp.arange(epochs))

@@ -67,6 +67,20 @@ def test_every_epoch_sees_every_example_once():
   assert not np.array_equal(epochs[0], epochs[1])
 
 
+def test_no_epoch_changes_nothing():
+  """FedMD may leave out a phase of its training, or all of its digest."""
+
+  def step(carry, batch, step_num, key):
+    del batch, step_num, key
+    return carry + 1, {'loss': jnp.float32(3.0)}
+
+  carry, metrics, num_steps = local.train_epochs(
+      step, jnp.int32(5), make_data([7]).client(0), jax.random.key(0),
+      epochs=0, batch_size=3,
+  )  # fmt: skip
+  assert (int(carry), float(metrics['loss']), int(num_steps)) == (5, 0.0, 0)
+
+
 def test_the_step_is_traced_once():
   traced = []
 
