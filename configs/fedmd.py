@@ -55,8 +55,9 @@ def get_config(arg=''):
     # three private steps; FedMD's own experiments have 8 to 120 private steps.
     config.algorithm.num_alignment = 10
   if 'cpu' in names:
-    # One public and one private epoch before round 1.
-    config.algorithm.pretrain_epochs = config.algorithm.transfer_epochs = 1
+    # One public epoch, but for `cold`, and one private one before round 1.
+    config.algorithm.pretrain_epochs = min(config.algorithm.pretrain_epochs, 1)
+    config.algorithm.transfer_epochs = 1
     config.algorithm.pretrain_patience = 0
     config.algorithm.transfer_patience = 0
     if 'fedhe' not in names or 'aligned' in names:

@@ -38,7 +38,8 @@ def get_table() -> Table:
           'that wait for the slowest; async: every device at its own pace; '
           'sequential: one client after another. The paper has full width and '
           '50,000 visits in sequence. FedMD trains an epoch on 6,000 public '
-          'images before the clock starts, and digests 10 a round.'
+          'images and one on each client\'s own 5,400 before the clock starts, '
+          'and digests 10 a round.'
       ),
       rows={
           name: {mode: _cell(get_config, mode) for mode in common.CLOCKS}

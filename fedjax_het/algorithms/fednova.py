@@ -120,7 +120,7 @@ def fednova(
   local = federation.local
   largest = 1
   if federation.sizes is not None:
-    largest = int(visit_steps(local, federation.max_examples))
+    largest = max(int(visit_steps(local, federation.max_examples)), 1)
 
   def relative_steps(num_steps, round_num):
     """A_k divided by that of the largest client; the unit cancels."""

@@ -58,7 +58,8 @@ class Client(NamedTuple):
 
 
 def _unit(rows):
-  """Divides rows of [B, D] by their norms, and rows of zeros by 1."""
+  """Divides rows of [B, D] by their norms, in float32; rows of zeros by 1."""
+  rows = rows.astype(jnp.float32)
   square = jnp.sum(rows * rows, axis=1, keepdims=True)
   norm = jnp.sqrt(jnp.where(square > 0, square, 1.0))
   return rows / jnp.maximum(norm, _SHORTEST)
@@ -104,7 +105,8 @@ def moon_loss(
     temperature: T.
 
   Returns:
-    The function. Its metric 'contrastive_loss' is the mean of l.
+    The function. Its metrics 'cross_entropy' and 'contrastive_loss' are the
+    means of the two terms, without the factor.
   """
   last = len(model.blocks) - 1
 
@@ -125,7 +127,8 @@ def moon_loss(
     # 0 on the first visit, when `previous` is only a placeholder.
     away = jnp.where(visited, masked_mean(away, batch.mask), 0.0)
     # CE + lambda_c mean l
-    return loss + contrast_weight * away, (stats, dict(contrastive_loss=away))
+    metrics = dict(cross_entropy=loss, contrastive_loss=away)
+    return loss + contrast_weight * away, (stats, metrics)
 
   return loss_fn
 

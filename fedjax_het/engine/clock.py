@@ -50,7 +50,9 @@ class Device:
   The defaults are those of a phone on a mobile network.
 
   Attributes:
-    examples_per_second: Training speed; an example counts once per pass.
+    examples_per_second: Training speed; an example counts once per pass of
+      `local.epochs` or `local.steps`. Further passes of a method are not
+      counted, such as those of FedDPA and FedSelect for personal parameters.
     up: Bytes a second to the server.
     down: Bytes a second from the server.
     latency: Seconds added to every message.

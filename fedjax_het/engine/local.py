@@ -202,7 +202,11 @@ def proximal_gradient(grads, params, anchor, mu: float):
 def visit_examples(local: LocalTraining, size: int) -> int:
   """Examples that a client of `size` examples trains on in one visit."""
   if local.steps is not None:
-    return local.steps * min(local.batch_size, size)
+    if local.drop_last or size <= local.batch_size:
+      return local.steps * min(local.batch_size, size)
+    # The last batch of an epoch is a partial one.
+    epochs, more = divmod(local.steps, -(-size // local.batch_size))
+    return epochs * size + more * local.batch_size
   if local.drop_last and size >= local.batch_size:
     size -= size % local.batch_size
   return local.epochs * size

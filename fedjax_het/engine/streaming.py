@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data.federated import FederatedData
+from fedjax_het.engine import placement
 from fedjax_het.engine.cohort import make_plan
 from fedjax_het.engine.cohort_round import make_cohort_round
 from fedjax_het.engine.mapping import Backend
@@ -150,11 +151,19 @@ def make_streamed_round(
   if backend.traceable:
     run = jax.jit(run, donate_argnums=(0, 1))
 
+  def place(tree):
+    """Puts values where the results of a round are, so it compiles once."""
+    mesh = backend.state_mesh
+    return tree if mesh is None else placement.put(
+        tree, placement.everywhere(mesh)
+    )
+
   def load_cohort(tables, round_num: int, sampling_key):
     """The shares of a round, and the rows of its clients on the device."""
     shares = jax.device_get(plan(jnp.int32(round_num), sampling_key))
     return shares, {
-        name: take(tables[name], share.row) for name, share in shares.items()
+        name: place(take(tables[name], share.row))
+        for name, share in shares.items()
     }
 
   # (tables, number of the next round, its shares and rows), prefetched by the
@@ -168,7 +177,7 @@ def make_streamed_round(
     else:
       shares, rows = load_cohort(tables, number, sampling_key)
     server, updated, report = run(
-        state.server,
+        place(state.server),
         rows,
         jnp.int32(number),
         jax.device_put(shares),

@@ -9,6 +9,8 @@ import numpy as np
 
 from fedjax_het.engine.types import Maybe
 
+_MOST = np.iinfo(np.uint32).max
+
 
 class Traffic(NamedTuple):
   """Bytes of one message.
@@ -32,6 +34,9 @@ def measure(tree) -> Traffic:
 
   Returns:
     Its traffic; `fixed` and `parts` follow from the shapes.
+
+  Raises:
+    ValueError: If its parts are of 4 GiB or more.
   """
   parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Maybe))
   fixed = [part for part in parts if not isinstance(part, Maybe)]
@@ -42,9 +47,14 @@ def measure(tree) -> Traffic:
       for leaf in jax.tree.leaves(part.value)
   ]
   shares = [jnp.mean(present, dtype=jnp.float32) for _, present in optional]
+  sizes = [sum(map(_num_bytes, fixed)), *(_num_bytes(x) for x, _ in optional)]
+  if max(sizes) > _MOST:
+    raise ValueError(
+        f'A message of {max(sizes)} bytes: at most {_MOST} can be counted.'
+    )
   return Traffic(
-      jnp.asarray(np.uint32(sum(map(_num_bytes, fixed)))),
-      jnp.asarray(np.array([_num_bytes(x) for x, _ in optional], np.uint32)),
+      jnp.asarray(np.uint32(sizes[0])),
+      jnp.asarray(np.array(sizes[1:], np.uint32)),
       jnp.stack(shares) if shares else jnp.zeros((0,), jnp.float32),
   )
 

@@ -39,7 +39,7 @@ class Group:
 
   Raises:
     ValueError: If a model is not a `BlockModel`, or `client_ids` is not a 1-D
-      array of nonnegative integers.
+      array of one or more nonnegative integers.
   """
 
   name: str
@@ -52,6 +52,8 @@ class Group:
     check_type('model', self.model, BlockModel)
     check_type('partner', self.partner, BlockModel | None)
     counts(client_ids=self.client_ids)
+    if not len(self.client_ids):
+      raise ValueError(f'Group {self.name!r} has no client.')
 
   @property
   def num_clients(self) -> int:

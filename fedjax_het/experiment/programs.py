@@ -177,6 +177,8 @@ def compile_programs(
   def memory():
     if planned := rounds.memory():
       more = planned['temporary'] + planned['outputs'] - planned['reused']
+      if experiment.mesh is not None:  # The plan is that of one device.
+        more *= len(experiment.mesh.local_devices)
       footprint.refuse_if_too_large(
           {'groups, chunk and local.batch_size': more},
           'a round needs, by its compiled program,',

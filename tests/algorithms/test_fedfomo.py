@@ -125,6 +125,16 @@ def test_the_distance_is_euclidean_over_the_common_blocks():
   np.testing.assert_allclose(gains(losses, params(False)), [0, 0.8], rtol=1e-6)
 
 
+@pytest.mark.parametrize('lost', [jnp.nan, jnp.inf])
+def test_a_model_whose_loss_overflows_is_no_help(lost):
+  x = Maybe(dict(x=jnp.array([[0.0], [1.0], [2.0]])), jnp.ones(3, bool))
+  w = gains(jnp.array([1.0, lost, 0.5]), dict(p=x))
+  np.testing.assert_allclose(w, [0, 0, 0.25], rtol=1e-6)
+  far = jax.tree.map(lambda v: v.at[1].multiply(1e30), x.value)
+  w = gains(jnp.array([1.0, 0.2, 0.5]), dict(p=x._replace(value=far)))
+  np.testing.assert_allclose(w, [0, 0, 0.25], rtol=1e-6)
+
+
 def two_blocks():
   """Both have block p, the receiver alone q: theta_i = (1, 1), donor p = 3."""
   return dict(
@@ -196,6 +206,12 @@ def test_the_number_held_out(n, share, want):
   assert (int(held.size), int(training.size)) == (want, n - want)
   together = [*held.index[:want].tolist(), *training.index[: n - want].tolist()]
   assert sorted(together) == list(range(n)) and held.length >= want
+
+
+def test_of_no_example_none_is_trained_on():
+  nobody = tiny_data((3, 9)).client(0).replace(size=jnp.int32(0))
+  training, held = hold_out(nobody, 0.2)
+  assert (int(training.size), int(held.size)) == (0, 0)
 
 
 # Whose models a client receives.

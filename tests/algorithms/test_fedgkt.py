@@ -449,3 +449,16 @@ def test_bad_options_are_refused(options, message):
 def test_unknown_sizes_are_refused():
   with pytest.raises(ValueError, match=r'needs Federation\(sizes='):
     make(federate_tiny(sizes=None))
+
+
+@pytest.mark.slow
+def test_without_an_upload_the_servers_loss_is_not_known():
+  federation = tiny_federation((1,), 4)
+  data = tiny_data((8, 8, 8, 8)).replace(
+      preprocess=lambda x, key=None: jnp.nan * x
+  )
+  algorithm = make(federation)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  run = rounds.make_round(algorithm, federation, cohort_size=4, backend='map')
+  _, report = run(state, data, *map(jax.random.key, (1, 2)))
+  assert np.isnan(report.server['server_loss'])

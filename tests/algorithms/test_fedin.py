@@ -2,6 +2,7 @@
 
 import sys
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +20,9 @@ from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
-from fedjax_het.models.blocks import Variables
+from fedjax_het.models.blocks import BlockModel, Variables
 from tests.algorithms.suite import Case, Clocks
-from tests.tiny import tiny_data, tiny_federation, tiny_local
+from tests.tiny import SHAPE, tiny_data, tiny_federation, tiny_local
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [
@@ -495,6 +496,42 @@ def test_one_pass_takes_the_steps_of_two(
       want,
   )
   assert bool(want[2]['in_loss'] > 0) == bool(present.any())
+
+
+class _Stem(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.relu(nn.Dense(5)(x.reshape(len(x), -1)))
+
+
+class _Body(nn.Module):
+  @nn.compact
+  def __call__(self, x, train=False):
+    norm = nn.BatchNorm(use_running_average=not train)
+    return nn.relu(norm(nn.Dense(6)(x)))
+
+
+def test_a_norm_of_ones_own_never_sees_the_pairs():
+  """Without pairs, as in round 1, a visit is FedAvg's."""
+  model = BlockModel.from_module(
+      {'stem': _Stem(), 'body': _Body()}, SHAPE, 3, name='own'
+  )
+  group = Group('own', model, np.arange(4))
+  federation = Federation((group,), tiny_local(batch_size=4, epochs=1))
+  data = tiny_data((8, 8, 8, 8))
+
+  def after(algorithm):
+    state = rounds.init_state(algorithm, federation, jax.random.key(0))
+    run = rounds.make_round(algorithm, federation, cohort_size=4, backend='map')
+    keys = map(jax.random.key, (1, 2))
+    return jax.device_get(run(state, data, *keys)[0].server)
+
+  want, got = after(fedavg(federation)), after(fedin(federation, mu=0.0)).model
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+      got,
+      want,
+  )
 
 
 def test_when_one_pass_is_taken():

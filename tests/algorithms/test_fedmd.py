@@ -12,7 +12,7 @@ import pytest
 from fedjax_het.algorithms import fedmd as make
 from fedjax_het.algorithms import private
 from fedjax_het.algorithms.fedmd import Client, digest_loss
-from fedjax_het.algorithms.fedmd.early_stopping import fit_until
+from fedjax_het.algorithms.fedmd.early_stopping import fit_until, hold_out
 from fedjax_het.algorithms.fedmd.subsets import public_subset
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
@@ -336,6 +336,16 @@ def test_80000_numbers_and_the_subsets_go_up_and_a_seed_more_comes_down():
   assert [leaf.size for leaf in jax.tree.leaves(uplink)] == [80_000, 1]
   assert sent.consensus.value.size == 80_000 and sent.number.size == 1
   assert sent.seed.size * sent.seed.dtype.itemsize == 8
+
+
+@pytest.mark.parametrize(
+    ('n', 'want'), [(1, 0), (2, 1), (9, 1), (20, 2), (33, 3)]
+)
+def test_a_tenth_is_held_out_but_never_all(n, want):
+  rest, held = hold_out(jax.random.key(0), tiny_data((n, 40)).client(0))
+  assert (int(rest.size), int(held.size)) == (n - want, want)
+  together = [*rest.index[: n - want].tolist(), *held.index[:want].tolist()]
+  assert sorted(together) == list(range(n))
 
 
 @pytest.mark.slow

@@ -103,6 +103,8 @@ def test_the_limit_itself_still_grows():
   change = np.arange(8.0)
   assert grown(half, change, limit=0.5).sum() == 5
   assert grown(half, change, limit=0.49).sum() == 4
+  many = np.arange(1000) < 750
+  assert grown(many, np.arange(1000.0), limit=0.75).sum() > 750
   assert grown([0] * 8, change, limit=0.0).sum() == 2
   assert grown([0] * 8, change, growth=0.0).sum() == 0
 

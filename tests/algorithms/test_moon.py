@@ -558,3 +558,13 @@ def test_one_round_in_numpy(one_round):
 def test_wrong_options_are_refused(options):
   with pytest.raises(ValueError, match=f'{next(iter(options))} must be'):
     moon(tiny_federation(), **options)
+
+
+def test_long_features_of_half_precision():
+  """The squares of float16 features above 255 would overflow."""
+  z, z_g, z_p = 100 * jax.random.normal(jax.random.key(0), (3, 4, 20))
+  want = contrast(z, z_g, z_p, 0.5)
+  half = (a.astype(jnp.float16) for a in (z, z_g, z_p))
+  got = contrast(*half, 0.5)
+  assert got.dtype == jnp.float32
+  np.testing.assert_allclose(got, want, rtol=1e-2)

@@ -385,3 +385,13 @@ def test_rows_of_fedhes_tables_are_the_papers_or_say_otherwise():
   assert options['FedHe'].plus_one and not options['FedHe as coded'].plus_one
   assert options['FedHe'].store != options['FedHe as coded'].store
   assert all(config.local.keep_optimizer for config in rows.values())
+
+
+@pytest.mark.parametrize('scale', ['cpu', 'full'])
+def test_no_two_rows_of_section_five_are_the_same_run(scale):
+  """'cold' leaves out the public epochs at every scale."""
+  runs = [
+      (column, config.to_json_best_effort())
+      for (_, column), config in cells('fedhe_section5', scale).items()
+  ]
+  assert len(set(runs)) == len(runs) > 0

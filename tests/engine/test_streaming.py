@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
-from fedjax_het.engine import rounds, streaming
+from fedjax_het.engine import mapping, placement, rounds, streaming
 from fedjax_het.engine.cohort import Share
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
@@ -49,6 +49,31 @@ def test_equals_states_on_the_device(backend):
   assert jax.tree.structure(got) == jax.tree.structure(want)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 if stable else 0)
+
+
+@pytest.mark.slow
+def test_a_round_on_a_mesh_compiles_once():
+  federation = tiny_federation((1, 2), 3)
+  algorithm = ALGORITHMS['private'](federation)
+  mesh = mapping.client_mesh()
+  data = placement.put(tiny_data(), placement.everywhere(mesh))
+  state = streaming.init_streamed_state(algorithm, federation, KEYS[0])
+  run_round = streaming.make_streamed_round(
+      algorithm, federation, cohort_size=4,
+      backend=mapping.Backend('shard_map', mesh=mesh),
+  )  # fmt: skip
+  state, _ = run_round(state, data, *KEYS)
+  events = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda event, secs, **kw: events.append(event)
+  )
+  try:
+    state, _ = run_round(state, data, *KEYS)
+    jax.block_until_ready(state.server)
+    found = [event for event in events if 'backend_compile' in event]
+  finally:
+    jax.monitoring.clear_event_listeners()
+  assert not found
 
 
 def test_the_tables_stay_on_the_host():

@@ -31,7 +31,8 @@ block is mixed over its owners; with `mix='global'` all blocks have one sum of
 a_n. Running statistics are mixed like the parameters of their block.
 
 Left out from the authors' code: cluster means as further candidates, and
-distances other than the Euclidean (L1, squared).
+distances other than the Euclidean (L1, squared). The code divides the w of a
+visit by |sum w| before they are added to P; here, as in the paper, it does not.
 
 This file has more than 200 lines: a third explains the rule and the options.
 

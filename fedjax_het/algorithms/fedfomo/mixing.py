@@ -27,12 +27,12 @@ def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
   """
   n, place = data.size, jnp.arange(data.length)
   num = n - jnp.round((1 - share) * n).astype(n.dtype)
-  num = jnp.minimum(num, n - 1)
+  num = jnp.clip(num, 0, jnp.maximum(n - 1, 0))
   padding = place >= n
   labels = data.labels[data.index]
   order = jnp.lexsort((labels if labels.ndim == 1 else place, padding))
   # Choose example j of the order if floor(j num / n) increases at j + 1.
-  steps = jnp.arange(data.length + 1) * num // n
+  steps = jnp.arange(data.length + 1) * num // jnp.maximum(n, 1)
   chosen = jnp.zeros_like(padding).at[order].set(steps[1:] > steps[:-1])
 
   def part(mine, size, longest):
@@ -115,7 +115,8 @@ def gains(losses, params) -> jax.Array:
     params: A `stack` of parameters.
 
   Returns:
-    w, [2 + M]; that of b_i is 0.
+    w, [2 + M]; that of b_i is 0, as is that of a model whose loss or
+    distance is not finite.
   """
 
   def squares(v):
@@ -127,10 +128,9 @@ def gains(losses, params) -> jax.Array:
       for v in jax.tree.leaves(values)
   ))  # fmt: skip
   # w_n = (L(b) - L(theta_n)) / ||theta_n - b||, 0 where theta_n is b.
-  far = distance > 0
-  return jnp.where(
-      far, (losses[0] - losses) / jnp.where(far, distance, 1.0), 0.0
-  )
+  w = (losses[0] - losses) / jnp.where(distance > 0, distance, 1.0)
+  # A model whose loss or distance overflows is no help either.
+  return jnp.where((distance > 0) & jnp.isfinite(w), w, 0.0)
 
 
 def mixed(models, w, mix: str):

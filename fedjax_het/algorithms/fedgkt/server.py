@@ -229,7 +229,9 @@ def train_server(
       ),
   )
   trained = server._replace(net=net, opt_state=opt_state)
-  return trained, logits, loss / jnp.maximum(steps, 1)
+  # NaN if no upload was trained on.
+  mean = jnp.where(steps > 0, loss / jnp.maximum(steps, 1), jnp.nan)
+  return trained, logits, mean
 
 
 def eval_logits(net: Tail, variables: Variables, uploads: Uploads):

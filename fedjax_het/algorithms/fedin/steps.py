@@ -18,6 +18,7 @@ from fedjax_het.engine.local import proximal_gradient
 from fedjax_het.engine.projection import project_gradient
 from fedjax_het.engine.task import Task
 from fedjax_het.engine.types import Maybe
+from fedjax_het.models.adapt import Adapted
 from fedjax_het.models.blocks import BlockModel, Variables
 
 RULES = ('fixed', 'exact', 'sequential')
@@ -34,7 +35,8 @@ class Setting(NamedTuple):
     lam: As for `fedin`.
     scope: As for `fedin`.
     protect: Clipping and noise in the client's own passes.
-    one_pass: Whether batch and pairs take one pass, see `takes_one_pass`.
+    one_pass: Whether batch and pairs take one pass, see `takes_one_pass`, if
+      the model's norms can.
     sizes: How many pairs a client uploads and receives.
     captured: Shapes of the pairs to keep from the training passes; None for
       `capture='final'`.
@@ -79,6 +81,15 @@ def takes_one_pass(
   return rule == 'fixed' and lam > 0 and num_pairs >= batch_size
 
 
+def _takes_two_parts(model: BlockModel) -> bool:
+  """Whether the norms of the intermediate layers take batches of two parts.
+
+  A user's module may have a norm that does not know of them.
+  """
+  blocks = model.blocks[slice(*model.cut)]
+  return not any(isinstance(block.module, Adapted) for block in blocks)
+
+
 def make_step(
     model: BlockModel,
     task: Task,
@@ -100,6 +111,8 @@ def make_step(
   Returns:
     `(carry, batch, step, key) -> (carry, metrics)`, where carry is a `Carry`.
   """
+  one_pass = setting.one_pass and _takes_two_parts(model)
+  setting = setting._replace(one_pass=one_pass)
 
   def step(carry, batch, step_num, key):
     variables, opt_state, in_opt_state, buffer = carry

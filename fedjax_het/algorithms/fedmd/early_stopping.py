@@ -27,11 +27,11 @@ def hold_out(key, data: ClientData) -> tuple[ClientData, ClientData]:
 
   Returns:
     (rest, held out). The latter is a tenth, rounded down, but at least one
-    example.
+    example; none of a single example, which is left to train on.
   """
   order = shuffled_positions(key, data)
   longest = max(len(order) // 10, 1)
-  num = jnp.minimum(jnp.maximum(data.size // 10, 1), data.size)
+  num = jnp.where(data.size > 1, jnp.maximum(data.size // 10, 1), 0)
   held = data.replace(index=data.index[order[:longest]], size=num)
   rest = data.replace(
       index=data.index[jnp.roll(order, -num)], size=data.size - num

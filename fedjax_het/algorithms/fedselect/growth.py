@@ -32,7 +32,8 @@ def grow(mask, params, reference, growth: float, limit: float):
     change = jnp.where(taken, -jnp.inf, jnp.abs(w - r).reshape(-1))
     order = jnp.argsort(-change, stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
-    grows = jnp.mean(taken, dtype=jnp.float32) <= limit
+    # Rounding must not put a tensor at the limit above it.
+    grows = jnp.sum(taken) <= (1 + 1e-6) * limit * m.size
     return m | (grows & (rank < number)).reshape(m.shape)
 
   return jax.tree.map_with_path(leaf, mask, params, reference)
