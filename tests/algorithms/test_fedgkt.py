@@ -453,8 +453,9 @@ def test_unknown_sizes_are_refused():
 
 @pytest.mark.slow
 def test_without_an_upload_the_servers_loss_is_not_known():
-  federation = tiny_federation((1,), 4)
-  data = tiny_data((8, 8, 8, 8)).replace(
+  sizes = (8, 8, 8, 8)
+  federation = tiny_federation((1,), 4, sizes=np.array(sizes))
+  data = tiny_data(sizes).replace(
       preprocess=lambda x, key=None: jnp.nan * x
   )
   algorithm = make(federation)

@@ -52,23 +52,25 @@ def test_equals_states_on_the_device(backend):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('users_generator')
 def test_a_round_on_a_mesh_compiles_once():
   federation = tiny_federation((1, 2), 3)
   algorithm = ALGORITHMS['private'](federation)
   mesh = mapping.client_mesh()
   data = placement.put(tiny_data(), placement.everywhere(mesh))
-  state = streaming.init_streamed_state(algorithm, federation, KEYS[0])
+  first, *keys = map(jax.random.key, range(3))
+  state = streaming.init_streamed_state(algorithm, federation, first)
   run_round = streaming.make_streamed_round(
       algorithm, federation, cohort_size=4,
       backend=mapping.Backend('shard_map', mesh=mesh),
   )  # fmt: skip
-  state, _ = run_round(state, data, *KEYS)
+  state, _ = run_round(state, data, *keys)
   events = []
   jax.monitoring.register_event_duration_secs_listener(
       lambda event, secs, **kw: events.append(event)
   )
   try:
-    state, _ = run_round(state, data, *KEYS)
+    state, _ = run_round(state, data, *keys)
     jax.block_until_ready(state.server)
     found = [event for event in events if 'backend_compile' in event]
   finally:
