@@ -153,10 +153,9 @@ def make_streamed_round(
 
   def place(tree):
     """Puts values where the results of a round are, so it compiles once."""
-    mesh = backend.state_mesh
-    return tree if mesh is None else placement.put(
-        tree, placement.everywhere(mesh)
-    )
+    if backend.state_mesh is None:
+      return tree
+    return placement.put(tree, placement.everywhere(backend.state_mesh))
 
   def load_cohort(tables, round_num: int, sampling_key):
     """The shares of a round, and the rows of its clients on the device."""

@@ -454,3 +454,20 @@ def test_one_round_in_numpy():
 def test_wrong_options_are_refused(option, value):
   with pytest.raises(ValueError, match=f'{option} must be'):
     fednova(tiny_federation(), **{option: value})
+
+
+def test_without_a_step_nothing_moves():
+  """No division by the 0 steps of the largest client."""
+  sizes = (4, 6)
+  federation = tiny_federation(
+      (1,), 2, local=tiny_local(steps=0), sizes=np.array(sizes)
+  )
+  algorithm = fednova(federation)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  before = jax.device_get(state.server)
+  run = rounds.make_round(algorithm, federation, cohort_size=2, backend='map')
+  keys = map(jax.random.key, (1, 2))
+  state, report = run(state, tiny_data(sizes), *keys)
+  assert np.all(report['tiny1'].finite)
+  after = jax.device_get(state.server)
+  jax.tree.map(np.testing.assert_array_equal, before, after)

@@ -1,6 +1,7 @@
 """Runs that do not fit into memory are refused before they allocate it."""
 
 import resource
+import types
 
 import jax
 import ml_collections
@@ -8,6 +9,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.experiment import footprint
+from fedjax_het.experiment.programs import compile_programs
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -112,3 +114,20 @@ def test_a_run_that_fits_is_not_refused(gigabyte):
   footprint.refuse_if_too_large({'a': 5 * 10**8, 'b': 5 * 10**8}, 'it needs')
   with pytest.raises(ValueError, match=r'^b: it needs at least 1\.10 GB of me'):
     footprint.refuse_if_too_large({'a': 10**8, 'b': 10**9}, 'it needs')
+
+
+@pytest.mark.parametrize(('backend', 'devices'), [('map', 1), ('shard_map', 4)])
+def test_a_round_needs_the_memory_of_all_devices(monkeypatch, backend, devices):
+  """XLA plans for one of them, and they share the memory."""
+  needs = {}
+  plan = dict(arguments=100, outputs=5, reused=3, temporary=10)
+  program = types.SimpleNamespace(
+      run=None, memory=lambda: plan, timeline=None, seconds=None
+  )
+  driver = types.SimpleNamespace(compile=lambda state: program, warm_up=None)
+  built = experiment.build(tiny_config(backend=backend))
+  monkeypatch.setattr(
+      footprint, 'refuse_if_too_large', lambda n, what: needs.update(n)
+  )
+  assert compile_programs(built, driver, None).memory() == plan
+  assert list(needs.values()) == [12 * devices]
