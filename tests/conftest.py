@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import time
 
 import jax
 import pytest
@@ -46,6 +47,9 @@ os.environ['FEDJAX_HET_TUNED'] = str(_CACHE / 'fedjax_het' / 'not_tuned')
 # Growth of a test process, in bytes, after which its compiled programs are
 # dropped.
 _MOST_BYTES = 3 << 30
+# When no further test begins, in seconds since 1970; `.ci/run` sets it for slow
+# tests, so that it ends in time on a slow machine.
+_END = float(os.environ.get('FEDJAX_HET_TESTS_END', 'inf'))
 
 
 # JAX's default random number generator makes up half of the operations of a
@@ -67,11 +71,26 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Reverses the files of slow tests, so that whole programs run first."""
+  """Reverses the files of slow tests, so that whole programs run first.
+
+  If they may not all begin before `_END`, another file is the first each day.
+  """
   if config.option.markexpr == 'slow':
-    files = list(dict.fromkeys(item.path for item in items))
-    place = {path: -number for number, path in enumerate(files)}
+    files = list(dict.fromkeys(item.path for item in reversed(items)))
+    if _END < float('inf'):
+      # All test processes read the same day here; a prime, so that the first
+      # files of two days are not neighbours.
+      first = 7 * int(_END // 86_400) % max(1, len(files))
+      files = files[first:] + files[:first]
+    place = {path: number for number, path in enumerate(files)}
     items.sort(key=lambda item: place[item.path])
+
+
+def pytest_runtest_setup(item):
+  """Skips what would begin after `_END`."""
+  del item
+  if time.time() > _END:
+    pytest.skip('the time of the tests is over, see FEDJAX_HET_TESTS_END')
 
 
 def _resident_bytes() -> int:
