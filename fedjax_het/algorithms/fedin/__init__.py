@@ -129,7 +129,8 @@ def fedin(
       trained model (v2); 'training' keeps the last pairs of the training
       forward passes (v1).
     noise: Feature noise in units of the features' standard deviation; v2's
-      '+Noise' is 0.8.
+      '+Noise' is 0.8. In a model of texts it also falls on padding, which
+      later layers then take for tokens; so does `sigma`.
     noise_at: 'forward' clips and adds noise in the client's own forward passes
       (v2), 'upload' in the uploaded pairs only.
     clip: Largest L2 norm of an example's feature, before noise.
