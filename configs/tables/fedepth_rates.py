@@ -1,0 +1,60 @@
+"""FeDepth's comparison at the two learning rates of the paper and its code."""
+
+from fedjax_het.configs.tables import _papers, fedepth_table2
+
+from fedjax_het.reporting.results_table import Table
+
+SCALES = _papers.SCALES
+ROWS = (
+    'FedAvg x1', 'FedAvg x1/6', 'HeteroFL', 'SplitMix', 'FeDepth', 'm-FeDepth',
+)  # fmt: skip
+COLUMN = 'cifar10 alpha 0.3'
+# The paper prints 0.1; the authors' scripts have 0.01.
+RATES = (0.1, 0.01)
+COLUMNS = {f'rate {rate:g}': rate for rate in RATES}
+
+
+def _with_rate(config, rate: float):
+  """Sets the first learning rate of the clients' schedule."""
+  config = config.copy_and_resolve_references()
+  config.local.learning_rate = rate
+  return config
+
+
+def get_table(scale: str = SCALES[0]) -> Table:
+  """The methods of Table 2 by two learning rates.
+
+  Run: `python -m launch.sweep --table=fedepth_rates --data_dir=DIR`; with
+  `--reuse=results/fedepth_table2/cpu` the cells at 0.1 are copied.
+
+  Args:
+    scale: One of `SCALES`.
+
+  Returns:
+    The table, of CIFAR-10 with Dirichlet 0.3.
+  """
+  methods = {label: fedepth_table2.METHODS[label] for label in ROWS}
+  column = {COLUMN: fedepth_table2.COLUMNS[COLUMN]}
+  rows = fedepth_table2.cells(methods, column, scale)
+  full = fedepth_table2.SETTING.removesuffix(fedepth_table2.MASKS)
+  full = full.replace('from 0.1', 'from the rate named')
+  return Table(
+      title='FeDepth: two learning rates for each method',
+      setting=_papers.in_words(
+          scale,
+          f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
+          f'{fedepth_table2.BUDGETS}',
+          fedepth_table2.CPU,
+      ),
+      rows={
+          label: {
+              name: _with_rate(configs[COLUMN], rate)
+              for name, rate in COLUMNS.items()
+          }
+          for label, configs in rows.items()
+      },
+      paper={},
+      seeds=(0,),
+      columns=tuple(COLUMNS),
+      mean='clients',
+  )
