@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.label_masks import masked_task, owned_labels
-from fedjax_het.aggregation.slicing import without_running_stats
+from fedjax_het.aggregation.slicing import (
+  class_leaves,
+  without_running_stats,
+)
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.types import LocalTraining, Visit
@@ -80,14 +83,14 @@ def weighted_change(model: BlockModel, start, end, weight, rows):
   Returns:
     A tree like `start`.
   """
-  change = jax.tree.map(lambda a, b: weight * (a - b), end, start)
 
-  def of_rows(leaf):  # Classes are the last axis of the head's leaves.
-    return jnp.where(jnp.broadcast_to(rows, leaf.shape), leaf, 0.0)
+  def of_leaf(before, after, of_classes):
+    change = weight * (after - before)
+    if not of_classes:
+      return change
+    return jnp.where(jnp.broadcast_to(rows, change.shape), change, 0.0)
 
-  head = model.block_names[-1]
-  change[head] = jax.tree.map(of_rows, change[head])
-  return change
+  return jax.tree.map(of_leaf, start, end, class_leaves(model))
 
 
 def holders(model: BlockModel, weight, row_weight):
@@ -101,13 +104,29 @@ def holders(model: BlockModel, weight, row_weight):
   Returns:
     A tree like the model's parameters.
   """
-  head = model.block_names[-1]
-  return {
-      name: jax.tree.map(
-          lambda s, n=row_weight if name == head else weight: jnp.broadcast_to(
-              n, s.shape
-          ),
-          tree,
-      )
-      for name, tree in model.abstract_variables.params.items()
-  }
+  return jax.tree.map(
+      lambda leaf, of_classes: jnp.broadcast_to(
+          row_weight if of_classes else weight, leaf.shape
+      ),
+      model.abstract_variables.params,
+      class_leaves(model),
+  )
+
+
+def check_head_rows(model: BlockModel, mask: str) -> None:
+  """Checks that the head rows of a label are known if they are masked.
+
+  Args:
+    model: The model.
+    mask: See `label_masks.masked_task`.
+
+  Raises:
+    ValueError: If `mask` is 'client' and no layer is known as the classifier.
+  """
+  if mask == 'client' and not any(jax.tree.leaves(class_leaves(model))):
+    raise ValueError(
+        "mask='client' trains the classifier's rows of a client's own labels, "
+        f'but in {model.name!r} no layer of the last block with parameters has '
+        f"the outputs '*' and {model.num_classes} of them; declare it in "
+        "slices, or set mask='batch' or 'none'."
+    )

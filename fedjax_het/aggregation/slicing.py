@@ -213,6 +213,50 @@ def width_index(
   return Variables(params, stats)
 
 
+def class_leaves(model: BlockModel) -> dict[str, Any]:
+  """Which leaves of the classifier have one entry for each class.
+
+  They are in the trunk's last block with parameters: the layers whose outputs
+  are the set '*', of as many entries as the model has classes.
+
+  Args:
+    model: A model that can be narrowed.
+
+  Returns:
+    {block name: tree of bool} of the parameters' structure; the last axis of a
+    leaf with True counts classes.
+
+  Raises:
+    ValueError: If that block does not say how it is narrowed.
+  """
+  params = model.abstract_variables.params
+  found = jax.tree.map(lambda leaf: False, params)
+  with_params = [b for b in model.blocks if jax.tree.leaves(params[b.name])]
+  if with_params:
+    name, module = with_params[-1]
+    found[name] = _of_classes(name, module, params[name], model.num_classes)
+  return found
+
+
+def _of_classes(name: str, module, params, num_classes: int):
+  """`class_leaves` of one block."""
+  declared = _slices(name, module)
+  if declared.inner:
+    inner = getattr(module, declared.inner)
+    return {
+        key: _of_classes(name, inner, tree, num_classes)
+        for key, tree in params.items()
+    }
+
+  def all_classes(layer, tree):
+    whole = declared.layers.get(layer, ('', ''))[1] == '*'
+    return jax.tree.map(
+        lambda leaf: whole and leaf.shape[-1:] == (num_classes,), tree
+    )
+
+  return {layer: all_classes(layer, tree) for layer, tree in params.items()}
+
+
 def _change_modules(model: BlockModel, change) -> BlockModel:
   """Applies `change(block name, module)` to each block's innermost module."""
   return model.with_modules(

@@ -45,6 +45,7 @@ import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
 from fedjax_het.aggregation.narrow_training import (
+  check_head_rows,
   holders,
   train_narrow,
   weighted_change,
@@ -66,7 +67,7 @@ from fedjax_het.engine.needs import requires
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
-from fedjax_het.options import at_least, one_of, share
+from fedjax_het.options import at_least, group_shares, one_of
 
 
 class Server(NamedTuple):
@@ -117,7 +118,9 @@ def window(t, size: int, kept: int, direction: int = 1):
   return (direction * t + jnp.arange(kept)) % size
 
 
-@requires(one_model=True, group_options=dict(rate='1'), task='classification')
+@requires(
+    one_model=True, group_options=dict(rate=None), task='classification'
+)
 @takes_server_options()
 def fedrolex(
     federation: Federation,
@@ -133,8 +136,9 @@ def fedrolex(
 
   Args:
     federation: Groups, all of one model, and local training. A group's option
-      `rate` is its width, such as '1/2'. The authors' code clips gradients at a
-      global norm of 1: `local.clip_norm`.
+      `rate` is its width, such as '1/2'. If no group has one, widths are 1,
+      1/2, 1/4, ... in the order of the groups' names. The authors' code clips
+      gradients at a global norm of 1: `local.clip_norm`.
     direction: 1 moves the windows up by one channel per round, -1 down.
     scaler: Whether inputs of norms are multiplied by 1 / rate in training.
     mask: 'client' for the masked loss and head rows of owned labels, 'batch'
@@ -158,14 +162,14 @@ def fedrolex(
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
   full, local = federation.groups[0].model, federation.local
-  rates, small = {}, {}
+  exact = group_shares('rate', {g.name: g.options for g in federation.groups})
+  rates = {name: float(rate) for name, rate in exact.items()}
+  small = {}
   for group in federation.groups:
-    rate = share(
-        f'groups.{group.name}.rate', group.options.get('rate', '1')
-    )
-    rates[group.name] = float(rate)
+    rate = exact[group.name]
     # ceil(rho K) of the K channels of every layer.
     small[group.name] = narrow(full, lambda k, rate=rate: math.ceil(rate * k))
+  check_head_rows(full, mask)
 
   def index(group, t):
     """I_k(t) of every axis of every leaf."""

@@ -42,12 +42,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
+from fedjax_het.aggregation.narrow_training import check_head_rows
 from fedjax_het.aggregation.server import (
   init_server_step,
   server_step,
   takes_server_options,
 )
 from fedjax_het.aggregation.slicing import (
+  class_leaves,
   extract,
   make_level,
   mean_over_holders,
@@ -169,10 +171,11 @@ def heterofl(
       )
     check_name('left_out', name, rates)
   trained = [make_level(full, rate) for rate in rates.values()]
+  check_head_rows(full, mask)
   widths = make_widths(Plan(
       levels=trained,
       left_out=[name in left_out for name in rates],
-      head=full.block_names[-1],
+      of_classes=class_leaves(full),
       local=local,
       scaler=scaler,
       mask=mask,

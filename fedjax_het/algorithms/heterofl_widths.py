@@ -41,7 +41,7 @@ class Plan(NamedTuple):
   Attributes:
     levels: The widths that clients train.
     left_out: Whether each level is left out of the mean.
-    head: Name of the classifier's block.
+    of_classes: {block: tree of bool}, see `slicing.class_leaves`.
     local: Local training.
     scaler: As for `heterofl`.
     mask: As for `heterofl`.
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
   levels: Sequence[Level]
   left_out: Sequence[bool]
-  head: str
+  of_classes: Any
   local: LocalTraining
   scaler: bool
   mask: str
@@ -214,11 +214,11 @@ def held_numbers(levels: Sequence[Level], params, level):
 def _marked(plan, up, present):
   """Marks what is sent; of the head, only the rows of owned labels."""
   owned = jnp.sum(up.owned, axis=0) > 0
-  present[plan.head] = jax.tree.map(
-      lambda leaf, here: here & jnp.broadcast_to(owned, leaf.shape),
-      up.change[plan.head],
-      present[plan.head],
-  )
+
+  def marked(leaf, here, of_classes):
+    return here & jnp.broadcast_to(owned, leaf.shape) if of_classes else here
+
+  present = jax.tree.map(marked, up.change, present, plan.of_classes)
   return up._replace(change=jax.tree.map(Maybe, up.change, present))
 
 

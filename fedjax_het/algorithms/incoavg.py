@@ -64,10 +64,23 @@ def _stages(params: Mapping[str, Any]) -> list[list[str]]:
   return [[stage[n] for n in sorted(stage)] for stage in stages.values()]
 
 
-def _kernels(key: str, tree: Mapping[str, Any]) -> dict[Path, tuple[int, ...]]:
+def _inside(key: str, tree: Mapping[str, Any]) -> tuple[Path, Any]:
+  """A block's path and layers, inside of modules that only call another."""
+  path = (key,)
+  while len(tree) == 1:
+    name, inner = next(iter(tree.items()))
+    if not all(isinstance(part, Mapping) for part in inner.values()):
+      break
+    path, tree = (*path, name), inner
+  return path, tree
+
+
+def _kernels(
+    place: Path, tree: Mapping[str, Any]
+) -> dict[Path, tuple[int, ...]]:
   """Shapes of a block's kernels, except those of shortcuts."""
   return {
-      (key, *path): leaf.shape
+      (*place, *path): leaf.shape
       for path, leaf in sorted(flatten_dict(tree).items())
       if path[-1] == 'kernel' and 'shortcut' not in path[0]
   }
@@ -75,7 +88,7 @@ def _kernels(key: str, tree: Mapping[str, Any]) -> dict[Path, tuple[int, ...]]:
 
 def _is_encoder(tree: Mapping[str, Any]) -> bool:
   """Whether it is a transformer's block: two norms and no convolution."""
-  kernels = _kernels('', tree).values()
+  kernels = _kernels((), tree).values()
   return {'norm1', 'norm2'} <= tree.keys() and all(len(k) < 4 for k in kernels)
 
 
@@ -92,10 +105,11 @@ def layer_pairs(params: Mapping[str, Any]) -> list[tuple[Path, Path]]:
   for stage in _stages(params):
     first = {}
     for key in stage:
-      if _is_encoder(params[key]):
-        pairs.append(((key, 'norm2', 'scale'), (key, 'norm1', 'scale')))
+      place, layers = _inside(key, params[key])
+      if _is_encoder(layers):
+        pairs.append(((*place, 'norm2', 'scale'), (*place, 'norm1', 'scale')))
         continue
-      kernels = _kernels(key, params[key])
+      kernels = _kernels(place, layers)
       pairs += [(p, first[shape]) for p, shape in kernels.items()
                 if shape in first]  # fmt: skip
       # If several kernels have one shape, keep the last of the first block.

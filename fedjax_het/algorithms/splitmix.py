@@ -68,8 +68,10 @@ from fedjax_het.engine.types import (
   Uplink,
 )
 from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.models.intercept import scaled_outputs
-from fedjax_het.models.slices import innermost
+from fedjax_het.models.intercept import (
+  scaled_behind_norms,
+  scaled_outputs,
+)
 from fedjax_het.options import at_least, group_shares, one_of
 
 
@@ -266,8 +268,13 @@ def splitmix(
         f'{model.name} has pretrained parameters of the full width; leave '
         'them out.'
     )
-  if rescale and num_bases > 1:
-    _check_scale(model)
+  if rescale and num_bases > 1 and scaled_behind_norms(model):
+    raise ValueError(
+        f'SplitMix with rescale: in {model.name!r} no norm follows the last '
+        'convolution, so its classifier would see other features in training '
+        'than in testing; use norms (model.norm, model.final_norm) or '
+        'algorithm.rescale=False.'
+    )
   base = model
   if num_bases > 1:
     base = narrow(model, lambda k: k // num_bases)
@@ -377,15 +384,3 @@ def _predict(base, number, group, bases, x):
   logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
   # z = (1 / m) sum_b z_b
   return jnp.mean(logits, axis=0)
-
-
-def _check_scale(model: BlockModel) -> None:
-  """Raises ValueError if only training scales the classifier's input."""
-  for name, module in model.blocks:
-    if getattr(innermost(module), 'keeps_scale', False):
-      raise ValueError(
-          f'SplitMix with rescale: block {name!r} of {model.name!r} has no '
-          'norm, so its classifier would see other features in training than '
-          'in testing; use a final norm (model.final_norm=True) or '
-          'algorithm.rescale=False.'
-      )

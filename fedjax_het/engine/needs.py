@@ -112,7 +112,7 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
   Raises:
     ValueError: If the task is not supported, a part of the federation is
       missing, groups hold different models where one is required, or a model
-      lacks a head.
+      lacks a head or has it behind another block.
   """
   name, needs = constructor.__name__, needs_of(constructor)
   check_task(name, needs.task, federation)
@@ -145,14 +145,33 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
 def missing_heads(
     needs: Needs, group: Group, federation: Federation
 ) -> tuple[Head, ...]:
-  """The heads that a method needs and a group's model lacks, by name."""
+  """The heads that a method needs and a group's model lacks, by name.
+
+  Args:
+    needs: The method's needs.
+    group: The group.
+    federation: Its federation.
+
+  Returns:
+    The heads.
+
+  Raises:
+    ValueError: If the model has a head of the same name behind another block.
+  """
   if needs.heads is None:
     return ()
-  return tuple(
-      head
-      for head in needs.heads(group, federation)
-      if head.name not in group.model.head_names
-  )
+  model, missing = group.model, []
+  places = {head.name: head.after for head in model.heads}
+  for head in needs.heads(group, federation):
+    if head.name not in model.head_names:
+      missing.append(head)
+    elif places.get(head.name, head.after) != head.after:
+      raise ValueError(
+          f'groups.{group.name}: the head {head.name} of {model.name!r} is '
+          f'behind {places[head.name]!r}, but is needed behind '
+          f'{head.after!r}; begin with a model without it.'
+      )
+  return tuple(missing)
 
 
 def with_heads(constructor: Callable, federation: Federation) -> Federation:
@@ -166,8 +185,8 @@ def with_heads(constructor: Callable, federation: Federation) -> Federation:
     The federation. A head that a model already has, by name, is kept.
 
   Raises:
-    ValueError: If a model cannot have such heads, or a group's option that
-      places them is wrong.
+    ValueError: If a model cannot have such heads, has one behind another
+      block, or a group's option that places them is wrong.
   """
   needs = needs_of(constructor)
   if needs.heads is None:

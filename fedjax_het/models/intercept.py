@@ -8,8 +8,10 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
+from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.layers import Scaler
 from fedjax_het.models.norm import (
   BatchNorm,
@@ -20,6 +22,10 @@ from fedjax_het.models.norm import (
 )
 
 NORMS = (BatchNorm, GroupNorm, Identity, LayerNorm)
+# Flax's own, which cancel a factor, too.
+_OTHER_NORMS = (
+    nn.BatchNorm, nn.GroupNorm, nn.InstanceNorm, nn.LayerNorm, nn.RMSNorm,
+)  # fmt: skip
 
 
 def scaled_norm_inputs(
@@ -65,10 +71,45 @@ def scaled_outputs(factor: float) -> AbstractContextManager:
 
   def scale(call, args, kwargs, context):
     out = call(*args, **kwargs)
-    scaled = isinstance(context.module, nn.Conv | Scaler)
-    return factor * out if scaled else out
+    return factor * out if _is_scaled(context.module) else out
 
   return nn.intercept_methods(scale)
+
+
+def _is_scaled(module: nn.Module) -> bool:
+  return isinstance(module, nn.Conv | Scaler)
+
+
+def scaled_behind_norms(model: BlockModel) -> bool:
+  """Whether `scaled_outputs` scales an output that no norm follows.
+
+  Such a factor reaches the model's outputs. The model is traced in training,
+  with two examples; nothing is computed.
+
+  Args:
+    model: The model.
+
+  Returns:
+    Whether the last of its convolutions, `Scaler`s and norms is no norm.
+  """
+  scaled = [False]
+
+  def follow(call, args, kwargs, context):
+    out, module = call(*args, **kwargs), context.module
+    if _is_scaled(module):
+      scaled[0] = True
+    elif isinstance(module, (*NORMS, *_OTHER_NORMS)):
+      # Identity is the norm of the policy 'none'.
+      scaled[0] &= isinstance(module, Identity)
+    return out
+
+  def train(variables, x, key):
+    return model.apply(variables, x, train=True, key=key)
+
+  x = jax.ShapeDtypeStruct((2, *model.input_shape), jnp.float32)
+  with nn.intercept_methods(follow):
+    jax.eval_shape(train, model.abstract_variables, x, jax.random.key(0))
+  return scaled[0]
 
 
 def batch_moments_as_stats() -> AbstractContextManager:

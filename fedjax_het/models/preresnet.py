@@ -137,11 +137,6 @@ class NormPool(nn.Module):
   norm: str = 'batch_only'
   use_relu: bool = True
 
-  @property
-  def keeps_scale(self) -> bool:
-    """Whether the output scales with the input."""
-    return not self.use_norm
-
   @nn.compact
   def __call__(self, x, train=False, mask=None):
     """[B, H, W, C] -> [B, C]."""

@@ -117,12 +117,13 @@ def shortcut(last_conv: str) -> Callable[[Cut], Mapping[str, Any]]:
     channels = cut.shape[-1]
     current = np.arange(channels) if cut.x is None else cut.x
     extra, more = size - channels, kept - len(current)
-    front = more // 2
-    first, last = np.arange(front), np.arange(more - front)
-    if extra:
-      current = current + extra // 2
     # Zeros go before and after the old channels, half of them each.
-    parts = [first, current, last + channels + extra // 2]
+    before, front = extra // 2, more // 2
+    first = cut.index_of(before, front)
+    last = cut.index_of(extra - before, more - front)
+    if extra:
+      current = current + before
+    parts = [first, current, last + channels + before]
     join = np if isinstance(current, np.ndarray) else jnp
     return dict(y=join.concatenate(parts))
 

@@ -1,6 +1,9 @@
 """FedRolex: rolling windows, the mean over holders, one round in NumPy."""
 
+import dataclasses
+import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -192,6 +195,38 @@ def test_both_branches_of_a_residual_block_have_one_window():
     kernels = [index['stage1_block1'][f'conv{i}']['kernel'] for i in (1, 3)]
     got = [(kernel[3][0], len(kernel[3])) for kernel in kernels]
     assert got == [(t % 64, 16), (t % 256, 64)]
+
+
+@pytest.mark.parametrize('shortcut', ['A', 'B'])
+def test_windows_pass_over_all_channels_also_those_of_padding(shortcut):
+  model = create('preresnet20', (8, 8, 1), 3, shortcut=shortcut, num_blocks=1)
+  thin = narrow(model, lambda k: math.ceil(k / 2))
+  seen = {name: set() for name in ('stage2_block0', 'stage3_block0')}
+  for t in range(64):
+    index = width_index(model, thin, functools.partial(window, t)).params
+    for name, channels in seen.items():
+      channels.update(np.asarray(index[name]['conv2']['kernel'][-1]).tolist())
+  assert [len(channels) for channels in seen.values()] == [32, 64]
+
+
+def test_without_rates_groups_have_halves_as_in_heterofl():
+  federation = small('1', '1')
+  for rate in ('', None):
+    groups = tuple(
+        dataclasses.replace(group, options=dict(rate=rate))
+        for group in federation.groups
+    )
+    plain = dataclasses.replace(federation, groups=groups)
+    algorithm, other = fedrolex(plain), heterofl(plain)
+    visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
+
+    def sent(method, visit=visit, plain=plain):
+      server = jax.eval_shape(method.init, jax.random.key(0))
+      return jax.eval_shape(
+          lambda server: method.downlink(server, plain.groups[1], visit), server
+      )
+
+    assert sent(algorithm)[1] == sent(other)
 
 
 def test_without_a_learning_rate_nothing_moves():

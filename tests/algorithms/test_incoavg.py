@@ -174,6 +174,22 @@ def test_the_pairs_of_other_nets():
   assert not layer_pairs(resnet10)
 
 
+@pytest.mark.parametrize('name', ['mini_vit4', 'mini_resnet10'])
+def test_the_pairs_of_a_net_made_of_modules_are_the_nets_own(name):
+  net = create(name, (8, 8, 3), 10)
+  made = BlockModel.from_module(
+      dict(net.blocks), (8, 8, 3), 10, name='made', head=False
+  )
+
+  def pairs(model):
+    return [
+        tuple(tuple(n for n in path if n != 'module') for path in pair)
+        for pair in layer_pairs(model.abstract_variables.params)
+    ]
+
+  assert pairs(made) == pairs(net) != []
+
+
 def test_the_first_of_a_shape_in_the_order_of_numbers():
   def block(**shapes):
     return {

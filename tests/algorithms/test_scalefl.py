@@ -732,6 +732,13 @@ def test_a_model_without_the_exits_is_refused():
     ]
     assert heads == [[('exit1', 'layer1'), ('exit2', 'layer2')]] * 3
   scalefl(federation)
+  # The exits are behind the blocks of these depths, and of no others.
+  moved = with_group_options(
+      federation, rate=('1',) * 3, exit=('1/2', '3/4', '1')
+  )
+  for take in (scalefl, lambda moved: with_heads(scalefl, moved)):
+    with pytest.raises(ValueError, match="exit1 of 'mlp5' is behind 'layer1'"):
+      take(moved)
   stem, layer, *_, last = dense_net().blocks
   middle = layer._replace(name='middle')
   unnumbered = dataclasses.replace(

@@ -2,6 +2,8 @@
 
 import dataclasses
 from fractions import Fraction
+import functools
+import importlib
 import math
 
 import jax
@@ -23,7 +25,10 @@ from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
 from fedjax_het.models import Block, BlockModel, create, model_options
-from fedjax_het.models.intercept import scaled_outputs
+from fedjax_het.models.intercept import (
+  scaled_behind_norms,
+  scaled_outputs,
+)
 from fedjax_het.models.layers import GlobalPool, Linear, Scaler, conv_layer
 from fedjax_het.models.simple_cnn import ConvUnit
 from tests.tiny import (
@@ -242,8 +247,11 @@ def test_joint_training_is_separate_training_on_the_same_batches(
 
 @pytest.mark.parametrize('mask', ['client', 'none'])
 @pytest.mark.parametrize('rescale', [True, False])
-def test_one_step_is_that_of_the_paper(mask, rescale):
+def test_one_step_is_that_of_the_paper(mask, rescale, monkeypatch):
   """Written out: a convolution times 1 / r = 2, its mean, a linear head."""
+  # A net without norms would be refused; it shows the factor best.
+  module = importlib.import_module('fedjax_het.algorithms.splitmix')
+  monkeypatch.setattr(module, 'scaled_behind_norms', lambda model: False)
   model = BlockModel(
       'conv',
       (
@@ -394,9 +402,43 @@ def test_a_classifier_that_would_see_the_factor_is_refused():
       dataclasses.replace(group, model=model) for group in federation.groups
   )
   federation = dataclasses.replace(federation, groups=groups)
-  with pytest.raises(ValueError, match="block 'pool' of 'preresnet8' has no"):
+  with pytest.raises(ValueError, match="in 'preresnet8' no norm follows the l"):
     splitmix(federation)
   splitmix(federation, rescale=False)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('mini_resnet6', dict(norm='none')),
+        ('mini_resnet6', dict(norm='group')),
+        ('simple_cnn', {}),
+        ('simple_cnn', dict(norm='batch_only')),
+        ('fedin_a', dict(norm='none')),
+        ('preresnet20', dict(norm='none', num_blocks=1)),
+        ('preresnet20', dict(num_blocks=1)),
+        ('mini_vit4', {}),
+        ('mlp', {}),
+    ],
+)
+def test_the_nets_that_are_refused_are_those_that_the_factor_changes(
+    name, options
+):
+  shape = (32, 32, 3)
+  model = create(name, shape, 10, **options)
+  base = narrow(model, lambda k: max(1, k // 4))
+  x = jax.random.normal(jax.random.key(0), (4, *shape))
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def logits(variables, factor):
+    with scaled_outputs(factor):
+      return base.apply(variables, x, train=True, key=jax.random.key(1))[0]
+
+  variables = base.init(jax.random.key(2))
+  plain, scaled = (logits(variables, factor) for factor in (1, 4))
+  error = np.linalg.norm(scaled - plain) / np.linalg.norm(plain)
+  # Norms cancel the factor but for their epsilon.
+  assert scaled_behind_norms(model) == bool(error > 0.03)
 
 
 def test_statistics_are_estimated_for_every_base():

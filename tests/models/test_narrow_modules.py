@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_het.aggregation.slicing import (
@@ -16,6 +17,7 @@ from fedjax_het.aggregation.slicing import (
   without_running_stats,
 )
 from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.data.federated import federate
 from fedjax_het.engine import rounds
 from fedjax_het.engine.needs import with_heads
 from fedjax_het.engine.types import Federation, Group
@@ -23,7 +25,7 @@ from fedjax_het.models import create
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.norm import norm_layer
 from fedjax_het.models.slices import Slices
-from tests.tiny import NUM_CLASSES, SHAPE, tiny_data, tiny_local
+from tests.tiny import NUM_CLASSES, SHAPE, preprocess, tiny_data, tiny_local
 
 KEYS = (jax.random.key(1), jax.random.key(2))
 
@@ -170,6 +172,92 @@ def test_a_round_of_heterofl_trains_modules_of_users():
   assert moved.tolist() == [True, True, False, False]
 
 
+class Whole(nn.Module):
+  """A hidden layer and the classifier in one module."""
+
+  slices = Slices(
+      ('features',),
+      dict(Dense_0=('x', 'h'), Dense_1=('h', '*')),
+      flattens=True,
+  )
+
+  features: int
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.relu(nn.Dense(self.features)(x.reshape(x.shape[0], -1)))
+    return nn.Dense(NUM_CLASSES)(x)
+
+
+class Unnamed(Whole):
+  slices = Whole.slices._replace(
+      layers=dict(Dense_0=('x', 'h'), Dense_1=('h', 'y'))
+  )
+
+
+def whole_of(modules):
+  """A model that ends in a user's classifier, of two clients of one width."""
+  model = BlockModel.from_module(
+      modules, SHAPE, NUM_CLASSES, name='mine', head=False
+  )
+  groups = (Group('group', model, np.arange(2), options=dict(rate='1')),)
+  decayed = lambda lr: optax.chain(  # noqa: E731
+      optax.add_decayed_weights(0.1), optax.sgd(lr)
+  )
+  return Federation(groups, tiny_local(decayed, 0.1, 1))
+
+
+@pytest.mark.parametrize('name', ['heterofl', 'fedrolex'])
+@pytest.mark.parametrize('wrapped', [False, True])
+def test_the_rows_of_a_users_classifier_belong_to_the_owners_of_labels(
+    name, wrapped
+):
+  modules = Whole(8)
+  if wrapped:
+    modules = dict(stem=Layer(4), middle=Layer(4), last=modules)
+  mine = whole_of(modules)
+  algorithm = ALGORITHMS[name](mine)
+  run_round = rounds.make_round(algorithm, mine, cohort_size=2, backend='map')
+  # Client 0 has label 0 alone, client 1 has label 1, and nobody has label 2.
+  images = np.random.default_rng(0).integers(0, 256, (6, *SHAPE), np.uint8)
+  labels = np.array([0, 0, 1, 1, 2, 2])
+
+  def rows_after(*parts):
+    """The change of the classifier's kernel, by label."""
+    data = federate(images, labels, parts, preprocess, allow_empty=True)
+    state = rounds.init_state(algorithm, mine, KEYS[0])
+    before = jax.device_get(state.server.params)
+    state, _ = run_round(state, data, *KEYS)
+    change = jax.tree.map(lambda a, b: a - b, state.server.params, before)
+    last = change['last' if wrapped else 'mine_trunk']['module']
+    return np.asarray(last['Dense_1']['kernel']).T
+
+  first, second = np.arange(2), np.arange(2, 4)
+  both = rows_after(first, second)
+  nobody = np.array([], int)
+  assert np.all(both[2] == 0) and np.all(np.any(both[:2] != 0, axis=1))
+  # Not divided by two: a row has one holder.
+  np.testing.assert_allclose(
+      both[0], rows_after(first, nobody)[0], rtol=1e-5, atol=1e-7
+  )
+  np.testing.assert_allclose(
+      both[1], rows_after(nobody, second)[1], rtol=1e-5, atol=1e-7
+  )
+
+
+@pytest.mark.parametrize('name', ['heterofl', 'fedrolex'])
+def test_without_a_known_classifier_labels_own_no_rows(name):
+  mine, make = whole_of(Unnamed(8)), ALGORITHMS[name]
+  with pytest.raises(ValueError, match="in 'mine' no layer of the last block"):
+    make(mine)
+  algorithm = make(mine, mask='none')
+  run_round = rounds.make_round(algorithm, mine, cohort_size=2, backend='map')
+  state = jax.eval_shape(
+      lambda key: rounds.init_state(algorithm, mine, key), KEYS[0]
+  )
+  jax.eval_shape(run_round, state, tiny_data((5, 8)), *KEYS)
+
+
 @pytest.mark.parametrize(
     ('name', 'groups', 'options'),
     [
@@ -206,13 +294,25 @@ def test_running_statistics_are_refused_by_the_users_class():
     without_running_stats(model)
 
 
-class Unnormed(Net):
-  keeps_scale = True
+class FlaxNormed(nn.Module):
+  """A convolution with a norm of flax."""
+
+  slices = Slices(
+      ('features',), dict(Conv_0=('x', 'y'), LayerNorm_0=('y', 'y'))
+  )
+
+  features: int
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.relu(nn.LayerNorm()(nn.Conv(self.features, (3, 3))(x)))
 
 
 def test_splitmix_refuses_convolutions_that_no_norm_follows():
-  mine = federation(Unnormed(4), budget=('1', '1/2'))
-  with pytest.raises(ValueError, match="'mine_trunk' of 'mine' has no norm"):
+  mine = federation(FlaxNormed(4), budget=('1', '1/2'))
+  ALGORITHMS['splitmix'](mine, num_bases=2)
+  mine = federation(Net(4), budget=('1', '1/2'))
+  with pytest.raises(ValueError, match="in 'mine' no norm follows the last "):
     ALGORITHMS['splitmix'](mine, num_bases=2)
   ALGORITHMS['splitmix'](mine, num_bases=2, rescale=False)
 

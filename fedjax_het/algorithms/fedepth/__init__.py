@@ -282,7 +282,8 @@ def fedepth(
     cache_prefix: Whether a stage computes the outputs of its frozen blocks for
       the client's examples once, instead of in every step. Results are the
       same if norms do not use batch statistics and data are not augmented,
-      else see `depthwise.stage_inputs`.
+      else see `depthwise.stage_inputs`. These outputs take memory beyond the
+      budget: one for each of a client's examples.
     scan_stages: Whether consecutive equal stages are one `jax.lax.scan` instead
       of a program each, see `depthwise.training`; ignored with `cache_prefix`.
     mkd_models: M for the groups whose budget holds M whole models; None for
