@@ -117,7 +117,12 @@ def window(t, size: int, kept: int, direction: int = 1):
   return (direction * t + jnp.arange(kept)) % size
 
 
-@requires(one_model=True, group_options=dict(rate='1'), task='classification')
+@requires(
+    one_model=True,
+    group_options=dict(rate='1'),
+    local_stats=False,
+    task='classification',
+)
 @takes_server_options()
 def fedrolex(
     federation: Federation,

@@ -211,7 +211,10 @@ def base_loss(
 
 
 @requires(
-    one_model=True, group_options=dict(budget=None), task='classification'
+    one_model=True,
+    group_options=dict(budget=None),
+    local_stats=False,
+    task='classification',
 )
 @takes_server_options()
 def splitmix(
