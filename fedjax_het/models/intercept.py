@@ -6,6 +6,7 @@ while a model is traced.
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+import inspect
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,6 +21,13 @@ from fedjax_het.models.norm import (
 )
 
 NORMS = (BatchNorm, GroupNorm, Identity, LayerNorm)
+
+
+def _bind(layer: nn.Module, args, kwargs) -> inspect.BoundArguments:
+  """The arguments of a layer's call by name, with its defaults."""
+  bound = inspect.signature(layer.__call__).bind(*args, **kwargs)
+  bound.apply_defaults()
+  return bound
 
 
 def scaled_norm_inputs(
@@ -41,7 +49,9 @@ def scaled_norm_inputs(
   def scale(call, args, kwargs, context):
     norm = context.module
     if isinstance(norm, NORMS) and norm.name not in skip:
-      args = (factor * args[0], *args[1:])
+      bound = _bind(norm, args, kwargs)
+      bound.arguments['x'] = factor * bound.arguments['x']
+      args, kwargs = bound.args, bound.kwargs
     return call(*args, **kwargs)
 
   return nn.intercept_methods(scale)
@@ -85,10 +95,11 @@ def batch_moments_as_stats() -> AbstractContextManager:
   def record(call, args, kwargs, context):
     norm = context.module
     if isinstance(norm, nn.Dropout):
-      return args[0]
+      return _bind(norm, args, kwargs).arguments['inputs']
     out = call(*args, **kwargs)
     if isinstance(norm, BatchNorm) and norm.momentum is not None:
-      x, _, mask = args
+      given = _bind(norm, args, kwargs).arguments
+      x, mask = given['x'], given['mask']
       mean, var = batch_moments(x, mask)
       count = x.shape[0] if mask is None else jnp.sum(mask)
       count *= x[0, ..., 0].size
