@@ -533,8 +533,8 @@ def test_the_rich_train_two_models_and_send_one():
         (dict(rich=float('nan')), "^groups.rich.budget must be .* got nan"),
         (
             dict(poor='0.001MB'),
-            "^groups.poor: A budget of 0.00 MB does not hold the last block .* "
-            'smallest that would do is 0.02 MB',
+            "^groups.poor: A budget of 0.001 MB does not hold the last .* take "
+            '0.0145 MB; the smallest that would do is 0.0139 MB',
         ),
         (dict(mkd_models=1), 'mkd_models must be at least 2, got 1'),
         (

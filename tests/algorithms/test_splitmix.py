@@ -436,7 +436,7 @@ def test_bad_options_are_refused_in_one_line(federation):
   for options, message in (
       (dict(num_bases=0), 'num_bases must be at least 1, got 0'),
       (dict(num_bases=16), "Block 'stem' of 'mlp2' would keep 0 of its 8 ch"),
-      (dict(num_bases=2), 'A budget of 1/4 affords no base of width 1/2'),
+      (dict(num_bases=2), '^groups.tiny3: A budget of 1/4 affords no base of '),
       (dict(mask='labels'), 'Unknown mask '),
   ):
     with pytest.raises(ValueError, match=message):
