@@ -119,7 +119,10 @@ def window(t, size: int, kept: int, direction: int = 1):
 
 
 @requires(
-    one_model=True, group_options=dict(rate=None), task='classification'
+    one_model=True,
+    group_options=dict(rate=None),
+    local_stats=False,
+    task='classification',
 )
 @takes_server_options()
 def fedrolex(

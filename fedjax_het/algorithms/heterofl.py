@@ -89,7 +89,10 @@ class Server(NamedTuple):
 
 
 @requires(
-    one_model=True, group_options=dict(rate=None), task='classification'
+    one_model=True,
+    group_options=dict(rate=None),
+    local_stats=False,
+    task='classification',
 )
 @takes_server_options()
 def heterofl(

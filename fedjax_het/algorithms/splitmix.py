@@ -213,7 +213,10 @@ def base_loss(
 
 
 @requires(
-    one_model=True, group_options=dict(budget=None), task='classification'
+    one_model=True,
+    group_options=dict(budget=None),
+    local_stats=False,
+    task='classification',
 )
 @takes_server_options()
 def splitmix(
@@ -259,9 +262,12 @@ def splitmix(
   if calibrate_batches is not None:
     at_least(1, calibrate_batches=calibrate_batches)
   budgets = group_shares('budget', {g.name: g.options for g in groups})
-  afforded = {
-      name: bases_of(budget, num_bases) for name, budget in budgets.items()
-  }
+  afforded = {}
+  for name, budget in budgets.items():
+    try:
+      afforded[name] = bases_of(budget, num_bases)
+    except ValueError as e:
+      raise ValueError(f'groups.{name}: {e}') from e
   if model.pretrained and num_bases > 1:
     raise ValueError(
         'SplitMix trains bases of a fraction of the width from the start, but '

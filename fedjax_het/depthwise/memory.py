@@ -176,11 +176,11 @@ def pack(
   limit = budget * (1 + slack) * (1 + 1e-9)
   last = costs.span(costs.num_units - 1, costs.num_units)
   if last > limit:
-    enough = math.ceil(100 * last / (1 + slack)) / 100
+    enough = _rounded_up(last / (1 + slack))
     raise ValueError(
-        f'A budget of {budget:.2f} MB does not hold the last block and the '
-        f'head, which take {last:.2f} MB; the smallest that would do is '
-        f'{enough:.2f} MB (slack {slack:g}).'
+        f'A budget of {budget:.6g} MB does not hold the last block and the '
+        f'head, which take {_shown(last)} MB; the smallest that would do is '
+        f'{_shown(enough)} MB (slack {slack:g}).'
     )
   spans, start = [], 0
   while start < costs.num_units:
@@ -193,7 +193,18 @@ def pack(
   return tuple(spans)
 
 
-_BUDGET = re.compile(r'(?P<number>[\d./]+)(?P<unit>MB)?')
+def _shown(mb: float) -> str:
+  """MB with two decimals; below 1, with three significant digits."""
+  return f'{mb:.2f}' if mb >= 1 else f'{mb:.3g}'
+
+
+def _rounded_up(mb: float) -> float:
+  """MB, rounded up to the digits that `_shown` shows."""
+  scale = 10 ** max(2, 2 - math.floor(math.log10(mb)))
+  return math.ceil(scale * mb) / scale
+
+
+_BUDGET = re.compile(r'(?P<number>[\d./]+([eE][+-]?\d{1,3})?)(?P<unit>MB)?')
 
 
 def read_budget(name: str, budget: str | float) -> tuple[float, bool]:

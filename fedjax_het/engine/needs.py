@@ -45,6 +45,8 @@ class Needs:
       state only.
     group_options: {option: default} of `Group.options`. A value must be of its
       default's type; with the default None the constructor checks it.
+    local_stats: Whether running statistics of norms can stay on the clients. If
+      not, `Federation.local_stats` is refused for models that have them.
     task: Name of the only supported task; None for any.
     num_rounds: Whether what a round computes depends on
       `Federation.num_rounds`. A run of such a method resumes with the same
@@ -59,6 +61,7 @@ class Needs:
   keep_optimizer: bool | None = None
   heads: Callable[[Group, Federation], tuple[Head, ...]] | None = None
   group_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  local_stats: bool = True
   task: str | None = None
   num_rounds: bool = False
 
@@ -111,8 +114,9 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
 
   Raises:
     ValueError: If the task is not supported, a part of the federation is
-      missing, groups hold different models where one is required, or a model
-      lacks a head or has it behind another block.
+      missing, running statistics cannot stay on the clients, groups hold
+      different models where one is required, or a model lacks a head or has it
+      behind another block.
   """
   name, needs = constructor.__name__, needs_of(constructor)
   check_task(name, needs.task, federation)
@@ -129,6 +133,15 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
       raise ValueError(
           f'{name} needs Group(partner=...), which {group.name!r} lacks.'
       )
+  if (
+      federation.local_stats
+      and not needs.local_stats
+      and any(g.model.abstract_variables.stats for g in federation.groups)
+  ):
+    raise ValueError(
+        f'{name} does not keep running statistics on the clients; set '
+        'local_stats=False.'
+    )
   if needs.one_model:
     models = {g.name: (g.model.name, g.model) for g in federation.groups}
     check_one_model(name, models)

@@ -6,6 +6,7 @@ while a model is traced.
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+import inspect
 
 import flax.linen as nn
 import jax
@@ -28,6 +29,13 @@ _OTHER_NORMS = (
 )  # fmt: skip
 
 
+def _bind(layer: nn.Module, args, kwargs) -> inspect.BoundArguments:
+  """The arguments of a layer's call by name, with its defaults."""
+  bound = inspect.signature(layer.__call__).bind(*args, **kwargs)
+  bound.apply_defaults()
+  return bound
+
+
 def scaled_norm_inputs(
     factor: float, skip: Collection[str] = ()
 ) -> AbstractContextManager:
@@ -47,7 +55,9 @@ def scaled_norm_inputs(
   def scale(call, args, kwargs, context):
     norm = context.module
     if isinstance(norm, NORMS) and norm.name not in skip:
-      args = (factor * args[0], *args[1:])
+      bound = _bind(norm, args, kwargs)
+      bound.arguments['x'] = factor * bound.arguments['x']
+      args, kwargs = bound.args, bound.kwargs
     return call(*args, **kwargs)
 
   return nn.intercept_methods(scale)
@@ -126,10 +136,11 @@ def batch_moments_as_stats() -> AbstractContextManager:
   def record(call, args, kwargs, context):
     norm = context.module
     if isinstance(norm, nn.Dropout):
-      return args[0]
+      return next(iter(_bind(norm, args, kwargs).arguments.values()))
     out = call(*args, **kwargs)
     if isinstance(norm, BatchNorm) and norm.momentum is not None:
-      x, _, mask = args
+      given = _bind(norm, args, kwargs).arguments
+      x, mask = given['x'], given['mask']
       mean, var = batch_moments(x, mask)
       count = x.shape[0] if mask is None else jnp.sum(mask)
       count *= x[0, ..., 0].size

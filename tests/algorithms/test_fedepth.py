@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +21,12 @@ from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
-from fedjax_het.models.blocks import Variables
+from fedjax_het.models.blocks import Block, Variables
 from fedjax_het.models.vit import vit
 from tests.algorithms.suite import Case, Clocks
 from tests.depthwise.nets import small_data, small_preresnet
 from tests.models.augreg import PATCH, save
-from tests.tiny import server_step, tiny_local, tiny_model
+from tests.tiny import server_step, tiny_data, tiny_local, tiny_model
 
 # Units take 0.0198, 0.0198 and 0.0145 MB at batches of four. EACH gives every
 # unit a stage; LAST holds the last unit alone.
@@ -443,6 +444,60 @@ def test_equal_models_learn_nothing_from_each_other():
   )
 
 
+def test_private_models_begin_differently():
+  """Two partners of each of two clients, and the server's model."""
+  federation = federate(tiny_model(1, norm=False), rich='3')
+  algorithm, key = fedepth(federation, mkd_models=3), jax.random.key(0)
+  models = [algorithm.init(key)]
+  for client_id in (2, 3):
+    client = algorithm.init_client(federation.groups[1], client_id, key)
+    models += client.partners
+  kernels = [model.params['stem']['Dense_0']['kernel'] for model in models]
+  assert len({tuple(np.ravel(kernel)) for kernel in kernels}) == 5
+
+
+class Thinned(nn.Module):
+  """Dropout alone."""
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    return nn.Dropout(0.5, deterministic=not train)(x)
+
+
+@pytest.fixture(scope='module')
+def steps_of_three():
+  """A step of three equal models with dropout, clipped at a norm of 0.01."""
+
+  def clipped(rate):
+    return optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(rate))
+
+  tiny = tiny_model(1, norm=False)
+  stem, *rest = tiny.blocks
+  model = dataclasses.replace(
+      tiny, blocks=(stem, Block('thin', Thinned()), *rest)
+  )
+  start = model.init(jax.random.key(0))
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(4))
+  end, partners, _, _ = mutual.train_together(
+      model, tiny_local(clipped, 1.0, steps=1), start, (start, start),
+      tiny_data().client(1), visit,
+  )  # fmt: skip
+  return [
+      jax.tree.map(jnp.subtract, one.params, start.params)
+      for one in (end, *partners)
+  ]
+
+
+def test_gradients_of_mutual_models_are_clipped_apart(steps_of_three):
+  norms = [optax.global_norm(step) for step in steps_of_three]
+  np.testing.assert_allclose(norms, [0.01] * 3, rtol=1e-4)
+
+
+def test_mutual_models_have_dropout_masks_of_their_own(steps_of_three):
+  kernels = [step['head']['Dense_0']['kernel'] for step in steps_of_three]
+  assert len({tuple(np.ravel(kernel)) for kernel in kernels}) == 3
+
+
 @pytest.mark.slow
 def test_the_rich_train_two_models_and_send_one():
   federation, data = federate(poor='1', rich='2'), small_data()
@@ -478,8 +533,8 @@ def test_the_rich_train_two_models_and_send_one():
         (dict(rich=float('nan')), "^groups.rich.budget must be .* got nan"),
         (
             dict(poor='0.001MB'),
-            "^groups.poor: A budget of 0.00 MB does not hold the last block .* "
-            'smallest that would do is 0.02 MB',
+            "^groups.poor: A budget of 0.001 MB does not hold the last .* take "
+            '0.0145 MB; the smallest that would do is 0.0139 MB',
         ),
         (dict(mkd_models=1), 'mkd_models must be at least 2, got 1'),
         (

@@ -715,6 +715,6 @@ def test_federations_that_do_not_fit_are_refused():
   message = r"^server_model='tiny2' has the classifier .*\(5, 3\).*'tiny1' .*\("
   with pytest.raises(ValueError, match=message):
     make(wide)
-  with pytest.raises(ValueError, match='must travel; set local_stats=False'):
+  with pytest.raises(ValueError, match='fedet does not keep running stati'):
     make(federate(norm=True, local_stats=True))
   assert make(federate(local_stats=True))

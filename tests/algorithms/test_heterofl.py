@@ -492,6 +492,22 @@ def test_evaluation_collects_statistics_for_every_width():
   assert heterofl(one_model_federation(norm=False)).calibrate is None
 
 
+def test_statistics_may_come_from_a_few_batches():
+  federation, data = one_group(), tiny_data()
+  model = federation.groups[0].model
+  algorithm = heterofl(federation, calibrate_batches=1)
+  server = algorithm.init(jax.random.key(0))
+  (got,) = algorithm.calibrate(server, data).stats.values()
+  one, every = (
+      static_statistics(
+          model, server.params, data, batch_size=4, num_batches=num
+      )
+      for num in (1, None)
+  )
+  assert_trees(got, one, rtol=1e-6)
+  assert np.any(one['stem']['norm']['mean'] != every['stem']['norm']['mean'])
+
+
 def test_every_group_can_be_evaluated_at_its_own_width():
   federation, data = one_model_federation(), tiny_data()
   full = heterofl(federation, views=True)

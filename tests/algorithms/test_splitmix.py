@@ -23,6 +23,7 @@ from fedjax_het.algorithms.splitmix import (
 )
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
 from fedjax_het.models import Block, BlockModel, create, model_options
 from fedjax_het.models.intercept import (
@@ -228,13 +229,15 @@ def test_joint_training_is_separate_training_on_the_same_batches(
   visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(5))
   chosen, params = algorithm.downlink(server, group, visit)
   update = jax.jit(
-      lambda sent: algorithm.client_update(group, (), sent, data, visit)[1]
+      lambda sent: algorithm.client_update(group, (), sent, data, visit)[1:]
   )
-  joint = update((chosen, params)).summed
+  (joint, _), metrics = update((chosen, params))
   assert joint.weight.tolist() == [5.0] * 4  # Examples of client 0.
-  for i in (0, 3):
+  losses = []
+  for i in range(4):
     one = chosen[i : i + 1], jax.tree.map(lambda leaf: leaf[i : i + 1], params)  # noqa: B023
-    alone = update(one).summed
+    (alone, _), of_one = update(one)
+    losses.append(of_one['train_loss'])
     base = int(chosen[i])
     assert alone.change.present.tolist() == [b == base for b in range(4)]
     assert_trees(
@@ -243,6 +246,10 @@ def test_joint_training_is_separate_training_on_the_same_batches(
         rtol=1e-5,
         atol=1e-6,
     )
+  np.testing.assert_allclose(
+      metrics['train_loss'], np.mean(losses), rtol=1e-5
+  )
+  assert np.std(losses) > 1e-3
 
 
 @pytest.mark.parametrize('mask', ['client', 'none'])
@@ -448,6 +455,20 @@ def test_statistics_are_estimated_for_every_base():
   ready = jax.jit(algorithm.calibrate)(server, tiny_data())
   mean = ready.bases.stats['stem']['norm']['mean']
   assert mean.shape == (2, 4) and np.all(mean[0] != mean[1])
+  # From the first batch of four alone.
+  few = splitmix(
+      budgets(federation, '1', '1', '1'), num_bases=2, calibrate_batches=1
+  )
+  got = jax.jit(few.calibrate)(server, tiny_data()).bases.stats
+  base = narrow(federation.groups[0].model, lambda k: k // 2)
+  first = jax.tree.map(lambda leaf: leaf[0], server.bases.params)
+  want = static_statistics(
+      base, first, tiny_data(), batch_size=4, num_batches=1
+  )
+  assert_trees(
+      jax.tree.map(lambda leaf: leaf[0], got), want, rtol=1e-5, atol=1e-6
+  )
+  assert np.all(got['stem']['norm']['mean'] != mean)
   assert splitmix(one_model_federation(norm=False)).calibrate is None
 
 
@@ -457,7 +478,7 @@ def test_bad_options_are_refused_in_one_line(federation):
   for options, message in (
       (dict(num_bases=0), 'num_bases must be at least 1, got 0'),
       (dict(num_bases=16), "Block 'stem' of 'mlp2' would keep 0 of its 8 ch"),
-      (dict(num_bases=2), 'A budget of 1/4 affords no base of width 1/2'),
+      (dict(num_bases=2), '^groups.tiny3: A budget of 1/4 affords no base of '),
       (dict(mask='labels'), 'Unknown mask '),
   ):
     with pytest.raises(ValueError, match=message):

@@ -129,17 +129,35 @@ def test_a_budget_below_the_last_block_is_refused_with_the_smallest():
   with pytest.raises(ValueError) as error:
     memory.pack(TABLE, 3.0)
   assert str(error.value) == (
-      'A budget of 3.00 MB does not hold the last block and the head, which '
+      'A budget of 3 MB does not hold the last block and the head, which '
       'take 5.28 MB; the smallest that would do is 5.03 MB (slack 0.05).'
   )
   assert memory.pack(TABLE, 5.03) == ((7, 8), (8, 9))
 
 
+@pytest.mark.parametrize(
+    ('last', 'budget', 'shown'),
+    [
+        (40.614, 38.675, ('38.675', '40.61', '38.68')),
+        (0.9999, 0.5, ('0.5', '1', '0.953')),
+        (0.0145049, 0.001, ('0.001', '0.0145', '0.0139')),
+        (0.00012345, 1e-7, ('1e-07', '0.000123', '0.000118')),
+    ],
+)
+def test_sizes_of_small_nets_differ_in_the_message(last, budget, shown):
+  with pytest.raises(ValueError) as error:
+    memory.pack([last], budget)
+  assert tuple(re.findall(r'([\d.e-]+) MB', str(error.value))) == shown
+  assert memory.pack([last], float(shown[-1])) == ((0, 1),)
+
+
 def test_budgets_are_shares_or_megabytes():
-  wanted = {'1/6': 20, '0.5': 60, ' 2 ': 240, '19.34MB': 19.34, 0.5: 60, 2: 240}
+  wanted = {'1/6': 20, '0.5': 60, ' 2 ': 240, '19.34MB': 19.34, 0.5: 60, 2: 240,
+            1e-5: 1.2e-3, '1e-05': 1.2e-3, '2.5E+1MB': 25}  # fmt: skip
   for budget, want in wanted.items():
     np.testing.assert_allclose(memory.budget_mb(budget, 120.0), want)
-  wrong = ('', '0', '1/0', '-1', 'MB', '3 GB', '1/2/3', '1.2.3', '0MB')
+  wrong = ('', '0', '1/0', '-1', 'MB', '3 GB', '1/2/3', '1.2.3', '0MB',
+           '1e', 'e5', '1e999', '1e-999', '1e5/2', '1e99999999')  # fmt: skip
   for budget in (*wrong, 0, -0.5, math.nan, math.inf, True, None):
     with pytest.raises(ValueError, match='budget must be a share of'):
       memory.budget_mb(budget, 120.0)

@@ -9,8 +9,10 @@ import optax
 import pytest
 
 from fedjax_het.depthwise import make_stages, runs, share_out, train_stages
+from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.types import Visit
 from fedjax_het.models import create
+from fedjax_het.models.blocks import Variables
 from fedjax_het.models.flops import product_flops
 from tests.depthwise.nets import small_data, small_preresnet
 from tests.tiny import tiny_local
@@ -55,6 +57,27 @@ def test_runs_of_a_transformer():
   # Pairs and single blocks differ, and so do stages that skip a block.
   assert ranges(model, [(1, 2), (2, 3), (3, 5)]) == ((0, 2), (2, 3))
   assert ranges(model, [(1, 2), (3, 4)]) == ((0, 1), (1, 2))
+
+
+def test_every_stage_has_batches_of_its_own(monkeypatch):
+  """The first has the visit's key; no other has one of the keys split off."""
+  model, keys, orders = small_preresnet(), [], []
+
+  def fit(loss_fn, local, start, data, visit):
+    keys.append(visit.key)
+    order_key, _ = jax.random.split(visit.key)
+    orders.append(shuffled_positions(order_key, data))
+    return start, None, {}, 1
+
+  monkeypatch.setattr('fedjax_het.depthwise.training.fit', fit)
+  stages = make_stages(model, singles(0, 3))
+  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
+  start = Variables(*model.abstract_variables)
+  train_stages(stages, [LOCAL] * 3, start, small_data().client(1), visit)
+  seen = [*keys, *jax.random.split(visit.key)]
+  assert keys[0] == visit.key
+  assert len({tuple(jax.random.key_data(key).tolist()) for key in seen}) == 5
+  assert len({tuple(order.tolist()) for order in orders}) == 3
 
 
 @pytest.mark.parametrize(

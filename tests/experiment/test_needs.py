@@ -162,6 +162,24 @@ def test_a_constructor_checks_the_federation_that_it_is_given(toy):
   assert seen == [(federation, 2)]
 
 
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_statistics_stay_on_clients_or_this_is_refused(name):
+  """`local_stats` gives each client a model of its own."""
+  federation = suite.needed_federation(name, norm=True, local_stats=True)
+  if needs_of(ALGORITHMS[name]).local_stats:
+    assert suite.make(name, federation)[0].personal
+  else:
+    with pytest.raises(ValueError) as error:
+      suite.make(name, federation)
+    assert str(error.value) == (
+        f'{name} does not keep running statistics on the clients; set '
+        'local_stats=False.'
+    )
+    # Without running statistics there is nothing to keep.
+    federation = suite.needed_federation(name, local_stats=True)
+    assert suite.make(name, federation)
+
+
 @pytest.mark.parametrize(
     ('needs', 'change', 'message'),
     [

@@ -79,6 +79,7 @@ from fedjax_het.options import at_least, not_negative, one_of
     public='unlabelled',
     server_model=True,
     keep_optimizer=False,
+    local_stats=False,  # The server evaluates the models of clients.
     task='classification',
 )
 @takes_server_options()

@@ -35,8 +35,7 @@ def check_federation(federation: Federation) -> None:
     federation: The federation.
 
   Raises:
-    ValueError: If a classifier differs from that of the server's model, or
-      running statistics stay on the clients.
+    ValueError: If a classifier differs from that of the server's model.
   """
 
   def shapes(model: BlockModel):
@@ -50,11 +49,6 @@ def check_federation(federation: Federation) -> None:
           f'server_model={large.name!r} has the classifier {shapes(large)}, '
           f'group {group.name!r} {shapes(group.model)}; fedet needs one for '
           'all.'
-      )
-    if federation.local_stats and group.model.abstract_variables.stats:
-      raise ValueError(
-          'fedet evaluates the models of clients on the server, so their '
-          'running statistics must travel; set local_stats=False.'
       )
 
 

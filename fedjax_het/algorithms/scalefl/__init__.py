@@ -150,6 +150,7 @@ def add(tree, index, part):
     one_model=True,
     group_options=dict(rate='1', exit='1'),
     heads=exits,
+    local_stats=False,
     task='classification',
     num_rounds=True,
 )
