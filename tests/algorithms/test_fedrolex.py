@@ -41,8 +41,7 @@ from tests.tiny import (
 )
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
-HALF = dict(tiny2=dict(rate='1/2'))
-SUITE = [Case({}, HALF), Case(dict(mask='batch', direction=-1), HALF)]
+SUITE = [Case(), Case(dict(mask='batch', direction=-1))]
 KEYS = (jax.random.key(1), jax.random.key(2))
 SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het.models import layers
 from fedjax_het.models.intercept import (
     batch_moments_as_stats,
     scaled_norm_inputs,
@@ -52,10 +53,13 @@ def test_inputs_are_scaled(call):
 
 
 def test_dropout_is_disabled():
+  own = layers.Dropout(0.5, deterministic=False)
   layer = nn.Dropout(0.5)
   with batch_moments_as_stats():
     for got in (
         layer.apply({}, X, False),
         layer.apply({}, deterministic=False, inputs=X),
+        own.apply({}, X),
+        own.apply({}, x=X),
     ):
       np.testing.assert_array_equal(got, X)
