@@ -430,6 +430,14 @@ def test_mutual_distillation_numbers():
   np.testing.assert_allclose(
       three, ce[0] + 2 * ce[1] + 0.46212 * (1 + 0.5 + 0.5), atol=1e-5
   )
+  # Padding counts in neither term.
+  padded = mutual.mutual_loss(
+      CLASSIFICATION,
+      (jnp.concatenate([h1, 5 * h1]), jnp.concatenate([h2, -7 * h2])),
+      jnp.array([0, 1]),
+      jnp.array([True, False]),
+  )
+  np.testing.assert_allclose(padded, sum(ce) + 2 * 0.46212, atol=1e-5)
 
 
 def test_equal_models_learn_nothing_from_each_other():

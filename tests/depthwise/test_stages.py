@@ -197,6 +197,18 @@ def test_the_last_stage_is_the_whole_model(net):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def test_stage_inputs_have_the_batch_statistics_of_real_examples():
+  """Nine examples and seven rows of padding in one batch."""
+  model = small_preresnet(norm='batch_only')
+  variables = model.init(jax.random.key(0))
+  data = small_data().client(1)
+  stage, _ = stages.make_stages(model, [(1, 2), (2, 3)])
+  got = stages.stage_inputs(stage, variables, data, jax.random.key(3), 16)
+  x = data.preprocess(data.images[data.index[:9]])
+  want, _ = model.apply(variables, x, stop=2, train=True)
+  np.testing.assert_allclose(got.at(jnp.arange(9)), want, rtol=1e-4, atol=1e-5)
+
+
 def test_stage_inputs_are_the_frozen_blocks_outputs():
   model = small_preresnet(norm='group')
   variables = model.init(jax.random.key(0))
