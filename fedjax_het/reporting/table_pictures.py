@@ -40,7 +40,7 @@ def draw(
     OSError: If they cannot be written.
   """
   splits = {c: _splits(table, c) for c in table.columns}
-  looks = method_looks(_methods(table), splits[table.columns[0]])
+  looks = method_looks(_methods(table), _first_panels(splits))
   shared = dict(looks=looks, percent=True)
   drawings: list[tuple[str, str, Callable[[Any, pathlib.Path], Any], Any]] = [
       (
@@ -125,6 +125,14 @@ def _methods(table: Table) -> dict[str, str]:
   for label in table.labels:
     configs = (table.config(label, column) for column in table.columns)
     found[label] = next(c for c in configs if c is not None).algorithm.name
+  return found
+
+
+def _first_panels(splits: dict[str, dict[str, str]]) -> dict[str, str]:
+  """{label: its panel in the first column that has the row}."""
+  found = {}
+  for panels in splits.values():
+    found = panels | found
   return found
 
 

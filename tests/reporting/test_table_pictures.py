@@ -72,6 +72,17 @@ def test_rows_of_other_data_splits_or_models_have_panels_of_their_own():
   assert table_pictures._splits(plain, '') == {'A': '', 'D': ''}
 
 
+def test_rows_that_the_first_column_lacks_look_different():
+  one = config('fedavg')
+  rows = dict(A=dict(a=one, b=one), B=dict(b=one), C=dict(a=config('fedin')))
+  found = Table('T', 'S', rows, {}, (0,), columns=('a', 'b'))
+  splits = {c: table_pictures._splits(found, c) for c in found.columns}
+  panels = table_pictures._first_panels(splits)
+  assert panels == dict(A='', B='', C='')
+  looks = method_looks(dict(A='fedavg', B='fedavg', C='fedin'), panels)
+  assert looks['A'] != looks['B']
+
+
 def test_costs_are_bytes_of_a_client_both_ways_and_memory_by_group():
   found = table(A=config('fedin'), B=config('private'), C=config('fedavg'))
   memory = dict(mlp2=10, mlp3=30)
