@@ -119,3 +119,10 @@ def fedin_paper(
       }
       for label, name in names.items()
   }
+
+
+def with_rate(config, rate: float):
+  """A copy with another learning rate of local training."""
+  config = config.copy_and_resolve_references()
+  config.local.learning_rate = rate
+  return config

@@ -14,13 +14,6 @@ RATES = (0.1, 0.01)
 COLUMNS = {f'rate {rate:g}': rate for rate in RATES}
 
 
-def _with_rate(config, rate: float):
-  """Sets the first learning rate of the clients' schedule."""
-  config = config.copy_and_resolve_references()
-  config.local.learning_rate = rate
-  return config
-
-
 def get_table(scale: str = SCALES[0]) -> Table:
   """The methods of Table 2 by two learning rates.
 
@@ -48,7 +41,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
       ),
       rows={
           label: {
-              name: _with_rate(configs[COLUMN], rate)
+              name: _papers.with_rate(configs[COLUMN], rate)
               for name, rate in COLUMNS.items()
           }
           for label, configs in rows.items()

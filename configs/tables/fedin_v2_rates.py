@@ -9,13 +9,6 @@ RATES = (3e-4, 1e-3, 3e-3)
 COLUMNS = {f'rate {rate:g}': rate for rate in RATES}
 
 
-def _with_rate(config, rate: float):
-  """Sets the learning rate of the clients' optimiser."""
-  config = config.copy_and_resolve_references()
-  config.local.learning_rate = rate
-  return config
-
-
 def get_table(scale: str = SCALES[0]) -> Table:
   """The methods of Table 1 by three learning rates, three seeds.
 
@@ -42,7 +35,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
       ),
       rows={
           label: {
-              column: _with_rate(configs['fashion_mnist non-IID'], rate)
+              column: _papers.with_rate(configs['fashion_mnist non-IID'], rate)
               for column, rate in COLUMNS.items()
           }
           for label, configs in rows.items()
