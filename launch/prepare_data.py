@@ -1,4 +1,4 @@
-"""Prepares a data set in the format of tensorflow-datasets, once.
+r"""Prepares a data set in the format of tensorflow-datasets, once.
 
   python -m launch.prepare_data --list
   python -m launch.prepare_data --dataset=fashion_mnist --data_dir=DIR \

@@ -110,7 +110,12 @@ def test_wrong_callbacks_are_refused():
   for call, message in (
       (lambda: fh.EarlyStopping(0), 'patience must be at least 1, got 0'),
       (lambda: fh.EarlyStopping(1, mode='mx'), "Unknown mode 'mx'; did you"),
-      (lambda: fh.BestCheckpoint('train/loss'), 'choose a metric of test or'),
+      (
+          lambda: fh.BestCheckpoint('train/loss', 'min'),
+          'choose a metric of test or',
+      ),
+      (lambda: fh.BestCheckpoint('loss'), "'loss' is a loss, but mode='max'"),
+      (lambda: fh.EarlyStopping(1, 'train/loss/b'), "set mode='min'"),
       (lambda: fh.Profile(3, 2), 'last must be at least 3, got 2'),
       (lambda: Callbacks([fh.CSV]), r'callbacks\[0\] must be a Callback'),
   ):

@@ -11,6 +11,8 @@ from fedjax_het.options import at_least, not_negative
 from fedjax_het.reporting.run_files import Row
 
 _EVALUATIONS = ('test', 'validation')
+# How names of losses end.
+_LOSSES = ('loss', 'cross_entropy')
 
 
 class _Metric:
@@ -30,13 +32,19 @@ class _Metric:
       mode: 'max' or 'min'.
 
     Raises:
-      ValueError: If the mode is unknown.
+      ValueError: If the mode is unknown, or 'max' for a loss.
     """
     check_name('mode', mode, ('max', 'min'))
     split, _, name = text.partition('/')
     known = split in (*_EVALUATIONS, 'train') and name
     self.text = text
     self.split, self._name = (split, name) if known else ('', text)
+    parts = self._name.split('/')
+    if mode == 'max' and any(part.endswith(_LOSSES) for part in parts):
+      raise ValueError(
+          f"metric={text!r} is a loss, but mode='max' looks for larger values; "
+          "set mode='min'."
+      )
     self._sign = 1 if mode == 'max' else -1
 
   def settle(self, config) -> None:
@@ -114,7 +122,8 @@ class EarlyStopping(Callback):
       min_delta: Only a change by more than this counts as an improvement.
 
     Raises:
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, or mode is 'max' for a
+        loss.
     """
     at_least(1, patience=patience)
     not_negative(min_delta=min_delta)
@@ -175,7 +184,8 @@ class BestCheckpoint(Callback):
       mode: 'max' or 'min', whether larger or smaller is better.
 
     Raises:
-      ValueError: If it is a metric of training, or the mode is unknown.
+      ValueError: If it is a metric of training, or the mode is unknown or 'max'
+        for a loss.
     """
     self._metric = _Metric(metric, mode)
     if self._metric.split == 'train':
