@@ -94,6 +94,7 @@ class Progress:
     self._metric, self._score = metric, ''
     self._first: int | None = None
     self._begin = 0.0
+    self._compiled = False
     self._tenths = -1
 
   def __call__(self, row: dict[str, Any]) -> None:
@@ -116,6 +117,10 @@ class Progress:
     elif done * 10 // self._num_rounds > self._tenths:
       self._tenths = done * 10 // self._num_rounds
       self._line(done)
+    if not self._compiled and done > self._first:
+      # Later lines do not count the compilation as a part of rounds.
+      self._compiled = True
+      self._first, self._begin = done, time.perf_counter()
 
   def _start(self, done: int) -> None:
     self._first, self._begin = done, time.perf_counter()

@@ -109,6 +109,21 @@ def test_progress_is_quiet_where_there_is_no_terminal(every, begin):
   assert ' s left' in lines[-2]
 
 
+def test_the_time_left_is_that_of_rounds_without_the_compilation(monkeypatch):
+  """Compilation takes 100 s, a round 1 s."""
+  now = [0.0]
+  monkeypatch.setattr('time.perf_counter', lambda: now[0])
+  stream = io.StringIO()
+  progress = Progress(10, stream)
+  for row in rows(10):
+    if row['split'] == 'train':
+      now[0] += 101 if row['round'] == 1 else 1
+    progress(row)
+  lines = stream.getvalue().splitlines()
+  assert lines[1].endswith('909 s left') and lines[2].endswith(', 8 s left')
+  assert lines[9].endswith(', 1 s left')
+
+
 class Terminal(io.StringIO):
 
   def isatty(self):
