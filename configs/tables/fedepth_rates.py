@@ -17,8 +17,9 @@ COLUMNS = {f'rate {rate:g}': rate for rate in RATES}
 def get_table(scale: str = SCALES[0]) -> Table:
   """The methods of Table 2 by two learning rates.
 
-  Run: `python -m launch.sweep --table=fedepth_rates --data_dir=DIR`; with
-  `--reuse=results/fedepth_table2/cpu` the cells at 0.1 are copied.
+  Run: `python -m launch.sweep --table=fedepth_rates --scale=cpu
+  --data_dir=DIR`; with `--reuse=results/fedepth_table2/cpu` the cells at 0.1
+  are copied.
 
   Args:
     scale: One of `SCALES`.

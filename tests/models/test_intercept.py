@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_het.models import layers
 from fedjax_het.models.intercept import (
-    batch_moments_as_stats,
-    scaled_norm_inputs,
+  batch_moments_as_stats,
+  scaled_norm_inputs,
 )
 from fedjax_het.models.norm import norm_layer
 
