@@ -151,7 +151,7 @@ def test_the_command(tmp_path):
   done = command('--paper_table', '--nomeasure')
   assert 'Table 1, PreResNet-20, 32x32x3' in done.out
   for args, message in (
-      ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1.00 MB '),
+      ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1 MB '),
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: budget must be a '),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
       (
