@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 from absl import flags
+import tqdm
 
 from . import table_files, terminal
 
@@ -271,7 +272,10 @@ def _print_overheads() -> None:
     where = options.data_dir
     if where is not None:
       where = str(terminal.expanded(where, '--data_dir'))
-    lines = [*overheads(part, where)]
+    lines = [*tqdm.tqdm(
+        overheads(part, where), total=1 + len(part.rows), unit='row',
+        leave=False, disable=None,
+    )]  # fmt: skip
   except (ValueError, OSError, ImportError) as error:
     terminal.fail(error)
   print(f'{found.heading}: what each method holds and sends\n')

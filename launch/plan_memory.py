@@ -63,6 +63,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
   from fedjax_het.models import create
   from fedjax_het.reporting.tables import as_text
 
+  flagged = None if budgets_mb is None else _in_mb(budgets_mb)
   (shape, num_classes), local = shape_of(config), local_training(config)
   models = {}
   for name in config.groups:
@@ -110,7 +111,7 @@ def report(config, budgets_mb=None, measure: bool = True) -> Iterator[str]:
     costs = paper
     if by == 'measured':
       costs, slack = depthwise.measured_costs(net, local, heads), 0.0
-    asked = _budgets(config, groups, budgets_mb)
+    asked = _budgets(config, groups) if flagged is None else flagged
     for text in asked or _SHARES:
       budget = depthwise.budget_mb(text, costs.full)
       try:
@@ -323,10 +324,23 @@ def _listed(names, positions) -> str:
   )
 
 
-def _budgets(config, groups, budgets_mb):
-  """Distinct texts for `budget_mb`; [] if flag and config give no budget."""
-  if budgets_mb is not None:
-    return [f'{text.strip()}MB' for text in budgets_mb]
+def _in_mb(texts: Sequence[str]) -> list[str]:
+  """Values of the flag as texts for `budget_mb`; ValueError for a wrong one."""
+  from fedjax_het import depthwise
+
+  found = [f'{text.strip()}MB' for text in texts]
+  for text, budget in zip(texts, found, strict=True):
+    try:
+      depthwise.budget_mb(budget, 1.0)
+    except ValueError:
+      raise ValueError(
+          f'--budget_mb must be MB above 0, such as 100,19.34, got {text!r}.'
+      ) from None
+  return found
+
+
+def _budgets(config, groups) -> list[str]:
+  """Distinct budgets of some groups; [] if the config gives none."""
   from fedjax_het.experiment.config import group_spec
 
   own = [group_spec(config, name).method.get('budget') for name in groups]

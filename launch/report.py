@@ -61,15 +61,8 @@ def _report_table(
     name: str, scale: str | None, out: str | None, formats: Sequence[str]
 ) -> None:
   """Renders the available cells of a results table."""
-  from fedjax_het.experiment import sweep_table
-  from fedjax_het.reporting import sweep_report
-
   found = table_files.find_table(name, scale)
-  where = table_files.results_folder(found, out)
-  cells = sweep_table.read_cells(found.table, where)
-  markdown = sweep_report.render(found.table, cells, where, formats)
-  print(f'{found.heading}\n\n{markdown}')
-  print(f'\nTable: {where / "table.md"}')
+  table_files.show(found, table_files.results_folder(found, out), formats)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -118,6 +118,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       raise CommandError('--scale belongs to a results table: --table=NAME.')
     if options.render + options.costs + options.dry_run > 1:
       raise CommandError('Only one of --render, --costs and --dry_run.')
+    if options.render:
+      for name in ('rows', 'cols', 'seeds'):
+        if options[name].value is not None:
+          raise CommandError(
+              f'--render draws the whole table, so leave out --{name}.'
+          )
     if options.samples is not None and not searching:
       raise CommandError('--samples needs --grid.')
     return rest
@@ -153,9 +159,8 @@ def main(argv: Sequence[str]) -> None:
     costs,
     sweep,
     sweep_preview,
-    sweep_table,
   )
-  from fedjax_het.reporting import sweep_report, tables
+  from fedjax_het.reporting import tables
 
   options = flags.FLAGS
   failure = None
@@ -204,10 +209,7 @@ def main(argv: Sequence[str]) -> None:
         failure = e
       print()
     # Renders the whole table, even if only a part was run now.
-    cells = sweep_table.read_cells(found.table, out)
-    markdown = sweep_report.render(found.table, cells, out, options.formats)
-    print(f'{found.heading}\n\n{markdown}')
-    print(f'\nTable: {out / "table.md"}')
+    table_files.show(found, out, options.formats)
   except (ValueError, FileNotFoundError, ImportError) as e:
     fail(failure or e, 2 if failure is None else 1)
   except OSError as e:

@@ -153,6 +153,35 @@ def flag_folder(
   return folder(flag, str(found.folder(text, default)))
 
 
+def show(found: Found, out: pathlib.Path, formats: Sequence[str]) -> None:
+  """Renders the stored results of a table, and prints it.
+
+  Args:
+    found: The table.
+    out: Folder of its results.
+    formats: Further formats, as of `sweep_report.render`.
+
+  Raises:
+    FileNotFoundError: If there is no result.
+    ValueError: If a result is damaged, or of another config.
+  """
+  from fedjax_het.experiment import sweep_table
+  from fedjax_het.reporting import sweep_report
+
+  stored = sweep_table.stored_cells(found.table, out)
+  others = {*out.glob('cells/*.json')} - {path for path, _, _ in stored}
+  if others:
+    print(
+        f'Note: the table leaves out {len(others)} of the results in '
+        f'{out / "cells"}, which are not of it: {min(others).name}'
+        f'{", ..." * (len(others) > 1)}\n'
+    )
+  cells = [cell for _, _, cell in stored]
+  markdown = sweep_report.render(found.table, cells, out, formats)
+  print(f'{found.heading}\n\n{markdown}')
+  print(f'\nTable: {out / "table.md"}')
+
+
 def parse_seeds(text: str) -> tuple[int, ...]:
   """Seeds as `--seeds` names them.
 

@@ -181,6 +181,9 @@ def main(argv: Sequence[str]) -> None:
     _end(progress, e, 1)
   except (CallbackError, OSError) as e:
     command = _resume_command(workdir)
+    if isinstance(e.__cause__, ValueError):
+      # The command asks for it, so it would fail in the same way.
+      _end(progress, e, 2, f'Correct what it follows in: {command}')
     _end(progress, e, 1, f'When that is settled, go on with: {command}')
   except KeyboardInterrupt as e:
     _end(progress, e, 130, _interrupted(workdir))
@@ -241,7 +244,9 @@ def _end(progress, error: BaseException, code: int, advice='') -> NoReturn:
     progress.close()
   text = line(error).replace('pass verify=False', 'pass --config.verify=false')
   text = terminal.as_started(text)
-  text = f'Error: {text}' + (f'. {advice}' if advice else '')
+  text = f'Error: {text}'
+  if advice:
+    text = f'{text.removesuffix(".")}. {advice}'
   if isinstance(error, KeyboardInterrupt):
     text = advice
   if distributed.is_on():

@@ -42,6 +42,8 @@ from fedjax_het.options import INT32_MAX, keyword_options
 _log = logging.getLogger(__name__)
 # Warn if batch norm is applied to batches of fewer examples.
 _FEW = 4
+# Most classes that a warning lists.
+_SHOWN = 10
 
 
 class Experiment(NamedTuple):
@@ -113,12 +115,13 @@ def build(
         f'groups hold {num_clients} clients, more than the '
         f'{len(dataset.train_labels)} training examples of {config.dataset}.'
     )
+  _warn_of_empty_classes(dataset)
   dataset = examples.resize(dataset, config.image_size)
   parts, public = examples.assign(config, dataset.train_labels, num_clients)
   own_tests = examples.own_tests(config, dataset, parts)
   parts, validation = examples.hold_out(config, parts, dataset.train_labels)
   dataset = examples.with_noise(config, dataset)
-  _check_batch_size(config, parts)
+  _check_sizes(config, parts)
   _warn_of_small_batches(config.local, groups.values(), parts)
   group_of = np.array(
       assign_groups(
@@ -222,18 +225,41 @@ def _make_model(
     return model
 
 
-def _check_batch_size(config, parts) -> None:
-  sizes = [len(part) for part in parts]
-  smallest = int(np.argmin(sizes))
-  if config.local.batch_size > sizes[smallest]:
+def _warn_of_empty_classes(dataset: Dataset) -> None:
+  """Logs a warning if a class has no training example."""
+  classes = range(dataset.num_classes)
+  empty = sorted({*classes} - {*dataset.train_labels.tolist()})
+  if not empty:
+    return
+  tested = int(np.isin(dataset.test_labels, empty).sum())
+  shown = ', '.join(map(str, empty[:_SHOWN])) + ', ...' * (
+      len(empty) > _SHOWN
+  )
+  _log.warning(
+      '%d of %d classes have no training example (%s), and %d of %d test '
+      'examples are of them; labels count from 0.',
+      len(empty), dataset.num_classes, shown, tested,
+      len(dataset.test_labels),
+  )  # fmt: skip
+
+
+def _check_sizes(config, parts) -> None:
+  """Checks the clients' numbers of training examples against the batch."""
+  sizes, batch = [len(part) for part in parts], config.local.batch_size
+  largest = max(sizes)
+  if batch > largest:
     raise ValueError(
-        f'local.batch_size={config.local.batch_size} is larger than client '
-        f'{smallest}, which has {sizes[smallest]} examples; set '
-        f'local.batch_size to at most {sizes[smallest]}, or '
-        'partition.min_size (where the partition has one) to at least '
-        f'{config.local.batch_size}.'
+        f'local.batch_size={batch} is larger than every client; the largest '
+        f'has {largest} examples.'
     )
-  steps = -(-max(sizes) // config.local.batch_size) * config.local.epochs
+  fewer = sum(size < batch for size in sizes)
+  if fewer:
+    _log.warning(
+        '%d of %d clients have fewer examples than local.batch_size=%d, the '
+        'smallest %d; a local step of theirs is on all they have.',
+        fewer, len(sizes), batch, min(sizes),
+    )  # fmt: skip
+  steps = -(-largest // batch) * config.local.epochs
   if config.local.steps is None and steps > INT32_MAX:
     raise ValueError(
         f'local.epochs={config.local.epochs} makes {steps} steps of a visit, '
@@ -262,18 +288,24 @@ def _warn_of_small_batches(local, groups, parts) -> None:
         '%d examples or more.', local.batch_size, _FEW,
     )  # fmt: skip
     return
-  if local.drop_last:
-    return
-  rests = [len(part) % local.batch_size for part in parts]
+  batch, sizes = local.batch_size, [len(part) for part in parts]
+  # A client smaller than a batch takes a partial one even with `drop_last`.
+  rests = [
+      size % batch if not local.drop_last or size < batch else 0
+      for size in sizes
+  ]
   # With a fixed number of steps a visit may end before a partial batch.
-  meets = sum(
-      0 < rest < _FEW
-      and (local.steps is None or local.steps > len(part) // local.batch_size)
-      for rest, part in zip(rests, parts, strict=True)
-  )
+  meets = [
+      size
+      for rest, size in zip(rests, sizes, strict=True)
+      if 0 < rest < _FEW
+      and (local.steps is None or local.steps > size // batch)
+  ]
   if meets:
     _log.warning(
         'Batch norm needs batches of %d examples or more, but the last batch '
-        'of %d of %d clients is smaller; local.drop_last=True leaves it out.',
-        _FEW, meets, len(parts),
+        'of %d of %d clients is smaller; %s.',
+        _FEW, len(meets), len(parts),
+        'local.drop_last leaves it out' if max(meets) >= batch else
+        f'give each client at least {_FEW} examples',
     )  # fmt: skip

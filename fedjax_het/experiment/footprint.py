@@ -137,7 +137,8 @@ def lower_bound(experiment) -> dict[str, int]:
   images = dataset.train_images.nbytes + dataset.test_images.nbytes
   # Every model is trained at some time, so the largest one counts.
   params = max(_params(group.model, config.local) for group in groups)
-  needs = dict(image_size=images, groups=params)
+  data = 'dataset' if config.image_size is None else 'image_size'
+  needs = {data: images, 'groups': params}
   kind = driver_kind(config.clock.mode, config.client_store)
   if kind.states_on_device or jax.default_backend() == 'cpu':
     needs['groups'] += sum(

@@ -251,13 +251,13 @@ def _check_finite(
       found(
           f'update of client {client} (group {group})',
           'Lower local.learning_rate or set local.clip_norm, or leave such '
-          "clients out with nonfinite='drop'.",
+          "clients out by setting nonfinite to 'drop'.",
           'it is left out',
       )
   if report.server_finite is not None and not report.server_finite:
     found(
         "server's update",
         "Lower the learning rate of the server's training, or let the server "
-        "keep its last state with nonfinite='drop'.",
+        "keep its last state by setting nonfinite to 'drop'.",
         'the server keeps its last state',
     )

@@ -107,22 +107,62 @@ def test_refuses_more_clients_than_examples():
   )
 
 
-def test_refuses_a_batch_larger_than_a_client():
-  config = tiny_config(local__batch_size=300)
-  built = experiment.build(tiny_config())
-  sizes = [len(part) for part in built.parts]
-  assert message(config) == (
-      f'local.batch_size=300 is larger than client {np.argmin(sizes)}, which '
-      f'has {min(sizes)} examples; set local.batch_size to at most '
-      f'{min(sizes)}, or partition.min_size (where the partition has one) to '
-      'at least 300.'
-  )
-
-
 def warnings_of(caplog, config):
   caplog.clear()
   experiment.build(config)
   return [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
+
+
+def test_batches_larger_than_clients(caplog):
+  """Some clients may be smaller than a batch, but not all of them."""
+  sizes = [len(part) for part in experiment.build(tiny_config()).parts]
+  most = max(sizes)
+  (line,) = warnings_of(caplog, tiny_config(local__batch_size=most))
+  fewer = sum(size < most for size in sizes)
+  assert 0 < fewer < len(sizes)
+  assert line == (
+      f'{fewer} of {len(sizes)} clients have fewer examples than '
+      f'local.batch_size={most}, the smallest {min(sizes)}; a local step of '
+      'theirs is on all they have.'
+  )
+  assert message(tiny_config(local__batch_size=most + 1)) == (
+      f'local.batch_size={most + 1} is larger than every client; the largest '
+      f'has {most} examples.'
+  )
+
+
+def npz_config(tmp_path, y_train, y_test):
+  """A config of a table with these labels, dealt to four clients."""
+  x = np.zeros((max(len(y_train), len(y_test)), 3), np.float32)
+  np.savez(
+      tmp_path / 'a.npz', x_train=x[: len(y_train)], y_train=y_train,
+      x_test=x[: len(y_test)], y_test=y_test,
+  )  # fmt: skip
+  config = tiny_config(
+      'private', dataset='npz', data_file=str(tmp_path / 'a.npz'),
+      partition=dict(name='iid', seed=0), local__batch_size=6,
+  )  # fmt: skip
+  config.groups = ml_collections.ConfigDict(dict(mlp=4))
+  return config
+
+
+def test_warns_of_classes_without_training_examples(tmp_path, caplog):
+  from_one = np.tile([1, 2, 3], 8)
+  (line,) = warnings_of(caplog, npz_config(tmp_path, from_one, from_one[:6]))
+  assert line == (
+      '1 of 4 classes have no training example (0), and 0 of 6 test examples '
+      'are of them; labels count from 0.'
+  )
+  (line,) = warnings_of(caplog, npz_config(tmp_path, from_one - 1, [0, 3, 3]))
+  assert line == (
+      '1 of 4 classes have no training example (3), and 2 of 3 test examples '
+      'are of them; labels count from 0.'
+  )
+  far = np.where(from_one == 3, 20, from_one)
+  (line,) = warnings_of(caplog, npz_config(tmp_path, far, far))
+  assert line.startswith('18 of 21 classes ')
+  assert '(0, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...)' in line
+  assert not warnings_of(caplog, npz_config(tmp_path, from_one - 1, [0, 2]))
 
 
 def test_warns_where_batch_norm_meets_a_few_examples(caplog):
@@ -134,8 +174,8 @@ def test_warns_where_batch_norm_meets_a_few_examples(caplog):
   (line,) = warnings_of(caplog, tiny_config(local__batch_size=size))
   assert line == (
       'Batch norm needs batches of 4 examples or more, but the last batch of '
-      f'{few} of {len(parts)} clients is smaller; local.drop_last=True leaves '
-      'it out.'
+      f'{few} of {len(parts)} clients is smaller; local.drop_last leaves it '
+      'out.'
   )
   quiet = [
       dict(local__drop_last=True),
@@ -146,6 +186,17 @@ def test_warns_where_batch_norm_meets_a_few_examples(caplog):
   for changes in quiet:
     config = tiny_config(local__batch_size=size, **changes)
     assert not warnings_of(caplog, config)
+  # A client smaller than a batch has a partial one nonetheless.
+  config = tiny_config(
+      train_size=60, local__batch_size=4, local__drop_last=True,
+      partition=dict(name='quantity', seed=0, alpha=0.4, min_size=1),
+  )  # fmt: skip
+  few = sum(len(part) < 4 for part in experiment.build(config).parts)
+  assert 0 < few < 5
+  assert warnings_of(caplog, config)[-1] == (
+      'Batch norm needs batches of 4 examples or more, but the last batch of '
+      f'{few} of 5 clients is smaller; give each client at least 4 examples.'
+  )
   small = tiny_config(local__batch_size=2, local__drop_last=True)
   (line,) = warnings_of(caplog, small)
   assert line == (

@@ -106,7 +106,7 @@ def test_clients_states_are_counted(monkeypatch):
       for group, w, s in zip(built.federation.groups, weights, stats)
   )
   assert needs['groups'] == 4 * max(weights) + clients
-  assert needs['image_size'] == 1797 * 64
+  assert needs['dataset'] == 1797 * 64
 
 
 def test_a_run_that_fits_is_not_refused(gigabyte):

@@ -457,3 +457,15 @@ def test_the_command_says_why_a_callback_has_ended_a_run(tmp_path, monkeypatch):
   done = programs.call('train', args)
   assert done.code == 1
   assert 'Error: The callback Mine failed in on_row: no. When that' in done.err
+
+
+def test_the_command_of_a_wrong_metric_is_not_repeated(tmp_path):
+  args = [
+      '--config=fedavg:quick', f'--workdir={tmp_path}',
+      '--config.callbacks.metric=acuracy', '--config.callbacks.patience=2',
+  ]  # fmt: skip
+  done = programs.call('train', args)
+  assert done.code == 2
+  last = done.err.splitlines()[-1]
+  assert "did you mean 'accuracy'?" in last and '..' not in last
+  assert '. Correct what it follows in: python -m launch.train ' in last

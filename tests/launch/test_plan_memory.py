@@ -83,6 +83,16 @@ def test_a_budget_that_holds_nothing_is_refused_after_the_table():
   assert last == 'The whole model: 116.04 MB by the paper.'
 
 
+@pytest.mark.parametrize('text', ['x', '-1', 'nan', '', '1MB'])
+def test_a_wrong_budget_is_refused_before_anything_is_computed(text):
+  report = plan_memory.report(paper(), ['19', text], measure=False)
+  with pytest.raises(ValueError) as error:
+    next(report)
+  assert str(error.value) == (
+      f'--budget_mb must be MB above 0, such as 100,19.34, got {text!r}.'
+  )
+
+
 def test_a_model_of_dense_layers_with_what_xla_plans():
   config = common.get_config('fedavg', 'quick')
   config.groups = dict(mlp=2)
@@ -152,7 +162,7 @@ def test_the_command(tmp_path):
   assert 'Table 1, PreResNet-20, 32x32x3' in done.out
   for args, message in (
       ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1 MB '),
-      ((config, '--nomeasure', '--budget_mb=x'), 'Error: budget must be a '),
+      ((config, '--nomeasure', '--budget_mb=x'), 'Error: --budget_mb must be'),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
       (
           (config, '--picture=a.png'),

@@ -79,11 +79,40 @@ def test_commands_refuse_in_one_line(tmp_path):
   assert refused(done) == '--reuse=absent: there is no such folder.\n'
   done = fork('sweep', '--dry_run', '--render', cwd=tmp_path)
   assert refused(done).startswith('Only one of --render, --costs and ')
+  for name in ('rows=FedIN', 'cols=x', 'seeds=1'):
+    done = fork('sweep', '--render', f'--{name}', cwd=tmp_path)
+    assert refused(done) == (
+        '--render draws the whole table, so leave out '
+        f'--{name.partition("=")[0]}.\n'
+    )
   done = fork('report', 'runs/x', '--out=somewhere', cwd=tmp_path)
   assert refused(done).startswith('--out is for several runs, or for a table')
   done = fork('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
   assert refused(done).startswith('--scale belongs to a results table')
   assert not (tmp_path / 'results').exists()
+
+
+def test_results_of_no_cell_of_the_table_are_named(tmp_path, capsys):
+  found = table_files.find_table('digits')
+  stored = sorted((ROOT / 'results' / 'digits' / 'cells').iterdir())
+  for path in (tmp_path / 'cells' / stored[0].name,
+               tmp_path / 'cells' / 'other-0.json',
+               tmp_path / 'cells' / 'later-0.json'):  # fmt: skip
+    table_files.show(found, _copy(stored[0], path), [])
+  first, second, third = capsys.readouterr().out.split('\nTable: ')[:3]
+  assert 'Note' not in first
+  cells = tmp_path / 'cells'
+  one = f'Note: the table leaves out 1 of the results in {cells}, which are not'
+  assert f'{one} of it: other-0.json\n' in second
+  two = one.replace('1 of', '2 of')
+  assert f'{two} of it: later-0.json, ...\n' in third
+
+
+def _copy(source, path):
+  """Copies a stored result; returns the folder of the results."""
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(source.read_text())
+  return path.parents[1]
 
 
 def test_a_dry_run_lists_cells_and_writes_nothing(tmp_path):
