@@ -89,8 +89,9 @@ BUDGETS = (
     '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus).'
 )
 SUBSET = (
-    'Of CIFAR-100 20,000 training images are used, 200 a client, and a test '
-    'set of any size.'
+    'Of CIFAR-100 20,000 training images are used, 200 a client, and a part '
+    'of the test set is enough, so its figures are not comparable with the '
+    "paper's."
 )
 CPU = (
     'Here 20 rounds of one epoch at batch 32, and nothing is held out. '
