@@ -39,7 +39,8 @@ def get_table(scale: str = SCALES[0]) -> Table:
           'the model. Each class is spread over the clients by Dirichlet of '
           'that alpha; nobody has fewer than 160 images, so that a batch is '
           'left to train on.',
-          f'{fedepth_table2.CPU} Nobody has fewer than 50 images.',
+          f'{fedepth_table2.CPU} Nobody has fewer than 50 images. '
+          f'{fedepth_table2.SUBSET}',
       ),
       rows=fedepth_table2.cells(METHODS, COLUMNS, scale),
       paper=fedepth_table2.paper(METHODS, COLUMNS),
