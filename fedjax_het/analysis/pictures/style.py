@@ -33,6 +33,10 @@ GROUP_COLOURS = COLOURS[:-1]
 MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 GREY = '#6b6b6b'
 _DASHES = ('-', '--', '-.', ':')
+# Offset, then points of line and gap, of more rows of one method.
+_MORE_DASHES = (
+    (0, (9, 3)), (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (3, 1, 3, 3)),
+)  # fmt: skip
 _FILLS = ('full', 'none', 'left', 'top', 'right', 'bottom')
 _SUFFIXES = ('.png', '.pdf', '.svg')
 # Width of a figure beside its panels, for a legend, in inches.
@@ -62,13 +66,13 @@ class Look(NamedTuple):
   Attributes:
     colour: Hexadecimal code, such as '#0072B2'.
     marker: A marker of matplotlib.
-    dash: The line's style.
+    dash: The line's style, as matplotlib takes it.
     fill: Which part of the marker is filled.
   """
 
   colour: str
   marker: str
-  dash: str = '-'
+  dash: str | tuple[int, tuple[int, ...]] = '-'
   fill: str = 'full'
 
 
@@ -84,10 +88,12 @@ def look(place: int, variant: int = 0) -> Look:
   Returns:
     The look.
   """
+  turn, variety = divmod(variant, len(_DASHES))
+  dashes = _MORE_DASHES if turn % 2 else _DASHES
   return Look(
       COLOURS[place % len(COLOURS)],
       MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
-      _DASHES[(variant + place // len(COLOURS)) % len(_DASHES)],
+      dashes[(variety + place // len(COLOURS)) % len(dashes)],
       _FILLS[(variant + variant // len(_DASHES)) % len(_FILLS)],
   )
 
