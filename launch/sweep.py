@@ -119,7 +119,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     if options.render + options.costs + options.dry_run > 1:
       raise CommandError('Only one of --render, --costs and --dry_run.')
     if options.render:
-      for name in ('rows', 'cols', 'seeds'):
+      # With --grid the rows are a part of what the table is.
+      for name in ('rows',) * (not searching) + ('cols', 'seeds'):
         if options[name].value is not None:
           raise CommandError(
               f'--render draws the whole table, so leave out --{name}.'

@@ -182,8 +182,8 @@ def main(argv: Sequence[str]) -> None:
   except (CallbackError, OSError) as e:
     command = _resume_command(workdir)
     if isinstance(e.__cause__, ValueError):
-      # The command asks for it, so it would fail in the same way.
-      _end(progress, e, 2, f'Correct what it follows in: {command}')
+      # The same command would fail in the same way.
+      _end(progress, e, 2, f'With that corrected, go on with: {command}')
     _end(progress, e, 1, f'When that is settled, go on with: {command}')
   except KeyboardInterrupt as e:
     _end(progress, e, 130, _interrupted(workdir))

@@ -468,4 +468,4 @@ def test_the_command_of_a_wrong_metric_is_not_repeated(tmp_path):
   assert done.code == 2
   last = done.err.splitlines()[-1]
   assert "did you mean 'accuracy'?" in last and '..' not in last
-  assert '. Correct what it follows in: python -m launch.train ' in last
+  assert '. With that corrected, go on with: python -m launch.train ' in last

@@ -85,6 +85,10 @@ def test_commands_refuse_in_one_line(tmp_path):
         '--render draws the whole table, so leave out '
         f'--{name.partition("=")[0]}.\n'
     )
+  # Other rows cannot take this point.
+  of_one = '--grid=algorithm.mu=0.1', '--rows=fedprox'
+  done = fork('sweep', '--table=digits', *of_one, '--render', cwd=tmp_path)
+  assert refused(done).startswith('There is no result under results/grid_')
   done = fork('report', 'runs/x', '--out=somewhere', cwd=tmp_path)
   assert refused(done).startswith('--out is for several runs, or for a table')
   done = fork('report', '--scale=cpu', 'runs/x', cwd=tmp_path)
