@@ -12,6 +12,7 @@ COMMANDS = {
     'sweep': "Run the cells of a results table, or of a user's grid.",
     'report': 'Renew a report, compare runs, or render a results table.',
     'tune': "Measure this machine's speeds, which `auto` follows.",
+    'evaluate': "Test a run's models again, also on clients' own examples.",
     'export': 'Write the trained models of a run to files.',
     'prepare-data': 'Prepare a data set once, in the format of tfds.',
     'plan-memory': 'Print training memory, and schedules for a budget.',

@@ -32,9 +32,9 @@ def get_table() -> Table:
   return Table(
       title='FeDepth, Table 2, 100 rounds of two epochs',
       setting=(
-          f'{fedepth_table2.SETTING} {fedepth_table2.BUDGETS} Here 100 rounds '
-          'of two epochs (a stage). Of CIFAR-100 one column of four. '
-          f'{fedepth_table2.SUBSET}'
+          f'{fedepth_table2.SETTING} {fedepth_table2.BUDGETS} '
+          f'{fedepth_table2.OWN} Here 100 rounds of two epochs (a stage). Of '
+          f'CIFAR-100 one column of four. {fedepth_table2.SUBSET}'
       ),
       rows={
           label: {name: _shorter(config) for name, config in row.items()}

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import time
 from typing import Any
 
 import ml_collections
@@ -12,10 +13,11 @@ import numpy as np
 
 from fedjax_het.engine.confusion import class_accuracy
 from fedjax_het.experiment import facts as facts_lib
+from fedjax_het.experiment import metrics
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.export import FORMATS, export
-from fedjax_het.experiment.programs import make_driver
+from fedjax_het.experiment.programs import make_driver, make_test
 from fedjax_het.experiment.stored_config import with_new_entries
 from fedjax_het.experiment.trained import Model, Reader, Trained
 from fedjax_het.files import check_local
@@ -29,6 +31,8 @@ from fedjax_het.reporting.summary import Summary, main_metric, summarise
 # Entries that affect only speed and rounding; with these values any machine can
 # read a run.
 _ANY_MACHINE = dict(backend='auto', chunk=None, conv_backend='xla')
+# Entries that an evaluation uses.
+_OF_TESTS = ('personal_test', 'eval_batch_size', 'eval_clients_per_group')
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -187,6 +191,33 @@ class Run:
     """
     return self._trained.models()
 
+  def evaluate(self, **entries: Any) -> Row:
+    """Tests the models of the checkpoint again, and stores nothing.
+
+    Args:
+      **entries: Values that replace those of the config: `personal_test`,
+        `eval_batch_size`, `eval_clients_per_group`. Of the batch size a result
+        depends only where norms take the statistics of a test batch.
+
+    Returns:
+      A line as those of the split 'test' in metrics.jsonl, see
+      docs/metrics.md.
+
+    Raises:
+      ValueError: If an entry is unknown or its value wrong; or as `model`.
+      FileNotFoundError: As `model`.
+    """
+    for name in entries:
+      check_name('entry', name, dict.fromkeys(_OF_TESTS))
+    trained = _restore(self, entries) if entries else self._trained
+    start, experiment = time.perf_counter(), trained.experiment
+    state = make_driver(experiment).place(trained.state)
+    scores = make_test(experiment)(state)
+    seconds = time.perf_counter() - start
+    return metrics.test_row(
+        trained.rounds, scores, experiment.federation, seconds
+    )
+
   def export(
       self, folder: str | os.PathLike, *, format: str = 'msgpack'
   ) -> list[pathlib.Path]:
@@ -256,10 +287,10 @@ def _with_tuples(value: Any) -> Any:
   return value
 
 
-def _restore(run: Run) -> Trained:
+def _restore(run: Run, entries: Mapping[str, Any] = {}) -> Trained:
   """Rebuilds the experiment, and restores its last or best checkpoint."""
   config = ml_collections.ConfigDict(run.config.to_dict())
-  for name, value in {**_ANY_MACHINE, **run.places}.items():
+  for name, value in {**_ANY_MACHINE, **run.places, **entries}.items():
     with config.ignore_type():
       config[name] = value
   try:

@@ -186,12 +186,6 @@ def compile_programs(
     return planned
 
   dataset, held_out = experiment.dataset, experiment.validation
-  evaluate = _evaluate_on(
-      experiment,
-      dataset.test_images,
-      dataset.test_labels,
-      _own_tests(experiment),
-  )
   validate = None
   if held_out is not None:
     validate = _evaluate_on(
@@ -201,12 +195,30 @@ def compile_programs(
     )
   return Programs(
       rounds.run,
-      evaluate,
+      make_test(experiment),
       validate,
       driver.warm_up,
       memory,
       rounds.timeline,
       rounds.seconds,
+  )
+
+
+def make_test(experiment: Experiment):
+  """Builds the evaluation on the test set, and on clients' own test examples.
+
+  Args:
+    experiment: The experiment.
+
+  Returns:
+    `test(state) -> {group: Scores}`, for states on the experiment's devices.
+  """
+  dataset = experiment.dataset
+  return _evaluate_on(
+      experiment,
+      dataset.test_images,
+      dataset.test_labels,
+      _own_tests(experiment),
   )
 
 

@@ -191,6 +191,44 @@ def results(summary: Summary, facts: Mapping[str, Any]) -> Table:
   return table
 
 
+def evaluation(
+    row: Mapping[str, Any], facts: Mapping[str, Any], metric: Metric
+) -> Table:
+  """One evaluation, by group and as means.
+
+  Args:
+    row: A test line of metrics.jsonl.
+    facts: The run's facts.
+    metric: The main metric of its task.
+
+  Returns:
+    The table.
+  """
+  main = metric.name
+  table = [['group', 'clients', 'models', 'mean', 'worst', 'mean loss']]
+  for name, group in facts['groups'].items():
+    table.append([
+        name,
+        str(group['clients']),
+        str(row[f'models/{name}']),
+        amount(row[f'{main}/{name}'], metric),
+        amount(row[f'{main}/{name}/worst'], metric),
+        _number(row[f'loss/{name}']),
+    ])
+  clients = sum(group['clients'] for group in facts['groups'].values())
+  table.append([
+      'mean over groups',
+      str(clients),
+      '',
+      amount(row[main], metric),
+      amount(row[f'{main}/worst'], metric),
+      _number(row['loss']),
+  ])
+  over_clients = amount(row[f'{main}/clients'], metric)
+  table.append(['mean over clients', '', '', over_clients, '', ''])
+  return table
+
+
 def personal(summary: Summary, facts: Mapping[str, Any]) -> Table:
   """Clients on their own test examples: statistics of the last round.
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_het import experiment
+from fedjax_het import experiment, load_run
 from fedjax_het.data import sources, splits
 from fedjax_het.engine.evaluate import Scores
 from fedjax_het.engine.own_test import OwnScores
@@ -106,6 +106,54 @@ def test_clients_are_tested_on_examples_assigned_like_their_own(runs):
   assert last['personal/accuracy'] > last['accuracy/clients'] + 0.05
   pooled = np.average(clients, weights=[len(part) for part in want])
   np.testing.assert_allclose(last['personal/pooled'], pooled, rtol=1e-6)
+
+
+def test_a_stored_run_can_be_tested_so_later(runs):
+  plain, own = runs
+  run = load_run(plain.workdir)
+  for entries, result in (({}, plain), (dict(personal_test=True), own)):
+    row, last = run.evaluate(**entries), result.summary.last
+    assert {**row, 'seconds': 0} == {**last, 'seconds': 0}
+  row = run.evaluate(eval_clients_per_group=1)
+  assert row['models/large'] == row['models/small'] == 1
+  for entries, message in (
+      (dict(batch_size=7), "Unknown entry 'batch_size'; did you mean 'eval_b"),
+      (dict(eval_batch_size=0), 'eval_batch_size must be at least 1, got 0'),
+      (dict(personal_test='yes'), 'personal_test must be True or False'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      run.evaluate(**entries)
+
+
+def test_norms_may_take_the_statistics_of_a_clients_own_examples(tmp_path):
+  digits = sources.load('digits')
+  # Each client is tested on twenty images of two digits.
+  tests = [
+      np.flatnonzero(digits.test_labels // 2 == k)[:20].tolist()
+      for k in range(5)
+  ]
+  train = [list(range(k, 1200, 5)) for k in range(5)]
+  file = tmp_path / 'parts.json'
+  file.write_text(json.dumps(dict(train=train, test=tests)))
+  config = tiny_config(model__norm='batch_only', local__epochs=5)
+  config.partition = dict(name='file', seed=0, file=str(file))
+  experiment.run(config, tmp_path / 'run')
+  run = load_run(tmp_path / 'run')
+  row = run.evaluate(personal_test=True)
+  for group, clients in run.groups.items():
+    apply, variables = run.model(group)
+    mine = [tests[client] for client in clients]
+
+    def right(rows, apply=apply, variables=variables):
+      outputs = apply(variables, digits.test_images[np.array(rows)])
+      return outputs.argmax(axis=1) == digits.test_labels[np.array(rows)]
+
+    alone = np.array([right(rows) for rows in mine])
+    np.testing.assert_allclose(
+        row[f'personal/clients/{group}'], alone.mean(axis=1), rtol=1e-6
+    )
+    # In a batch with the others' images the same ones get other answers.
+    assert np.any(right(np.concatenate(mine)) != alone.ravel())
 
 
 def test_report_terminal_and_comparison_show_it(runs, tmp_path):

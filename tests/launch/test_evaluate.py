@@ -1,0 +1,61 @@
+"""The command that tests a stored run again."""
+
+import pathlib
+
+import pytest
+
+from fedjax_het import run
+from fedjax_het.engine.task import ACCURACY
+from fedjax_het.reporting import tables
+from tests.experiment.tiny_runs import tiny_config
+from tests.fuzz import forks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ([], '--workdir is missing'),
+        (['--workdir=nowhere'], 'nowhere is not a workdir'),
+        (['--workdir=nowhere', '--personal_tst'], 'mean: personal_test'),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_in_one_line(arguments, message):
+  done = forks.run('evaluate', arguments, ROOT)
+  assert done.code == 2 and message in done.err, done.err
+  assert done.err.count('\n') == 1
+
+
+def test_the_table_has_the_numbers_of_the_line():
+  row = {
+      'accuracy': 0.5, 'accuracy/clients': 0.55, 'accuracy/worst': 0.125,
+      'loss': 1.5,
+      'models/a': 3, 'accuracy/a': 0.6, 'accuracy/a/worst': 0.125, 'loss/a': 2,
+      'models/b': 1, 'accuracy/b': 0.4, 'accuracy/b/worst': 0.4,
+      'loss/b': None,
+  }  # fmt: skip
+  facts = {'groups': {'a': {'clients': 3}, 'b': {'clients': 1}}}
+  assert tables.evaluation(row, facts, ACCURACY)[1:] == [
+      ['a', '3', '3', '60.00 %', '12.50 %', '2'],
+      ['b', '1', '1', '40.00 %', '40.00 %', 'not finite'],
+      ['mean over groups', '4', '', '50.00 %', '12.50 %', '1.5'],
+      ['mean over clients', '', '', '55.00 %', '', ''],
+  ]
+
+
+def test_the_command_prints_what_the_run_would_have_stored(tmp_path):
+  result = run(tiny_config(personal_test=True, num_rounds=1), tmp_path)
+  stored = (tmp_path / 'metrics.jsonl').read_bytes()
+  done = forks.run('evaluate', [f'--workdir={tmp_path}'], ROOT)
+  assert done.code == 0, done.err
+  own = tables.personal(result.summary, result.facts)
+  assert tables.as_text(own) in done.out
+  last = result.summary.last
+  table = tables.evaluation(last, result.facts, result.summary.metric)
+  assert tables.as_text(table) in done.out
+  assert 'after 1 rounds, accuracy:' in done.out
+  without = [f'--workdir={tmp_path}', '--nopersonal_test']
+  done = forks.run('evaluate', without, ROOT)
+  assert done.code == 0 and 'own test' not in done.out
+  assert (tmp_path / 'metrics.jsonl').read_bytes() == stored
