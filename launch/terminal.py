@@ -63,11 +63,23 @@ def run(
 
 
 class _Log(logging.Handler):
-  """Writes the library's messages without breaking a progress bar."""
+  """Writes the library's messages without breaking a progress bar.
+
+  A warning that was shown is not shown again, as for each cell of a sweep.
+  """
+
+  def __init__(self):
+    super().__init__()
+    self._shown = set()
 
   def emit(self, record):
-    prefix = '' if record.levelno < logging.WARNING else 'Warning: '
-    tqdm.tqdm.write(prefix + record.getMessage(), file=sys.stderr)
+    text = record.getMessage()
+    if record.levelno >= logging.WARNING:
+      if text in self._shown:
+        return
+      self._shown.add(text)
+      text = f'Warning: {text}'
+    tqdm.tqdm.write(text, file=sys.stderr)
 
 
 _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}

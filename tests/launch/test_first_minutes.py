@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import pathlib
 import re
@@ -162,6 +163,19 @@ def test_the_command_names_its_programs(monkeypatch, capsys):
   cli.main()
   out = capsys.readouterr().out
   assert all(f'\n  {name} ' in out for name in ASKED_COMMANDS)
+
+
+def test_a_warning_is_shown_once_and_a_message_each_time(capsys):
+  handler = terminal._Log()
+  for level, text in (
+      (logging.WARNING, 'few examples'), (logging.INFO, 'cell done'),
+      (logging.WARNING, 'few examples'), (logging.INFO, 'cell done'),
+      (logging.WARNING, 'no examples'),
+  ):  # fmt: skip
+    handler.emit(logging.LogRecord('x', level, '', 0, text, None, None))
+  assert capsys.readouterr().err.splitlines() == [
+      'Warning: few examples', 'cell done', 'cell done', 'Warning: no examples'
+  ]
 
 
 def test_commands_are_named_as_they_were_started(monkeypatch):
