@@ -6,9 +6,8 @@ from fedjax_het.reporting.results_table import Table
 
 ROWS = ('FedAvg x1', 'FeDepth', 'HeteroFL masked', 'SplitMix masked')
 SPLIT = 'cifar10 alpha 0.3'
-# Rounds, local epochs (of a stage), and augmentation. In the authors' program,
-# where a split is a Dirichlet, each image is cropped and flipped once, before
-# the first round, so clients see the same images in all visits.
+# Rounds, local epochs (of a stage), and augmentation. In the authors' program
+# clients see the same images in all visits.
 COLUMNS = {
     '100 rounds': (100, 2, 'crop_flip'),
     '200 rounds': (200, 2, 'crop_flip'),
@@ -41,8 +40,7 @@ def get_table() -> Table:
           f'{fedepth_table2.SETTING} {fedepth_table2.BUDGETS} CIFAR-10, '
           'Dirichlet 0.3. Here two epochs (a stage) where a column does '
           'not say ten, and the rate falls to the last round of each. "Plain '
-          'images" are neither cropped nor flipped; the authors\' program '
-          'does so once for each image, before the first round.'
+          'images" are neither cropped nor flipped.'
       ),
       rows={
           label: {

@@ -82,7 +82,9 @@ SETTING = (
     'PreResNet-20, 100 clients of 500 images, ten a round, 500 rounds of ten '
     'epochs (a stage), batch 128, SGD with momentum 0.9 and a cosine schedule '
     'from 0.1, crops and flips, a fifth of every client held out, batch '
-    f'statistics in the test, too. {MASKS}'
+    'statistics in the test, too. Images are cropped and flipped anew for each '
+    "batch; the authors' program does it once, before the first round, where "
+    f'the split is a Dirichlet. {MASKS}'
 )
 BUDGETS = (
     'A quarter of the clients each hold 1/6, 1/3, 1/2 and all of the model '

@@ -201,7 +201,7 @@ class Run:
 
     Returns:
       A line as those of the split 'test' in metrics.jsonl, see
-      docs/metrics.md.
+      docs/metrics.md; without the virtual time of a clock.
 
     Raises:
       ValueError: If an entry is unknown or its value wrong; or as `model`.
