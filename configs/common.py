@@ -156,7 +156,7 @@ def _fedepth(config):
   config.local.schedule = 'cosine'
   config.local.momentum = 0.9  # From here on the paper is silent.
   config.local.weight_decay = 5e-4
-  # Where a split is a Dirichlet, the code does it once, before the first round.
+  # Where a split is a Dirichlet, the code has 'crop_flip_once'.
   config.local.augment = 'crop_flip'
   config.eval_batch_size = 128  # Norms take the statistics of a test batch.
   config.checkpoint_every = 10

@@ -21,6 +21,9 @@ from fedjax_het.data.splits import (
 )
 from fedjax_het.experiment import footprint
 
+# Images that are cropped and flipped at once, before the first round.
+_AT_ONCE = 2048
+
 
 @contextlib.contextmanager
 def naming(section: str) -> Iterator[None]:
@@ -82,6 +85,45 @@ def with_noise(config, dataset: Dataset) -> Dataset:
         seed=config.partition.seed,
     )
   return dataset._replace(train_labels=labels)
+
+
+def augmented_once(config, dataset: Dataset) -> Dataset:
+  """Crops and flips each training image, for 'crop_flip_once'.
+
+  Args:
+    config: The config.
+    dataset: The data set.
+
+  Returns:
+    The data set with these images, which are the same in all runs of one
+    `partition.seed`.
+
+  Raises:
+    ValueError: As `check_images`.
+  """
+  if config.local.augment != 'crop_flip_once':
+    return dataset
+  check_images(config, dataset)
+  key = jax.random.key(config.partition.seed, impl='threefry2x32')
+  images = dataset.train_images
+  starts = range(0, len(images), _AT_ONCE)
+  parts = [
+      crop_flip(jax.random.fold_in(key, at), images[at : at + _AT_ONCE])
+      for at in starts
+  ]
+  return dataset._replace(train_images=np.concatenate(parts))
+
+
+def check_images(config, dataset: Dataset) -> None:
+  """Raises ValueError if `local.augment` is set for other than images."""
+  features = dataset.train_images
+  plain = not len(dataset.mean)  # Integers or bools.
+  if config.local.augment != 'none' and (plain or features.ndim != 4):
+    raise ValueError(
+        f'local.augment={config.local.augment!r} is for images [height, width, '
+        f'channels], but the examples of {config.dataset} are '
+        f'{features.shape[1:]} {features.dtype}.'
+    )
 
 
 def resize(dataset: Dataset, size: int | None) -> Dataset:
@@ -263,17 +305,10 @@ def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
     See `make_preprocess`.
 
   Raises:
-    ValueError: If `local.augment` is set for examples that are not images.
+    ValueError: As `check_images`.
   """
-  features = dataset.train_images
-  plain = not len(dataset.mean)  # Integers or bools.
-  if config.local.augment != 'none' and (plain or features.ndim != 4):
-    raise ValueError(
-        f'local.augment={config.local.augment!r} is for images [height, width, '
-        f'channels], but the examples of {config.dataset} are '
-        f'{features.shape[1:]} {features.dtype}.'
-    )
-  mean, std = dataset.mean, dataset.std
+  check_images(config, dataset)
+  features, mean, std = dataset.train_images, dataset.mean, dataset.std
   if config.normalise == 'half':
     mean = std = (0.5,) * len(mean)
   augmentation = _augmentation(config.local)
@@ -316,8 +351,10 @@ def _crop_flip_cutout(key, images):
 
 def _augmentation(local):
   """Augmentations of images before and after they are normalised."""
+  if local.augment == 'crop_flip':
+    return crop_flip, None
   if local.augment != 'crop_flip_cutout':
-    return {'none': None, 'crop_flip': crop_flip}[local.augment], None
+    return None, None
   if local.cutout == 'before':
     return _crop_flip_cutout, None
   return crop_flip, _cut_out

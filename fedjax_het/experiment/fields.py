@@ -41,7 +41,7 @@ class Field(NamedTuple):
 # JAX's keys hold 32 bits of a seed: 2^32 would silently be seed 0.
 SEED = Field(0, int, low=0, high=2**32 - 1)
 MAYBE_SEED = SEED._replace(default=None, kind=int | None)
-AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_cutout')
+AUGMENTATIONS = ('none', 'crop_flip', 'crop_flip_once', 'crop_flip_cutout')
 
 # Local training; the learning rate depends on the round.
 LOCAL = dict(
@@ -72,6 +72,8 @@ LOCAL = dict(
     # Leave out an epoch's last partial batch instead of masking its padding,
     # unless it is all that a client has.
     drop_last=Field(False, bool),
+    # 'crop_flip_once' does so once for each training image, before the first
+    # round; the others anew for each batch.
     augment=Field('none', str, choices=AUGMENTATIONS),
     # Whether 'crop_flip_cutout' cuts out its square 'after' images are
     # normalised, which leaves the mean colour, or 'before', which leaves black.

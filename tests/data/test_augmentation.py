@@ -59,6 +59,45 @@ def test_a_cut_out_has_the_mean_colour_or_is_black():
   np.testing.assert_array_equal(after(images), before(images))
 
 
+def test_images_may_be_cropped_and_flipped_once_before_the_first_round():
+  def built(augment, seed=0):
+    config = experiment.default_config('fedavg')
+    config.local.augment, config.partition.seed = augment, seed
+    return experiment.build(config)
+
+  plain, once = built('none'), built('crop_flip_once')
+  before, after = plain.dataset.train_images, once.dataset.train_images
+  assert after.dtype == before.dtype and after.shape == before.shape
+  ways = []
+  for image, new in zip(before, after, strict=True):
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    crops = np.lib.stride_tricks.sliding_window_view(
+        padded[..., 0], image.shape[:2]
+    )
+    ways.append([
+        np.any(np.all(crops == side, axis=(2, 3)))
+        for side in (new[..., 0], new[:, ::-1, 0])
+    ])
+  assert np.all(np.any(ways, axis=1))
+  # Half are mirrored, and most are moved.
+  assert 0.4 < np.mean(np.array(ways)[:, 1]) < 0.6
+  assert np.mean(np.any(before != after, axis=(1, 2, 3))) > 0.9
+  # All else is as it was, and batches are not augmented again.
+  for a, b in zip(plain.parts, once.parts, strict=True):
+    np.testing.assert_array_equal(a, b)
+  np.testing.assert_array_equal(
+      plain.dataset.test_images, once.dataset.test_images
+  )
+  batch, key = after[:8], jax.random.key(0)
+  np.testing.assert_array_equal(
+      once.preprocess(batch, key), plain.preprocess(batch)
+  )
+  again = built('crop_flip_once').dataset.train_images
+  np.testing.assert_array_equal(after, again)
+  other = built('crop_flip_once', seed=1).dataset.train_images
+  assert np.any(after != other)
+
+
 def test_what_follows_normalisation_sees_normalised_images(images):
   seen = []
 

@@ -129,9 +129,10 @@ def test_what_is_no_token_id_is_refused(tmp_path, changes, message):
 
 def test_augmentation_of_texts_and_tables_is_refused(tmp_path):
   config = text_config('fedavg', tmp_path / 'text.npz')
-  config.local.augment = 'crop_flip'
-  with pytest.raises(ValueError, match=r'is for images .* are \(6,\) int32'):
-    experiment.build(config)
+  for augment in ('crop_flip', 'crop_flip_once'):
+    config.local.augment = augment
+    with pytest.raises(ValueError, match=r'is for images .* are \(6,\) int32'):
+      experiment.build(config)
   config = tiny_config('fedavg', dataset='iris', local__augment='crop_flip')
   with pytest.raises(ValueError, match=r'of iris are \(4,\) float32'):
     experiment.build(config)
