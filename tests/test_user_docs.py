@@ -183,9 +183,9 @@ def test_personal_evaluation_and_reading_back(tmp_path, monkeypatch, capsys):
   config = tiny_config('private', num_rounds=1)
   monkeypatch.setattr(fh, 'default_config', lambda name: config)
   names = execute(DATA['personal'])
-  table, number = capsys.readouterr().out.rsplit('\n', 2)[:2]
+  table, number, later = capsys.readouterr().out.rsplit('\n', 3)[:3]
   assert 'own test examples, last round: mean' in table
-  assert 0 < float(number) < 1
+  assert 0 < float(number) < 1 and later == number
   (tmp_path / 'runs' / 'personal').rename(tmp_path / 'runs' / 'quick')
   code = examples(ROOT / 'docs' / 'reading_a_run.md')['load']
   read = execute(code)
