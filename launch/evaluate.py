@@ -17,13 +17,12 @@ import logging
 from absl import flags
 
 from . import stored_runs, terminal
-from .terminal import expanded, fail
+from .terminal import fail
 
 
 def define_flags() -> None:
   """Defines the flags; not at import, since other programs share names."""
-  flags.DEFINE_string('workdir', None, 'Folder of the run.')
-  flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
+  stored_runs.define_flags_of_one()
   flags.DEFINE_bool(
       'personal_test', None,
       "Whether clients are tested on examples of their own; the run's choice.",
@@ -38,8 +37,6 @@ def define_flags() -> None:
       'Clients tested of each group with models of its own; 0 for all; the '
       "run's number.",
   )  # fmt: skip
-  stored_runs.define_flags()
-  flags.DEFINE_string('data_file', None, "File of the run's data here.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,7 +45,6 @@ def main(argv: Sequence[str]) -> None:
   options = flags.FLAGS
   if options.workdir is None:
     fail('--workdir is missing; see --help.')
-  from fedjax_het.experiment.load import load_run
   from fedjax_het.reporting import tables
   from fedjax_het.reporting.summary import main_metric, summarise
 
@@ -62,13 +58,7 @@ def main(argv: Sequence[str]) -> None:
   # Warnings about the config were shown during the run.
   logging.getLogger('fedjax_het').setLevel(logging.ERROR)
   try:
-    stored_runs.register()
-    run = load_run(
-        expanded(options.workdir, '--workdir'),
-        data_dir=options.data_dir,
-        data_file=options.data_file,
-        best=options.best,
-    )
+    run = stored_runs.open_one()
     row = run.evaluate(**entries)
   except (ValueError, FileNotFoundError) as e:
     fail(e)

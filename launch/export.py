@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from absl import flags
 
 from . import stored_runs, terminal
-from .terminal import expanded, fail, folder
+from .terminal import fail, folder
 
 
 def define_flags() -> None:
   """Defines the flags; not at import, since other programs share names."""
-  flags.DEFINE_string('workdir', None, 'Folder of the run.')
+  stored_runs.define_flags_of_one()
   flags.DEFINE_string('out', None, 'Folder for the models; made if missing.')
   flags.DEFINE_string('format', 'msgpack', 'msgpack (of flax) or orbax.')
-  flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
-  stored_runs.define_flags()
-  flags.DEFINE_string('data_file', None, "File of the run's data here.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,17 +33,9 @@ def main(argv: Sequence[str]) -> None:
   for name in ('workdir', 'out'):
     if options[name].value is None:
       fail(f'--{name} is missing; see --help.')
-  from fedjax_het.experiment.load import load_run
-
   try:
     out = folder('--out', options.out)
-    stored_runs.register()
-    run = load_run(
-        expanded(options.workdir, '--workdir'),
-        data_dir=options.data_dir,
-        data_file=options.data_file,
-        best=options.best,
-    )
+    run = stored_runs.open_one()
     written = run.export(out, format=options.format)
   except (ValueError, FileNotFoundError, FileExistsError) as e:
     fail(e)

@@ -44,6 +44,33 @@ def register() -> None:
     python_files.load(expanded(path, '--config'), 'get_config')
 
 
+def define_flags_of_one() -> None:
+  """Defines flags for a run and for which of its models are taken."""
+  flags.DEFINE_string('workdir', None, 'Folder of the run.')
+  flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
+  define_flags()
+  flags.DEFINE_string('data_file', None, "File of the run's data here.")
+
+
+def open_one() -> Any:
+  """The run that the flags name, as `load_run` returns it.
+
+  Raises:
+    FileNotFoundError: If it is not a workdir with an evaluated run.
+    ValueError: If a file is damaged, or a path cannot be read.
+  """
+  from fedjax_het.experiment.load import load_run
+
+  register()
+  options = flags.FLAGS
+  return load_run(
+      expanded(options.workdir, '--workdir'),
+      data_dir=options.data_dir,
+      data_file=options.data_file,
+      best=options.best,
+  )
+
+
 def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
   """The runs of some workdirs, as `load_run` returns them.
 
