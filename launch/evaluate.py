@@ -1,4 +1,4 @@
-"""Tests the trained models of a run again, for example on more test sets.
+"""Tests the trained models of a run again.
 
   python -m launch.evaluate --workdir=runs/quick
   python -m launch.evaluate --workdir=runs/quick --personal_test

@@ -99,9 +99,9 @@ SUBSET = (
 # labels, too, and its norms take the statistics of a test batch.
 OWN = (
     'Columns beta have a second test ("own test"), that of the authors\' '
-    'program: each client is tested on a share of the test set with its own '
-    'labels alone, in one batch, whose statistics the norms take. The paper '
-    'speaks of one test set of 10,000 images.'
+    'program: each client is tested on a share of the test set with as few '
+    'labels (here its own), in one batch, whose statistics the norms take. The '
+    'paper speaks of one test set of 10,000 images.'
 )
 CPU = 'Here 20 rounds of one epoch at batch 32, and nothing is held out.'
 
