@@ -99,11 +99,11 @@ def augmented_once(config, dataset: Dataset) -> Dataset:
     `partition.seed`.
 
   Raises:
-    ValueError: As `check_images`.
+    ValueError: If `local.augment` is set for examples that are not images.
   """
   if config.local.augment != 'crop_flip_once':
     return dataset
-  check_images(config, dataset)
+  _check_images(config, dataset)
   key = jax.random.key(config.partition.seed, impl='threefry2x32')
   images = dataset.train_images
   starts = range(0, len(images), _AT_ONCE)
@@ -114,7 +114,7 @@ def augmented_once(config, dataset: Dataset) -> Dataset:
   return dataset._replace(train_images=np.concatenate(parts))
 
 
-def check_images(config, dataset: Dataset) -> None:
+def _check_images(config, dataset: Dataset) -> None:
   """Raises ValueError if `local.augment` is set for other than images."""
   features = dataset.train_images
   plain = not len(dataset.mean)  # Integers or bools.
@@ -305,9 +305,9 @@ def preprocess(config, dataset: Dataset) -> Callable[..., jax.Array]:
     See `make_preprocess`.
 
   Raises:
-    ValueError: As `check_images`.
+    ValueError: If `local.augment` is set for examples that are not images.
   """
-  check_images(config, dataset)
+  _check_images(config, dataset)
   features, mean, std = dataset.train_images, dataset.mean, dataset.std
   if config.normalise == 'half':
     mean = std = (0.5,) * len(mean)

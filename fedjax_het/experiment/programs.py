@@ -12,7 +12,7 @@ from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.engine import placement
 from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.drivers import Collect, Driver, Job
-from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.evaluate import Scores, make_evaluate
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import RoundReport
 from fedjax_het.experiment import footprint
@@ -204,7 +204,7 @@ def compile_programs(
   )
 
 
-def make_test(experiment: Experiment):
+def make_test(experiment: Experiment) -> Callable[[Any], dict[str, Scores]]:
   """Builds the evaluation on the test set, and on clients' own test examples.
 
   Args:
