@@ -1,6 +1,10 @@
 """FeDepth beside training of the whole model, by settings of the training."""
 
-from fedjax_het.configs.tables import fedepth_middle, fedepth_table2
+from fedjax_het.configs.tables import (
+  fedepth_middle,
+  fedepth_nets,
+  fedepth_table2,
+)
 
 from fedjax_het.reporting.results_table import Table
 
@@ -8,17 +12,13 @@ ROWS = (
     'FedAvg x1', 'FeDepth', 'HeteroFL masked', 'SplitMix masked', 'FedAvg x1/6',
 )  # fmt: skip
 SPLIT = 'cifar10 alpha 0.3'
-# The nets of the authors' program. FedAvg's has no norm and ReLU before the
-# mean, and a bias in the stem; in its and HeteroFL's blocks the shortcut is x
-# where the shape does not change. SplitMix has FedAvg's, without the norm that
-# makes its nets in training and in the test one function, so it is left out.
-IDENTITY = dict(preact_shortcut=False)
-BARE = dict(preact_shortcut=False, stem_bias=True, final_norm=False)
+# The nets of the authors' program. SplitMix has FedAvg's, without the norm that
+# makes its bases one function in training and in the test, so it is left out.
 NETS = {
-    'FedAvg x1': BARE,
-    'FedAvg x1/6': BARE,
-    'HeteroFL masked': IDENTITY,
-    'FeDepth': {},
+    'FedAvg x1': 'FedAvg net',
+    'FedAvg x1/6': 'FedAvg net',
+    'HeteroFL masked': 'HeteroFL net',
+    'FeDepth': 'FeDepth net',
 }
 OWN_NETS = '100 rounds with the nets of the authors'
 # What differs from a hundred rounds of two epochs. Plain images: in the
@@ -40,11 +40,9 @@ COLUMNS = {
 def _cell(config, label, column):
   config = config.copy_and_resolve_references()
   config.update_from_flattened_dict(COLUMNS[column])
-  if column == OWN_NETS:
-    if label not in NETS:
-      return None
-    config.model.update(NETS[label])
-  return config
+  if column != OWN_NETS:
+    return config
+  return fedepth_nets.with_net(config, NETS[label]) if label in NETS else None
 
 
 def get_table() -> Table:

@@ -1,0 +1,68 @@
+"""FeDepth's comparison on the nets of its authors' program."""
+
+from fedjax_het.configs.tables import _papers, fedepth_table2
+
+from fedjax_het.reporting.results_table import Table
+
+SCALES = _papers.SCALES
+ROWS = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth')
+COLUMN = 'cifar10 alpha 0.3'
+# In the authors' program every method has a PreResNet-20 of its own. FeDepth's
+# is the library's; in HeteroFL's the shortcut is x where the shape does not
+# change; FedAvg's has in addition a bias in the stem, and no norm and ReLU
+# before the mean. SplitMix's bases are FedAvg's net.
+NETS = {
+    'FeDepth net': {},
+    'HeteroFL net': dict(preact_shortcut=False),
+    'FeDepth net without final norm': dict(final_norm=False),
+    'FedAvg net': dict(
+        preact_shortcut=False, stem_bias=True, final_norm=False
+    ),
+}
+
+
+def with_net(config, net: str):
+  """A copy with one of `NETS`."""
+  config = config.copy_and_resolve_references()
+  config.model.update(NETS[net])
+  return config
+
+
+def get_table(scale: str = SCALES[0]) -> Table:
+  """Methods of Table 2 by net.
+
+  Run: `python -m launch.sweep --table=fedepth_nets --scale=cpu
+  --data_dir=DIR`; with `--reuse=results/fedepth_table2/cpu` the cells of
+  FeDepth's net are copied.
+
+  Args:
+    scale: One of `SCALES`.
+
+  Returns:
+    The table, of CIFAR-10 with Dirichlet 0.3.
+  """
+  methods = {label: fedepth_table2.METHODS[label] for label in ROWS}
+  column = {COLUMN: fedepth_table2.COLUMNS[COLUMN]}
+  rows = fedepth_table2.cells(methods, column, scale)
+  full = fedepth_table2.SETTING.removesuffix(fedepth_table2.MASKS)
+  return Table(
+      title='FeDepth: the nets of the authors\' program',
+      setting=_papers.in_words(
+          scale,
+          f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
+          f"{fedepth_table2.BUDGETS} In the authors' program each method has "
+          'a PreResNet-20 of its own. In that of FeDepth the shortcut is '
+          'relu(norm(x)) in every block, in that of HeteroFL x where the '
+          "shape does not change. FedAvg's has in addition a bias in the stem, "
+          'and no norm and ReLU before the mean.',
+          fedepth_table2.CPU,
+      ),
+      rows={
+          label: {name: with_net(configs[COLUMN], name) for name in NETS}
+          for label, configs in rows.items()
+      },
+      paper={},
+      seeds=(0,),
+      columns=tuple(NETS),
+      mean='clients',
+  )
