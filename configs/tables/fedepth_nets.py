@@ -7,10 +7,8 @@ from fedjax_het.reporting.results_table import Table
 SCALES = _papers.SCALES
 ROWS = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth')
 COLUMN = 'cifar10 alpha 0.3'
-# In the authors' program every method has a PreResNet-20 of its own. FeDepth's
-# is the library's; in HeteroFL's the shortcut is x where the shape does not
-# change; FedAvg's has in addition a bias in the stem, and no norm and ReLU
-# before the mean. SplitMix's bases are FedAvg's net.
+# The nets of the authors' program (`fedepth_table2.SETTING` says how they
+# differ); SplitMix's bases are FedAvg's net.
 NETS = {
     'FeDepth net': {},
     'HeteroFL net': dict(preact_shortcut=False),
@@ -24,7 +22,8 @@ NETS = {
 def with_net(config, net: str):
   """A copy with one of `NETS`."""
   config = config.copy_and_resolve_references()
-  config.model.update(NETS[net])
+  if 'preact_shortcut' in config.model:  # The dense nets of `quick` have none.
+    config.model.update(NETS[net])
   return config
 
 
@@ -46,15 +45,12 @@ def get_table(scale: str = SCALES[0]) -> Table:
   rows = fedepth_table2.cells(methods, column, scale)
   full = fedepth_table2.SETTING.removesuffix(fedepth_table2.MASKS)
   return Table(
-      title='FeDepth: the nets of the authors\' program',
+      title="FeDepth: the nets of the authors' program",
       setting=_papers.in_words(
           scale,
           f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
-          f"{fedepth_table2.BUDGETS} In the authors' program each method has "
-          'a PreResNet-20 of its own. In that of FeDepth the shortcut is '
-          'relu(norm(x)) in every block, in that of HeteroFL x where the '
-          "shape does not change. FedAvg's has in addition a bias in the stem, "
-          'and no norm and ReLU before the mean.',
+          f'{fedepth_table2.BUDGETS} Here all methods of a column have '
+          'one of these nets.',
           fedepth_table2.CPU,
       ),
       rows={

@@ -61,13 +61,11 @@ def get_table() -> Table:
           f'{fedepth_table2.SETTING} {fedepth_table2.BUDGETS} CIFAR-10, '
           'Dirichlet 0.3. Here two epochs (a stage) where a column does '
           'not say ten, and the rate falls to the last round of each. "Plain '
-          'images" are neither cropped nor flipped. In the authors\' program '
-          'the net of FedAvg has no norm and ReLU before the mean, and a bias '
-          'in the stem; in its and HeteroFL\'s blocks the shortcut is x where '
-          'the shape does not change. With running statistics, '
-          'norms are tested with statistics of the training, which the server '
-          "averages; so does the authors' program unless a flag is set, as in "
-          'its example commands, of which FedAvg has none.'
+          'images" are neither cropped nor flipped. With the nets of the '
+          'authors each method has its own. With running statistics, norms are '
+          'tested with statistics of the training, which the server averages; '
+          "so does the authors' program unless a flag is set, as in its "
+          'example commands, of which FedAvg has none.'
       ),
       rows={
           label: {
