@@ -17,6 +17,10 @@ NETS = {
         preact_shortcut=False, stem_bias=True, final_norm=False
     ),
 }
+# {column: (net, rate)}: the paper's rate, and that of the authors' scripts.
+COLUMNS = {net: (net, 0.1) for net in NETS} | {
+    f'{net} at 0.01': (net, 0.01) for net in ('FeDepth net', 'FedAvg net')
+}
 
 
 def with_net(config, net: str):
@@ -28,10 +32,10 @@ def with_net(config, net: str):
 
 
 def get_table(scale: str = SCALES[0]) -> Table:
-  """Methods of Table 2 by net.
+  """Methods of Table 2 by net and learning rate.
 
   Run: `python -m launch.sweep --table=fedepth_nets --scale=cpu
-  --data_dir=DIR`; with `--reuse=results/fedepth_table2/cpu` the cells of
+  --data_dir=DIR`; with `--reuse=results/fedepth_rates/cpu` the cells of
   FeDepth's net are copied.
 
   Args:
@@ -50,15 +54,19 @@ def get_table(scale: str = SCALES[0]) -> Table:
           scale,
           f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
           f'{fedepth_table2.BUDGETS} Here all methods of a column have '
-          'one of these nets.',
+          "one of these nets, and the rate 0.01 of the authors' scripts where "
+          'it is named.',
           fedepth_table2.CPU,
       ),
       rows={
-          label: {name: with_net(configs[COLUMN], name) for name in NETS}
+          label: {
+              name: _papers.with_rate(with_net(configs[COLUMN], net), rate)
+              for name, (net, rate) in COLUMNS.items()
+          }
           for label, configs in rows.items()
       },
       paper={},
       seeds=(0,),
-      columns=tuple(NETS),
+      columns=tuple(COLUMNS),
       mean='clients',
   )
