@@ -44,15 +44,12 @@ def get_table(scale: str = SCALES[0]) -> Table:
   Returns:
     The table, of CIFAR-10 with Dirichlet 0.3.
   """
-  methods = {label: fedepth_table2.METHODS[label] for label in ROWS}
-  column = {COLUMN: fedepth_table2.COLUMNS[COLUMN]}
-  rows = fedepth_table2.cells(methods, column, scale)
-  full = fedepth_table2.SETTING.removesuffix(fedepth_table2.MASKS)
+  configs = fedepth_table2.of_column(ROWS, COLUMN, scale)
   return Table(
       title="FeDepth: the nets of the authors' program",
       setting=_papers.in_words(
           scale,
-          f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
+          f'CIFAR-10, balanced Dirichlet 0.3. {fedepth_table2.UNMASKED} '
           f'{fedepth_table2.BUDGETS} Here all methods of a column have '
           "one of these nets, and the rate 0.01 of the authors' scripts where "
           'it is named.',
@@ -60,10 +57,10 @@ def get_table(scale: str = SCALES[0]) -> Table:
       ),
       rows={
           label: {
-              name: _papers.with_rate(with_net(configs[COLUMN], net), rate)
+              name: _papers.with_rate(with_net(config, net), rate)
               for name, (net, rate) in COLUMNS.items()
           }
-          for label, configs in rows.items()
+          for label, config in configs.items()
       },
       paper={},
       seeds=(0,),

@@ -27,25 +27,21 @@ def get_table(scale: str = SCALES[0]) -> Table:
   Returns:
     The table, of CIFAR-10 with Dirichlet 0.3.
   """
-  methods = {label: fedepth_table2.METHODS[label] for label in ROWS}
-  column = {COLUMN: fedepth_table2.COLUMNS[COLUMN]}
-  rows = fedepth_table2.cells(methods, column, scale)
-  full = fedepth_table2.SETTING.removesuffix(fedepth_table2.MASKS)
-  full = full.replace('from 0.1', 'from the rate named')
+  configs = fedepth_table2.of_column(ROWS, COLUMN, scale)
+  full = fedepth_table2.UNMASKED.replace('from 0.1', 'from the rate named')
   return Table(
       title='FeDepth: two learning rates for each method',
       setting=_papers.in_words(
           scale,
-          f'CIFAR-10, balanced Dirichlet 0.3. {full}No row has a label mask. '
-          f'{fedepth_table2.BUDGETS}',
+          f'CIFAR-10, balanced Dirichlet 0.3. {full} {fedepth_table2.BUDGETS}',
           fedepth_table2.CPU,
       ),
       rows={
           label: {
-              name: _papers.with_rate(configs[COLUMN], rate)
+              name: _papers.with_rate(config, rate)
               for name, rate in COLUMNS.items()
           }
-          for label, configs in rows.items()
+          for label, config in configs.items()
       },
       paper={},
       seeds=(0,),

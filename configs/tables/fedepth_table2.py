@@ -89,6 +89,7 @@ SETTING = (
     "does not change, and FedAvg's and SplitMix's has in addition a bias in "
     f'the stem, and no norm and ReLU before the mean. {MASKS}'
 )
+UNMASKED = f'{SETTING.removesuffix(MASKS)}No row has a label mask.'
 BUDGETS = (
     'A quarter of the clients each hold 1/6, 1/3, 1/2 and all of the model '
     '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus).'
@@ -156,6 +157,13 @@ def cells(methods, columns, scale: str):
       }
       for label, (get_config, variants) in methods.items()
   }
+
+
+def of_column(labels, column: str, scale: str):
+  """The configs of some rows in one column: {label: config}."""
+  methods = {label: METHODS[label] for label in labels}
+  rows = cells(methods, {column: COLUMNS[column]}, scale)
+  return {label: configs[column] for label, configs in rows.items()}
 
 
 def target(label: str, column: str):
