@@ -3,11 +3,11 @@
   u = relu(norm(x));  out = conv(relu(norm(conv(u)))) + shortcut(u)
 
 As in the code of FeDepth, the shortcut takes u in every block; in the net of He
-et al. it is x where the shape does not change (`preact_shortcut=False`). By
-default each batch is normalised by its own statistics, in training and test,
-and parameters are initialised as in PyTorch, except for the classifier's bias,
-which is zero. These defaults follow the code of FeDepth and of its baselines,
-HeteroFL and SplitMix.
+et al., and in that code's baselines, it is x where the shape does not change
+(`preact_shortcut=False`). By default each batch is normalised by its own
+statistics, in training and test, and parameters are initialised as in PyTorch,
+except for the classifier's bias, which is zero. These defaults follow the code
+of FeDepth; the table `fedepth_nets` has the nets of its baselines.
 
 References:
   He et al., `Identity Mappings in Deep Residual Networks
@@ -172,8 +172,9 @@ def preresnet20(
     shortcut: 'A' (zero padding) or 'B' (1x1 convolution, without norm).
     stem_norm: Whether a norm follows the first convolution.
     stem_bias: Whether the first convolution has a bias.
-    final_norm: Whether norm and ReLU precede the mean. `stem_bias=True` and
-      `final_norm=False` give the net in the code of the width baselines.
+    final_norm: Whether norm and ReLU precede the mean. `stem_bias=True`,
+      `final_norm=False` and `preact_shortcut=False` give the net of FedAvg and
+      SplitMix in the code of FeDepth.
     head_relu: Whether a ReLU follows the final norm, as in the code of FeDepth;
       no head in the code of m-FeDepth has one.
     preact_shortcut: Whether the shortcut takes u in every block, as in the
