@@ -14,7 +14,7 @@ ROWS = (
 SPLIT = 'cifar10 alpha 0.3'
 # The nets of the authors' program. SplitMix has FedAvg's, without the norm that
 # makes its bases one function in training and in the test, so it is left out.
-NETS = {
+NET_OF = {
     'FedAvg x1': 'FedAvg net',
     'FedAvg x1/6': 'FedAvg net',
     'HeteroFL masked': 'HeteroFL net',
@@ -42,7 +42,9 @@ def _cell(config, label, column):
   config.update_from_flattened_dict(COLUMNS[column])
   if column != OWN_NETS:
     return config
-  return fedepth_nets.with_net(config, NETS[label]) if label in NETS else None
+  if label not in NET_OF:
+    return None
+  return fedepth_nets.with_net(config, NET_OF[label])
 
 
 def get_table() -> Table:
