@@ -5,7 +5,8 @@ from fedjax_het.configs.tables import _papers, fedepth_table2
 from fedjax_het.reporting.results_table import Table
 
 SCALES = _papers.SCALES
-ROWS = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth')
+ROWS = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth', 'SplitMix')
+UNSCALED = 'SplitMix without 1 / r'
 COLUMN = 'cifar10 alpha 0.3'
 # The nets of the authors' program (`fedepth_table2.SETTING` says how they
 # differ); SplitMix's bases are FedAvg's net.
@@ -31,11 +32,20 @@ def with_net(config, net: str):
   return config
 
 
+def _cell(config, label: str, net: str, rate: float):
+  config = _papers.with_rate(with_net(config, net), rate)
+  if label == UNSCALED:
+    config.algorithm.rescale = False
+  # Without the last norm the factor 1 / r would reach the classifier.
+  refused = label == 'SplitMix' and NETS[net].get('final_norm') is False
+  return None if refused else config
+
+
 def get_table(scale: str = SCALES[0]) -> Table:
   """Methods of Table 2 by net and learning rate.
 
   Run: `python -m launch.sweep --table=fedepth_nets --scale=cpu
-  --data_dir=DIR`; with `--reuse=results/fedepth_rates/cpu` the cells of
+  --data_dir=DIR`; with `--reuse=results/fedepth_rates/cpu` most cells of
   FeDepth's net are copied.
 
   Args:
@@ -45,6 +55,7 @@ def get_table(scale: str = SCALES[0]) -> Table:
     The table, of CIFAR-10 with Dirichlet 0.3.
   """
   configs = fedepth_table2.of_column(ROWS, COLUMN, scale)
+  configs[UNSCALED] = configs['SplitMix']
   return Table(
       title="FeDepth: the nets of the authors' program",
       setting=_papers.in_words(
@@ -52,12 +63,16 @@ def get_table(scale: str = SCALES[0]) -> Table:
           f'CIFAR-10, balanced Dirichlet 0.3. {fedepth_table2.UNMASKED} '
           f'{fedepth_table2.BUDGETS} Here all methods of a column have '
           "one of these nets, and the rate 0.01 of the authors' scripts where "
-          'it is named.',
+          'it is named. Without 1 / r, SplitMix does not multiply outputs of '
+          'convolutions by 6 in training, and draws kernels as the thin net '
+          'does; with it, the library refuses nets without the last norm, '
+          'which the factor would make another function in training than in '
+          'the test.',
           fedepth_table2.CPU,
       ),
       rows={
           label: {
-              name: _papers.with_rate(with_net(config, net), rate)
+              name: _cell(config, label, net, rate)
               for name, (net, rate) in COLUMNS.items()
           }
           for label, config in configs.items()
