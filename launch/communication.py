@@ -268,7 +268,9 @@ def _print_overheads() -> None:
   options = flags.FLAGS
   try:
     found = table_files.find_table(options.table, options.scale)
-    part = table_files.choose(found.table, None, options.rows, options.cols)
+    part = table_files.choose(
+        found.table, None, options.rows, options.cols, found.merged
+    )
     where = options.data_dir
     if where is not None:
       where = str(terminal.expanded(where, '--data_dir'))

@@ -181,7 +181,7 @@ def main(argv: Sequence[str]) -> None:
         found, '--workdirs', options.workdirs, 'runs'
     )
     part = table_files.choose(
-        found.table, options.seeds, options.rows, options.cols
+        found.table, options.seeds, options.rows, options.cols, found.merged
     )
     overrides = {}
     if options.data_dir is not None:

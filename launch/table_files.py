@@ -21,11 +21,14 @@ class Found(NamedTuple):
     table: The `Table`.
     name: Name of its file, without the suffix.
     scale: One of its scales; '' if it has only one.
+    merged: Rows and columns of other scales that have no cell of their own at
+      this one.
   """
 
   table: object
   name: str
   scale: str
+  merged: tuple[str, ...] = ()
 
   @property
   def heading(self) -> str:
@@ -87,9 +90,14 @@ def find_table(name: str, scale: str | None = None) -> Found:
     raise ValueError(
         f'{path}: get_table returns {type(table).__name__}, not a Table.'
     )
+  every = (*table.labels, *table.columns)
   if scale == 'quick':
     table = distinct(table)
-  return Found(table, path.stem, scale if len(scales) > 1 else '')
+  left = {*table.labels, *table.columns}
+  return Found(
+      table, path.stem, scale if len(scales) > 1 else '',
+      tuple(label for label in every if label not in left),
+  )  # fmt: skip
 
 
 def is_tracked(folder: pathlib.Path) -> bool:
@@ -229,6 +237,7 @@ def choose(
     seeds: str | None = None,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
+    merged: Sequence[str] = (),
 ):
   """The part of a table that flags name.
 
@@ -238,6 +247,7 @@ def choose(
     rows: Labels, or their names in lower case with _, or the first words of
       several; None for all.
     columns: Likewise, of columns.
+    merged: See `Found`; an error for one of these says why.
 
   Returns:
     The table with only these cells.
@@ -249,7 +259,7 @@ def choose(
     table = table._replace(seeds=parse_seeds(seeds))
   if rows is not None:
     # A view shows the runs of its row.
-    labels = _named('row', rows, table.labels)
+    labels = _named('row', rows, table.labels, merged)
     labels = {table.views.get(label, (label,))[0] for label in labels}
     table = table._replace(
         rows={row: c for row, c in table.rows.items() if row in labels}
@@ -257,7 +267,7 @@ def choose(
   if columns is not None:
     if tuple(table.columns) == ('',):
       raise ValueError('This table has no columns; leave --cols out.')
-    chosen = _named('column', columns, table.columns)
+    chosen = _named('column', columns, table.columns, merged)
     table = table._replace(
         columns=tuple(c for c in table.columns if c in chosen)
     )
@@ -271,7 +281,10 @@ def choose(
 
 
 def _named(
-    what: str, given: Sequence[str], known: Sequence[str]
+    what: str,
+    given: Sequence[str],
+    known: Sequence[str],
+    merged: Sequence[str],
 ) -> list[str]:
   """The known labels that are given, by label or by name as in file names.
 
@@ -290,6 +303,13 @@ def _named(
       chosen.append(by_slug[words])
       continue
     begun = [by_slug[s] for s in by_slug if s.startswith(f'{words}_')]
+    if not begun and any(
+        f'{slug(label)}_'.startswith(f'{words}_') for label in merged
+    ):
+      raise ValueError(
+          f'At this scale no {what} {name!r} is left, since cells with equal '
+          f'configs are one cell; the {what}s are {", ".join(known)}.'
+      )
     if not begun:
       check_name(what, name, known)
     chosen += begun

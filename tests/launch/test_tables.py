@@ -248,6 +248,15 @@ def test_flags_choose_cells():
   assert error(table_files.choose, table, None, []).startswith(
       'Name at least one row: FedIN, '
   )
+  quick = table_files.find_table('fedin_v2_table1', 'quick')
+  assert 'cifar10 IID' in quick.merged
+  for words in ('cifar10', 'cifar10_iid'):
+    assert error(
+        table_files.choose, quick.table, None, None, [words], quick.merged
+    ).startswith(f'At this scale no column {words!r} is left, since cells with ')
+  assert 'Unknown column' in error(
+      table_files.choose, quick.table, None, None, ['cifar1'], quick.merged
+  )
   plain = table_files.find_table('fashion_mnist').table
   assert error(table_files.choose, plain, None, None, ['x']) == (
       'This table has no columns; leave --cols out.'
