@@ -11,14 +11,16 @@ of the K channels of every layer. One round:
      absent from the minibatch are set to 0. If a norm directly behind a
      convolution cancels the factor and its output enters a sum, as in the stem
      of PreResNet-20, the norm's output is multiplied, too. With batch
-     statistics, a net is then the same function in training and in testing.
+     statistics, a net is then the same function in training and in testing if
+     a norm follows the last convolution. Other nets are refused, unless the
+     factor is asked for in testing, too, which is an option of ours.
   3. Base b becomes the mean over its trainers, weighted by their numbers of
      examples,
        theta_b <- sum_{k trains b} n_k theta_kb / sum_{k trains b} n_k;
      a base without trainers keeps its value.
 
 The prediction is the mean of the bases' logits. With the norm policy 'batch'
-statistics are estimated again, without the factor 1 / r, before every
+statistics are estimated again, as the net is tested, before every
 evaluation; with 'batch_only' (the paper's default) each test batch is
 normalised by its own statistics.
 
@@ -224,6 +226,7 @@ def splitmix(
     *,
     num_bases: int = 4,
     rescale: bool = True,
+    rescale_test: bool = False,
     mask: str = 'batch',
     calibrate_batches: int | None = None,
     views: bool = False,
@@ -239,6 +242,9 @@ def splitmix(
     num_bases: B; a base has floor(K / B) of K channels.
     rescale: Whether outputs of convolutions are multiplied by 1 / r in
       training, and kernels drawn as for the full width.
+    rescale_test: Whether outputs of convolutions are multiplied in testing,
+      too, if `rescale`. The authors' code does not do it; where a norm follows
+      the last convolution it changes nothing, and others need it.
     mask: As for `heterofl`; 'batch' in the paper's code where labels are
       skewed.
     calibrate_batches: As for `heterofl`.
@@ -253,7 +259,7 @@ def splitmix(
     ValueError: If an option is out of range, groups hold different models, a
       budget affords no base, a base has no channel, the model of
       several bases has pretrained parameters, or the factor of `rescale` would
-      reach the classifier.
+      reach the classifier in training only.
   """
   groups, local = federation.groups, federation.local
   one_of('mask', mask, MASKS)
@@ -274,18 +280,21 @@ def splitmix(
         f'{model.name} has pretrained parameters of the full width; leave '
         'them out.'
     )
-  if rescale and num_bases > 1 and scaled_behind_norms(model):
+  unequal = rescale and not rescale_test and num_bases > 1
+  if unequal and scaled_behind_norms(model):
     raise ValueError(
         f'SplitMix with rescale: in {model.name!r} no norm follows the last '
         'convolution, so its classifier would see other features in training '
-        'than in testing; use norms (model.norm, model.final_norm) or '
-        'algorithm.rescale=False.'
+        'than in testing; use norms (model.norm, model.final_norm), '
+        'algorithm.rescale=False or algorithm.rescale_test=True.'
     )
   base = model
   if num_bases > 1:
     base = narrow(model, lambda k: k // num_bases)
   trained = without_running_stats(base)
   factor = num_bases if rescale else 1
+  factor_of_test = factor if rescale_test else 1
+  predict = functools.partial(_predict, base, factor_of_test)
 
   def init(key):
     # The first base is drawn with the key that FedAvg uses.
@@ -348,16 +357,17 @@ def splitmix(
     return server._replace(bases=bases, opt_state=opt_state), {}
 
   def calibrate(server, data):
-    stats = jax.lax.map(
-        lambda params: static_statistics(
+    def statistics(params):
+      with scaled_outputs(factor_of_test):
+        return static_statistics(
             base,
             params,
             data,
             batch_size=local.batch_size,
             num_batches=calibrate_batches,
-        ),
-        server.bases.params,
-    )
+        )
+
+    stats = jax.lax.map(statistics, server.bases.params)
     return server._replace(bases=server.bases._replace(stats=stats))
 
   return FederatedAlgorithm(
@@ -368,9 +378,9 @@ def splitmix(
       server_update=server_update,
       client_model=lambda server, client, group: server.bases,
       one_model=True,
-      predict=functools.partial(_predict, base, num_bases),
+      predict=functools.partial(predict, num_bases),
       views={
-          f'bases_{m}': functools.partial(_predict, base, m)
+          f'bases_{m}': functools.partial(predict, m)
           for m in sorted({*afforded.values()} if views else ())
       },
       calibrate=calibrate if base.abstract_variables.stats else None,
@@ -383,10 +393,11 @@ def _place(chosen, num_bases, part):
   return whole.at[chosen].set(part)
 
 
-def _predict(base, number, group, bases, x):
+def _predict(base, factor, number, group, bases, x):
   """Logits of the first `number` bases, averaged."""
   del group
   first = jax.tree.map(lambda leaf: leaf[:number], bases)
-  logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
+  with scaled_outputs(factor):
+    logits = jax.lax.map(lambda one: base.apply(one, x)[0], first)
   # z = (1 / m) sum_b z_b
   return jnp.mean(logits, axis=0)

@@ -3,7 +3,6 @@
 import dataclasses
 from fractions import Fraction
 import functools
-import importlib
 import math
 
 import jax
@@ -252,27 +251,28 @@ def test_joint_training_is_separate_training_on_the_same_batches(
   assert np.std(losses) > 1e-3
 
 
+def conv_federation(norm):
+  """One group with a convolution, its mean and a linear head."""
+  blocks = (
+      Block('stem', ConvUnit(4, norm, kernel=2, pool=False)),
+      Block('pool', GlobalPool()),
+      Block('head', Linear(NUM_CLASSES)),
+  )
+  model = BlockModel('conv', blocks, SHAPE, NUM_CLASSES, (1, 2))
+  groups = (Group('a', model, np.arange(6)),)
+  return Federation(groups, tiny_local(optax.sgd, 0.1, 1, 8))
+
+
 @pytest.mark.parametrize('mask', ['client', 'none'])
 @pytest.mark.parametrize('rescale', [True, False])
-def test_one_step_is_that_of_the_paper(mask, rescale, monkeypatch):
+def test_one_step_is_that_of_the_paper(mask, rescale):
   """Written out: a convolution times 1 / r = 2, its mean, a linear head."""
-  # A net without norms would be refused; it shows the factor best.
-  module = importlib.import_module('fedjax_het.algorithms.splitmix')
-  monkeypatch.setattr(module, 'scaled_behind_norms', lambda model: False)
-  model = BlockModel(
-      'conv',
-      (
-          Block('stem', ConvUnit(4, kernel=2, pool=False)),
-          Block('pool', GlobalPool()),
-          Block('head', Linear(NUM_CLASSES)),
-      ),
-      SHAPE,
-      NUM_CLASSES,
-      (1, 2),
+  # A net without norms, whose factor is in testing, too, shows it best.
+  federation = conv_federation('none')
+  groups = federation.groups
+  algorithm = splitmix(
+      federation, num_bases=2, rescale=rescale, rescale_test=True, mask=mask
   )
-  groups = (Group('a', model, np.arange(6)),)
-  federation = Federation(groups, tiny_local(optax.sgd, 0.1, 1, 8))
-  algorithm = splitmix(federation, num_bases=2, rescale=rescale, mask=mask)
   server = algorithm.init(jax.random.key(0))
   data, client = tiny_data(), 2
   own = data.client(client)
@@ -286,12 +286,15 @@ def test_one_step_is_that_of_the_paper(mask, rescale, monkeypatch):
       lambda sent: algorithm.client_update(groups[0], (), sent, own, visit)[1]
   )(sent).summed
 
-  def loss(params):
+  def logits(params):
     conv = params['stem']['conv']
     kernel = conv['kernel'].reshape(4, 2)  # The whole image of 2x2.
     h = x.reshape(3, 4) @ kernel + conv['bias'][None]
     h = jax.nn.relu((2 if rescale else 1) * h)
-    z = h @ params['head']['kernel'] + params['head']['bias'][None]
+    return h @ params['head']['kernel'] + params['head']['bias'][None]
+
+  def loss(params):
+    z = logits(params)
     z = z if mask == 'none' else jnp.where(owned[None], z, 0)
     return -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(3), y])
 
@@ -305,6 +308,10 @@ def test_one_step_is_that_of_the_paper(mask, rescale, monkeypatch):
     # Three examples times -0.1 g.
     want = jax.tree.map(lambda g: 3 * -0.1 * g, slope(start))
     assert_trees(change, want, rtol=1e-4, atol=1e-6)
+  # The test has the same factor.
+  got = algorithm.predict(groups[0], server.bases, x)
+  want = np.mean(jax.vmap(logits)(server.bases.params), axis=0)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
@@ -412,6 +419,7 @@ def test_a_classifier_that_would_see_the_factor_is_refused():
   with pytest.raises(ValueError, match="in 'preresnet8' no norm follows the l"):
     splitmix(federation)
   splitmix(federation, rescale=False)
+  splitmix(federation, rescale_test=True)
 
 
 @pytest.mark.parametrize(
@@ -470,6 +478,17 @@ def test_statistics_are_estimated_for_every_base():
   )
   assert np.all(got['stem']['norm']['mean'] != mean)
   assert splitmix(one_model_federation(norm=False)).calibrate is None
+
+
+def test_statistics_have_the_factor_of_the_test():
+  federation = conv_federation('batch')
+  means = []
+  for rescale_test in (False, True):
+    algorithm = splitmix(federation, num_bases=2, rescale_test=rescale_test)
+    server = algorithm.init(jax.random.key(0))
+    ready = jax.jit(algorithm.calibrate)(server, tiny_data())
+    means.append(ready.bases.stats['stem']['norm']['mean'])
+  np.testing.assert_allclose(means[1], 2 * means[0], rtol=1e-5, atol=1e-6)
 
 
 def test_bad_options_are_refused_in_one_line(federation):

@@ -253,7 +253,7 @@ def test_flags_choose_cells():
   for words in ('cifar10', 'cifar10_iid'):
     assert error(
         table_files.choose, quick.table, None, None, [words], quick.merged
-    ).startswith(f'At this scale no column {words!r} is left, since cells with ')
+    ).startswith(f'At this scale no column {words!r} is left, since cells ')
   assert 'Unknown column' in error(
       table_files.choose, quick.table, None, None, ['cifar1'], quick.merged
   )
