@@ -7,6 +7,8 @@ from fedjax_het.reporting.results_table import Table
 SCALES = _papers.SCALES
 ROWS = ('FedAvg x1', 'FedAvg x1/6', 'FeDepth', 'SplitMix')
 UNSCALED = 'SplitMix without 1 / r'
+# (row, column) whose first round has updates that are not finite.
+FAILS = ('SplitMix', 'FedAvg net')
 COLUMN = 'cifar10 alpha 0.3'
 # The nets of the authors' program (`fedepth_table2.SETTING` says how they
 # differ); SplitMix's bases are FedAvg's net.
@@ -68,13 +70,15 @@ def get_table(scale: str = SCALES[0]) -> Table:
           '1 / r = 6 in training; on nets without the last norm, which this '
           'makes another function, here in the test, too, in the '
           "authors' program not. Without 1 / r it never does, and draws "
-          'kernels as the thin net does.',
+          "kernels as the thin net does. On FedAvg's net at the rate 0.1 "
+          "SplitMix's first round has updates that are not finite.",
           fedepth_table2.CPU,
       ),
       rows={
           label: {
               name: _cell(config, label, net, rate)
               for name, (net, rate) in COLUMNS.items()
+              if (label, name) != FAILS or scale == 'quick'
           }
           for label, config in configs.items()
       },
