@@ -84,8 +84,8 @@ def get_table() -> Table:
           'images" are neither cropped nor flipped. With the nets of the '
           'authors each method has its own; SplitMix then multiplies outputs '
           'of convolutions by 6 in the test, too, where its authors do it in '
-          'training only. Without 1 / r it never does, and draws kernels as the '
-          'thin net does. With running statistics, norms are '
+          'training only. Without 1 / r it never does, and draws kernels as '
+          'the thin net does. With running statistics, norms are '
           'tested with statistics of the training, which the server averages; '
           "so does the authors' program unless a flag is set, as in its "
           'example commands, of which FedAvg has none.'
