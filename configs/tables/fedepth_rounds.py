@@ -58,7 +58,7 @@ def _unscaled(config):
 
 
 def get_table() -> Table:
-  """Five rows of Table 2, by rounds and settings of the local training.
+  """Rows of Table 2, by rounds and settings of the local training.
 
   Run: `python -m launch.sweep --table=fedepth_rounds
   --reuse=results/fedepth_middle --data_dir=DIR`.
