@@ -25,6 +25,7 @@ NET_OF = {
 OWN_NETS = (
     '100 rounds with the nets of the authors',
     '100 rounds with the nets of the authors at the rate 0.01',
+    '200 rounds with the nets of the authors at the rate 0.01',
 )
 # What differs from a hundred rounds of two epochs. Plain images: in the
 # authors' program clients see the same images in all visits. The rate 0.01: so
@@ -38,6 +39,7 @@ COLUMNS = {
     '30 rounds of ten epochs': {'num_rounds': 30, 'local.epochs': 10},
     OWN_NETS[0]: {},
     OWN_NETS[1]: {'local.learning_rate': 0.01},
+    OWN_NETS[2]: {'num_rounds': 200, 'local.learning_rate': 0.01},
     '100 rounds at the rate 0.01': {'local.learning_rate': 0.01},
     '100 rounds with running statistics': {'model.norm': 'batch'},
 }
