@@ -240,6 +240,41 @@ def test_short_panels_are_not_drawn_on_a_long_axis(
   assert not short.yaxis.get_tick_params()['labelleft']
 
 
+def _curve(high):
+  return [0, 1], [high / 2, high]
+
+
+def _dots(high):
+  return {'cnn': [high], 'mlp': [high / 2]}
+
+
+def _cost(high):
+  return [1e6], [high]
+
+
+@pytest.mark.parametrize('draw, series', [
+    (lambda panels, path: pictures.draw_curves(panels, path, 'y'), _curve),
+    (lambda panels, path: pictures.draw_dots(panels, path, 'y'), _dots),
+    (lambda panels, path: pictures.draw_trade_off(panels, path, 'x', 'y'),
+     _cost),
+])  # fmt: skip
+@pytest.mark.parametrize('low, shared', [(0.15, True), (0.14, False)])
+def test_low_panels_have_a_y_axis_of_their_own(
+    tmp_path, figures, draw, series, low, shared
+):
+  tops = {'high': 0.6, 'low': low, 'second': 0.5, 'lowest': 0.02, 'nan': np.nan}
+  panels = {title: {'A': series(top)} for title, top in tops.items()}
+  draw(panels, tmp_path / 'a.png')
+  first, second, *others = figures[0].axes
+  (third, lowest, nothing) = others
+  assert first.get_ylim() == third.get_ylim() == nothing.get_ylim()
+  assert lowest.get_ylim()[1] < 0.3 < first.get_ylim()[1]
+  assert (second.get_ylim() == first.get_ylim()) == shared
+  assert (second.get_ylim() == lowest.get_ylim()) != shared
+  numbers = second.yaxis.get_tick_params()['labelleft']
+  assert numbers != shared
+
+
 def test_dots_stand_in_natural_order_with_the_tables_deviation(
     tmp_path, figures
 ):

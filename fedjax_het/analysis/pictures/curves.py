@@ -28,7 +28,8 @@ def draw_curves(
       title. x is [R]; values are [R], or [S, R] for S runs, plotted as mean
       and band of +- one sample deviation over runs. NaN leaves a gap. The
       panels share their x axis, unless one is over three times as long as
-      another; they share their y axis.
+      another. They share their y axis, but for those with less than a quarter
+      of the highest value.
     path: File to write; .png, .pdf or .svg.
     ylabel: Label of the y axis.
     looks: {label: look} of all labels; None for looks in the order of labels.
@@ -59,7 +60,9 @@ def draw_curves(
     raise ValueError('There is no curve to draw: panels are empty.')
   looks = looks or style.looks_by_place(labels)
   with style.drawing():
-    figure, every = style.panels_of([*panels], sharex=_alike(panels))
+    figure, every = style.panels_of(
+        [*panels], sharex=_alike(panels), low=style.low_panels(_values(panels))
+    )
     for title, axes in every.items():
       for label, curve in panels[title].items():
         _draw_curve(axes, looks[label], label, *curve)
@@ -88,6 +91,14 @@ def _alike(panels) -> bool:
       for series in panels.values()
   ]
   return max(ends) <= _LONGEST * min(ends)
+
+
+def _values(panels):
+  """{title: the means of its curves}."""
+  return {
+      title: [v for _, values in series.values() for v in values.mean(axis=0)]
+      for title, series in panels.items()
+  }
 
 
 def _mark(axes, labels: Mapping[float, str]) -> None:

@@ -19,6 +19,7 @@ def draw_dots(
   """Plots a dot with its interval for each name and label.
 
   The y axis does not begin at zero, so that small differences are visible.
+  Panels share it, but for those with less than a quarter of the highest value.
 
   Args:
     panels: {title: {label: {name: values}}}, a panel for each title; values
@@ -48,8 +49,9 @@ def draw_dots(
   with style.drawing():
     width = 1.2 + len(names) * max(0.45, 0.09 * len(labels))
     figure, axes_of = style.panels_of(
-        [*panels], width=max(width, 4.0), most=1 if width > 5 else 3
-    )
+        [*panels], width=max(width, 4.0), most=1 if width > 5 else 3,
+        low=style.low_panels(_means(panels)),
+    )  # fmt: skip
     step = 0.8 / len(labels)
     for title, axes in axes_of.items():
       for i, label in enumerate(labels):
@@ -62,6 +64,13 @@ def draw_dots(
     style.name_axes([*axes_of.values()], ylabel=ylabel)
     style.add_legend(figure, looks, panels, lines=False)
     return style.save(figure, path)
+
+
+def _means(panels):
+  return {
+      title: [np.mean(v) for dots in series.values() for v in dots.values()]
+      for title, series in panels.items()
+  }
 
 
 def _draw_dots(axes, dots, names, shift, look, label):

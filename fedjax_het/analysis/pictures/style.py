@@ -39,6 +39,8 @@ _MORE_DASHES = (
 )  # fmt: skip
 _FILLS = ('full', 'none', 'left', 'top', 'right', 'bottom')
 _SUFFIXES = ('.png', '.pdf', '.svg')
+# Panels share their y axis up to this ratio of their highest values.
+_HIGHEST = 4
 # Width of a figure beside its panels, for a legend, in inches.
 _LEGEND = 2.0
 _STYLE = {
@@ -187,7 +189,9 @@ def shades():
   return shades.with_extremes(bad='#d0d0d0')
 
 
-def panels_of(names, *, width=None, height=None, most=3, sharex=True):
+def panels_of(
+    names, *, width=None, height=None, most=3, sharex=True, low=frozenset()
+):
   """Creates a figure with one titled panel per name.
 
   Args:
@@ -196,7 +200,9 @@ def panels_of(names, *, width=None, height=None, most=3, sharex=True):
       there are several in a row.
     height: Height of a panel; None likewise.
     most: Largest number of panels in a row.
-    sharex: Whether the panels share their x axis. They share their y axis.
+    sharex: Whether the panels share their x axis.
+    low: Names of the panels that share a y axis of their own, as from
+      `low_panels`; the others share theirs.
 
   Returns:
     The figure and {name: axes}.
@@ -212,16 +218,40 @@ def panels_of(names, *, width=None, height=None, most=3, sharex=True):
   )
   grid = list(
       figure.subplots(
-          rows, columns, sharex=sharex, sharey=True, squeeze=False
+          rows, columns, sharex=sharex, sharey=not low, squeeze=False
       ).flat
   )
   axes = dict(zip(names, grid, strict=False))
+  firsts: dict[bool, str] = {}
   for name, one in axes.items():
+    first = firsts.setdefault(name in low, name)
+    if low and name != first:
+      one.sharey(axes[first])
     if name:
       one.set_title(wrapped(name, max(3, width)), loc='left')
   for one in grid[len(names) :]:
     one.remove()
   return figure, axes
+
+
+def low_panels(values) -> frozenset[str]:
+  """The panels whose values would be hard to read on the y axis of the others.
+
+  Args:
+    values: {title: numbers of the panel}; NaNs do not count.
+
+  Returns:
+    The titles of panels whose largest number is less than a quarter of
+    the largest of all, as one data set's accuracies may be beside another's.
+  """
+  tops = {}
+  for title, numbers in values.items():
+    numbers = np.fromiter(numbers, float)
+    tops[title] = np.max(numbers[np.isfinite(numbers)], initial=-np.inf)
+  most = max(tops.values(), default=0)
+  return frozenset(
+      title for title, top in tops.items() if 0 <= _HIGHEST * top < most
+  )
 
 
 def wrapped(title: str, width: float) -> str:
@@ -241,7 +271,8 @@ def wrapped(title: str, width: float) -> str:
 def name_axes(axes, **labels) -> None:
   """Labels the x axes of the lowest panels and the y axes of the leftmost.
 
-  A panel that shares its x axis with none keeps its numbers.
+  A panel that shares its x axis with none keeps its numbers, as one does whose
+  y axis is not that of the panel on its left.
 
   Args:
     axes: All panels, in order.
@@ -250,12 +281,15 @@ def name_axes(axes, **labels) -> None:
   for i, one in enumerate(axes):
     one.set(**labels)
     one.label_outer()
-    lowest = i + one.get_gridspec().ncols >= len(axes)
+    columns = one.get_gridspec().ncols
+    lowest = i + columns >= len(axes)
     alone = len(one.get_shared_x_axes().get_siblings(one)) == 1
     if lowest:
       one.set(xlabel=labels.get('xlabel', ''))
     if lowest or alone:
       one.tick_params(labelbottom=True)
+    if i % columns and not one.get_shared_y_axes().joined(one, axes[i - 1]):
+      one.tick_params(labelleft=True)
 
 
 def add_legend(figure, looks, panels, *, lines: bool) -> None:

@@ -20,7 +20,8 @@ def draw_trade_off(
   """Plots a dot for each method at its cost and its accuracy.
 
   A grey line shows the Pareto frontier: methods that no other beats in both
-  cost and accuracy.
+  cost and accuracy. Panels share their axes, but for the y axis of those with
+  less than a quarter of the highest value.
 
   Args:
     panels: {title: {label: (costs, values)}}, a panel for each title. Costs and
@@ -51,7 +52,13 @@ def draw_trade_off(
     raise ValueError('There is no dot to draw: panels are empty.')
   looks = looks or style.looks_by_place(labels)
   with style.drawing():
-    figure, axes_of = style.panels_of([*panels])
+    means = {
+        title: [np.mean(values) for _, values in series.values()]
+        for title, series in panels.items()
+    }
+    figure, axes_of = style.panels_of(
+        [*panels], low=style.low_panels(means)
+    )
     panels = {
         title: {label: (_ends(c), v) for label, (c, v) in series.items()}
         for title, series in panels.items()
