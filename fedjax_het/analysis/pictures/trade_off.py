@@ -56,9 +56,7 @@ def draw_trade_off(
         title: [np.mean(values) for _, values in series.values()]
         for title, series in panels.items()
     }
-    figure, axes_of = style.panels_of(
-        [*panels], low=style.low_panels(means)
-    )
+    figure, axes_of = style.panels_of([*panels], low=style.low_panels(means))
     panels = {
         title: {label: (_ends(c), v) for label, (c, v) in series.items()}
         for title, series in panels.items()
