@@ -136,7 +136,8 @@ def make_streamed_round(
   Returns:
     `run_round(state, data, key, sampling_key) -> (state, report)` for states
     of `init_streamed_state`. The client states are written in place and the
-    server's state is donated; the results are those of `make_round`.
+    server's state is donated; the results are those of `make_round`. The next
+    round's states are copied meanwhile if it gets the same key object.
 
   Raises:
     ValueError: If the cohort is empty or larger than the population.
@@ -157,24 +158,30 @@ def make_streamed_round(
       return tree
     return placement.put(tree, placement.everywhere(backend.state_mesh))
 
-  def load_cohort(tables, round_num: int, sampling_key):
-    """The shares of a round, and the rows of its clients on the device."""
-    shares = jax.device_get(plan(jnp.int32(round_num), sampling_key))
-    return shares, {
+  def load(tables, shares):
+    """The rows of a cohort's clients, on the device."""
+    return {
         name: place(take(tables[name], share.row))
         for name, share in shares.items()
     }
 
-  # (tables, number of the next round, its shares and rows), prefetched by the
-  # last call.
-  ahead: list[Any] = [None, None, None]
+  # (tables, sampling key, number of the next round, its shares and rows),
+  # prefetched by the last call.
+  ahead: list[Any] = [None, None, None, None]
 
   def run_round(state: State, data: FederatedData, key, sampling_key):
     tables, number = state.clients, int(state.round_num)
-    if ahead[0] is tables and ahead[1] == number:
-      shares, rows = ahead[2]
+    if (
+        ahead[0] is tables
+        and ahead[1] is sampling_key
+        and ahead[2] == number
+    ):
+      shares, rows = ahead[3]
     else:
-      shares, rows = load_cohort(tables, number, sampling_key)
+      shares = jax.device_get(plan(jnp.int32(number), sampling_key))
+      rows = load(tables, shares)
+    # Called before the round: programs run in the order of their calls.
+    coming = plan(jnp.int32(number + 1), sampling_key)
     server, updated, report = run(
         place(state.server),
         rows,
@@ -184,13 +191,14 @@ def make_streamed_round(
         key,
     )
     # Prefetch the next round's rows while the device computes.
-    coming, rows = load_cohort(tables, number + 1, sampling_key)
+    coming = jax.device_get(coming)
+    rows = load(tables, coming)
     for name, share in shares.items():
       slots = jnp.asarray(_overlap(share, coming[name]))
       rows[name] = _patch(rows[name], slots, updated[name])
     for name, share in shares.items():
       _write_back(tables[name], share, updated[name])
-    ahead[:] = tables, number + 1, (coming, rows)
+    ahead[:] = tables, sampling_key, number + 1, (coming, rows)
     return State(np.int32(number + 1), server, tables), report
 
   return run_round

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import mapping, placement, rounds, streaming
-from fedjax_het.engine.cohort import Share
+from fedjax_het.engine.cohort import Share, sample_cohort
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
 KEYS = (jax.random.key(1), jax.random.key(2))
@@ -108,6 +108,24 @@ def test_another_state_is_not_given_the_rows_of_the_last():
   got = jax.device_get(run_round(first, data, *KEYS)[0])
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
     np.testing.assert_array_equal(a, b)
+
+
+def test_another_sampling_key_is_not_given_the_cohort_of_the_last():
+  federation = tiny_federation((1, 2), 3)
+  algorithm = ALGORITHMS['private'](federation)
+  run_round = streaming.make_streamed_round(
+      algorithm, federation, cohort_size=2
+  )
+  state = streaming.init_streamed_state(
+      algorithm, federation, jax.random.key(0)
+  )
+  for number in range(3):
+    sampling_key = jax.random.key(number + 2)
+    state, report = run_round(state, tiny_data(), KEYS[0], sampling_key)
+    ids = np.concatenate([r.client_id for r in report.groups.values()])
+    want = sample_cohort(sampling_key, number, federation.num_clients, 2)
+    got = sorted(ids[ids < federation.num_clients].tolist())
+    assert got == sorted(want.tolist())
 
 
 def test_overlap_names_the_slots_of_clients_in_both_shares():
