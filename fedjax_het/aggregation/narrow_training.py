@@ -18,7 +18,7 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import fit
-from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.engine.types import LocalTraining, Maybe, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import scaled_norm_inputs
 
@@ -91,6 +91,30 @@ def weighted_change(model: BlockModel, start, end, weight, rows):
     return jnp.where(jnp.broadcast_to(rows, change.shape), change, 0.0)
 
   return jax.tree.map(of_leaf, start, end, class_leaves(model))
+
+
+def mark_rows(change, of_classes, rows, present=None):
+  """Marks what of a change is sent; of the head, only rows that are trained.
+
+  Args:
+    change: A tree of parameters' changes.
+    of_classes: `class_leaves` of the model.
+    rows: [C] bool, the labels whose head rows are sent.
+    present: A tree of bool arrays like `change`, which of its entries can be
+      sent; None for all.
+
+  Returns:
+    The tree with a `Maybe` for each leaf.
+  """
+  if present is None:
+    present = jax.tree.map(lambda leaf: jnp.bool_(True), change)
+
+  def marked(leaf, here, of_classes):
+    if of_classes:
+      here = here & jnp.broadcast_to(rows, leaf.shape)
+    return Maybe(leaf, here)
+
+  return jax.tree.map(marked, change, present, of_classes)
 
 
 def holders(model: BlockModel, weight, row_weight):

@@ -161,6 +161,25 @@ def without_running_stats(model: BlockModel) -> BlockModel:
   return _change_modules(model, plain)
 
 
+def with_running_stats(model: BlockModel) -> BlockModel:
+  """The model with every 'batch_only' norm turned into 'batch'.
+
+  Args:
+    model: A model.
+
+  Returns:
+    A model with the same parameters.
+  """
+
+  def keeping(name, module):
+    del name
+    if getattr(module, 'norm', None) == 'batch_only':
+      return module.clone(norm='batch')
+    return module
+
+  return _change_modules(model, keeping)
+
+
 def width_index(
     full: BlockModel, small: BlockModel, index_of: IndexOf = leading
 ) -> Variables:

@@ -102,8 +102,8 @@ def fednova(
       number of examples (the paper). Local steps are proportional to
       examples, so FedAvg with 'data' counts examples twice.
     mu: Strength of a proximal term, 0 or 0.005 in the paper.
-    min_steps: Lower bound of A_k, since a client's change is multiplied by
-      tau / A_k. 0 for no bound (the paper).
+    min_steps: Lower bound of A_k, in units of a single step, since a client's
+      change is multiplied by tau / A_k. 0 for no bound (the paper).
     tx: The server's optimiser, with the options of `fedavg`. `server_momentum`
       is 0 or 0.9 in the paper, and 0 by default. The momentum sums changes,
       which contain the local learning rate.
@@ -125,10 +125,11 @@ def fednova(
   def relative_steps(num_steps, round_num):
     """A_k divided by that of the largest client; the unit cancels."""
     tx, alpha = local.optimizer(1.0), mu * local.learning_rate(round_num)
-    # Both in one `vmap`, so that equal numbers of steps have ratio exactly 1.
-    both = jnp.stack([num_steps, largest])
-    steps = jax.vmap(lambda k: effective_steps(tx, k, alpha))(both)
-    a, unit = jnp.maximum(steps, min_steps)
+    # In one `vmap`, so that equal numbers of steps have ratio exactly 1.
+    numbers = jnp.stack([num_steps, largest, 1])
+    steps = jax.vmap(lambda k: effective_steps(tx, k, alpha))(numbers)
+    # The unit is a single step, which is not 1 with a clipped gradient.
+    a, unit = jnp.maximum(steps[:2] / steps[2], min_steps)
     # A client without a step has p_k = 0; A_k = 1 avoids a division by 0.
     return jnp.where(num_steps > 0, a, unit) / unit
 

@@ -47,6 +47,7 @@ from fedjax_het.aggregation.label_masks import MASKS
 from fedjax_het.aggregation.narrow_training import (
   check_head_rows,
   holders,
+  mark_rows,
   train_narrow,
   weighted_change,
 )
@@ -56,6 +57,7 @@ from fedjax_het.aggregation.server import (
   takes_server_options,
 )
 from fedjax_het.aggregation.slicing import (
+  class_leaves,
   extract,
   leading,
   mean_over_holders,
@@ -65,7 +67,12 @@ from fedjax_het.aggregation.slicing import (
 )
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.static_norm import static_statistics
-from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
+from fedjax_het.engine.types import (
+  FederatedAlgorithm,
+  Federation,
+  Uplink,
+  values_of,
+)
 from fedjax_het.models.blocks import Variables
 from fedjax_het.options import at_least, group_shares, one_of
 
@@ -90,7 +97,7 @@ class Sent(NamedTuple):
   """The uplink: weighted changes, and who holds what.
 
   Attributes:
-    change: The narrow tree of w_k Delta_k.
+    change: The narrow tree of w_k Delta_k, of `Maybe`.
     weight: [] float32, w_k.
     row_weight: [C] float32, w_k in the head rows that the client trains.
   """
@@ -173,6 +180,7 @@ def fedrolex(
     # ceil(rho K) of the K channels of every layer.
     small[group.name] = narrow(full, lambda k, rate=rate: math.ceil(rate * k))
   check_head_rows(full, mask)
+  of_classes = class_leaves(full)
 
   def index(group, t):
     """I_k(t) of every axis of every leaf."""
@@ -200,6 +208,7 @@ def fedrolex(
     # w_k Delta_k, Delta_k = theta_k after training - before; of the head, only
     # the rows of labels in Y_k.
     change = weighted_change(model, start, end, weight, rows)
+    change = mark_rows(change, of_classes, rows & (weight > 0))
     return client, Uplink(Sent(change, weight, weight * rows), t), metrics
 
   def server_update(server, received, turn):
@@ -211,7 +220,7 @@ def fedrolex(
       held = index(group, jnp.max(jnp.where(real, got.kept, 0)))
       # total_j = sum_{H_j} w_k Delta_kj, count_j = sum_{H_j} w_k
       change, weight, row_weight = got.summed
-      total = scatter_add(total, held, change)
+      total = scatter_add(total, held, values_of(change))
       count = scatter_add(count, held, holders(model, weight, row_weight))
       round_ends = got.round_ends
     # D_j = total_j / count_j

@@ -14,11 +14,12 @@ import numpy as np
 
 from fedjax_het.aggregation.narrow_training import (
   holders,
+  mark_rows,
   train_narrow,
   weighted_change,
 )
 from fedjax_het.aggregation.slicing import Level, extract, scatter_add
-from fedjax_het.engine.types import LocalTraining, Maybe, Uplink
+from fedjax_het.engine.types import LocalTraining, Maybe, Uplink, values_of
 
 
 class Sent(NamedTuple):
@@ -89,8 +90,7 @@ def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
 
   def client_update(group, client, params, data, visit):
     up, metrics = train_level(plan, level_of[group.name], params, data, visit)
-    present = jax.tree.map(lambda leaf: jnp.bool_(True), up.change)
-    return client, Uplink(_marked(plan, up, present)), metrics
+    return client, Uplink(_marked(plan, up)), metrics
 
   def add(total, count, group, sent):
     change, number, owned = sent
@@ -98,7 +98,7 @@ def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
     index = plan.levels[i].index
     held = holders(plan.levels[i].model, number[i], owned[i])
     return (
-        scatter_add(total, index, _values(change)),
+        scatter_add(total, index, values_of(change)),
         scatter_add(count, index, held),
     )
 
@@ -126,7 +126,7 @@ def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
 
   def client_update(group, client, sent, data, visit):
     del group
-    level, params = sent[0], _values(sent[1])
+    level, params = sent[0], values_of(sent[1])
 
     def at_level(i, params):
       index = plan.levels[i].index
@@ -146,7 +146,7 @@ def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
   def add(total, count, group, sent):
     del group
     change, number, owned = sent
-    total = jax.tree.map(jnp.add, total, _values(change))
+    total = jax.tree.map(jnp.add, total, values_of(change))
     for i, level in enumerate(plan.levels):
       held = holders(level.model, number[i], owned[i])
       count = scatter_add(count, level.index, held)
@@ -211,23 +211,12 @@ def held_numbers(levels: Sequence[Level], params, level):
   return jax.tree.map(held, params, *(level.index for level in levels))
 
 
-def _marked(plan, up, present):
+def _marked(plan, up, present=None):
   """Marks what is sent; of the head, only the rows of owned labels."""
   owned = jnp.sum(up.owned, axis=0) > 0
-
-  def marked(leaf, here, of_classes):
-    return here & jnp.broadcast_to(owned, leaf.shape) if of_classes else here
-
-  present = jax.tree.map(marked, up.change, present, plan.of_classes)
-  return up._replace(change=jax.tree.map(Maybe, up.change, present))
+  change = mark_rows(up.change, plan.of_classes, owned, present)
+  return up._replace(change=change)
 
 
 def _zeros(tree):
   return jax.tree.map(jnp.zeros_like, tree)
-
-
-def _values(tree):
-  """The values of a tree of `Maybe`."""
-  return jax.tree.map(
-      lambda m: m.value, tree, is_leaf=lambda x: isinstance(x, Maybe)
-  )

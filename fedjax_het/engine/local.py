@@ -152,27 +152,36 @@ def train_epochs(
 
 
 def map_examples(
-    fn: Callable[..., Any], data: Examples, num: int, batch_size: int = 256
+    fn: Callable[..., Any], data: Examples, batch_size: int = 128
 ):
-  """Applies a function to the first examples, a batch at a time.
+  """Applies a function to all examples, a batch at a time.
+
+  A batch holds examples that are evenly spaced in the table, so that one of a
+  table sorted by class has all classes. It depends on the number of examples,
+  not on the table's padding.
 
   Args:
-    fn: `(batch) -> tree` with leaves [B, ...]; a row must not depend on the
-      other examples of the batch.
+    fn: `(batch) -> tree` with leaves [B, ...]. A row may depend on the other
+      examples of the batch, such as by a norm, if `batch.mask` is respected.
     data: The examples; nothing is augmented.
-    num: Rows wanted, at most the length of the table.
     batch_size: Largest batch, which bounds memory.
 
   Returns:
-    The tree with leaves [num, ...], in the order of the table.
+    The tree with leaves [M, ...], in the order of the table. Rows of padding
+    are arbitrary.
   """
-  steps = -(-num // batch_size)
-  size = -(-num // steps)
-  place = (jnp.arange(steps * size) % num).reshape(steps, size)
-  rows = jax.lax.map(lambda position: fn(data.batch(position)), place)
-  return jax.tree.map(
-      lambda a: a.reshape(steps * size, *a.shape[2:])[:num], rows
-  )
+  most = data.length
+  size = min(batch_size, most)
+  steps = jnp.maximum(-(-data.size // size), 1)
+
+  def one(i):
+    place = i + steps * jnp.arange(size)
+    mask = (i < steps) & (place < data.size)
+    return fn(data.batch(jnp.where(mask, place, 0), mask))
+
+  rows = jax.lax.map(one, jnp.arange(-(-most // size)))
+  place = jnp.arange(most)
+  return jax.tree.map(lambda a: a[place % steps, place // steps], rows)
 
 
 def proximal_gradient(grads, params, anchor, mu: float):

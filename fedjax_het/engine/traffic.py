@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.engine.types import Maybe
+from fedjax_het.engine.types import Maybe, values_of
 
 _MOST = np.iinfo(np.uint32).max
 
@@ -85,9 +85,4 @@ def full_bytes(tree) -> int:
   Returns:
     The number of bytes.
   """
-  values = jax.tree.map(
-      lambda part: part.value if isinstance(part, Maybe) else part,
-      tree,
-      is_leaf=lambda part: isinstance(part, Maybe),
-  )
-  return sum(map(_num_bytes, jax.tree.leaves(values)))
+  return sum(map(_num_bytes, jax.tree.leaves(values_of(tree))))

@@ -71,8 +71,9 @@ class LocalTraining:
     epochs: Passes over the client's data in one visit.
     batch_size: Examples a step.
     drop_last: Whether the last partial batch of an epoch is dropped instead of
-      padded and masked. A client with fewer examples than a batch takes one
-      padded batch, so every client takes a step.
+      padded and masked, in the passes of a server or over a public set, too. A
+      client with fewer examples than a batch takes one padded batch, so every
+      client takes a step.
     steps: Minibatches per visit, for clients of any size, instead of `epochs`;
       None for `epochs`.
     drop_unused_weights: Whether to drop parameters without gradient, such as
@@ -273,6 +274,15 @@ class Maybe(NamedTuple):
 
   value: Any
   present: jax.Array
+
+
+def values_of(tree: Any) -> Any:
+  """The tree with each `Maybe` replaced by its value."""
+  return jax.tree.map(
+      lambda part: part.value if isinstance(part, Maybe) else part,
+      tree,
+      is_leaf=lambda part: isinstance(part, Maybe),
+  )
 
 
 class Uplink(NamedTuple):

@@ -19,10 +19,19 @@ from fedjax_het.algorithms.feddpa import distance, penalised, released
 from fedjax_het.algorithms.feddpa.fisher import fisher, personal_entries
 from fedjax_het.engine import rounds
 from fedjax_het.engine.evaluate import make_evaluate
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Visit
+from fedjax_het.models import create
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
 from tests.quadratics import play, quadratics
-from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+from tests.tiny import (
+  NUM_CLASSES,
+  SHAPE,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+)
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-6)
@@ -34,13 +43,25 @@ def test_fisher_takes_each_example_by_itself():
   model = federation.groups[0].model
   data = data.replace(labels=jnp.array([-1, 2])).client(0)
   start = model.init(KEY)
-  got = fisher(model, federation.task, start, data)
-  np.testing.assert_allclose([got['l1']['w'], got['l2']['w']], 2.5)
-  moved = start._replace(
-      params={**start.params, 'l1': dict(w=jnp.float32(2.0))}
+  information = functools.partial(
+      fisher, model, federation.task, federation.local, data=data
   )
-  got = fisher(model, federation.task, moved, data)
+  got = information(start.params)
+  np.testing.assert_allclose([got['l1']['w'], got['l2']['w']], 2.5)
+  got = information({**start.params, 'l1': dict(w=jnp.float32(2.0))})
   np.testing.assert_allclose([got['l1']['w'], got['l2']['w']], [4.5, 2.5])
+
+
+def test_fisher_without_running_statistics_is_that_with_those_of_the_client():
+  """An example alone would be normalised to 0."""
+  data, local = tiny_data().client(1), tiny_local(batch_size=8)
+  params, found = None, {}
+  for norm in ('batch', 'batch_only'):
+    model = create('mlp', SHAPE, NUM_CLASSES, hidden=4, norm=norm)
+    params = params or model.init(KEY).params
+    found[norm] = fisher(model, CLASSIFICATION, local, params, data)
+  assert_trees(found['batch_only'], found['batch'], **CLOSE)
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(found['batch_only']))
 
 
 def test_personal_entries_by_hand():

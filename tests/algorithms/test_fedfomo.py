@@ -26,12 +26,16 @@ from fedjax_het.algorithms.fedfomo.server import (
   take,
 )
 from fedjax_het.engine import rounds
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Maybe, Received, Visit
+from fedjax_het.models import create
 from fedjax_het.models.blocks import Variables
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
 from tests.quadratics import TASK, quadratics
 from tests.tiny import (
+  NUM_CLASSES,
+  SHAPE,
   preprocess,
   server_step,
   tiny_data,
@@ -685,6 +689,29 @@ def test_a_candidate_is_judged_as_its_owner_judges_it():
       federation.task.loss(model.apply(v, batch.x)[0], batch.y)
       for v in (one, two, three)
   ]
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_losses_with_norms_over_the_batch_do_not_depend_on_padding():
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=4, norm='batch_only')
+  one, two = (model.init(jax.random.key(i)) for i in range(2))
+  models = Variables(*(
+      {
+          name: Maybe(
+              jax.tree.map(lambda a, b: jnp.stack([a, b]), tree, other[name]),
+              jnp.ones(2, bool),
+          )
+          for name, tree in part.items()
+      }
+      for part, other in zip(one, two)
+  ))  # fmt: skip
+  data = tiny_data((5, 130)).client(0)
+  batch = data.batch(jnp.arange(5))
+  want = [
+      CLASSIFICATION.loss(model.apply(v, batch.x)[0], batch.y)
+      for v in (one, two)
+  ]
+  got = validation_losses(model, CLASSIFICATION, models, data)
   np.testing.assert_allclose(got, want, rtol=1e-5)
 
 

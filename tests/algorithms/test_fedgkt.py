@@ -12,8 +12,13 @@ import pytest
 
 from fedjax_het.algorithms import fedgkt as make
 from fedjax_het.algorithms import private
-from fedjax_het.algorithms.fedgkt import feature_shape
-from fedjax_het.algorithms.fedgkt.server import choose_server
+from fedjax_het.algorithms.fedgkt import feature_shape, publish
+from fedjax_het.algorithms.fedgkt.server import (
+  Tail,
+  Uploads,
+  choose_server,
+  eval_logits,
+)
 from fedjax_het.data.federated import InMemory
 from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.distill import distillation
@@ -28,11 +33,12 @@ from fedjax_het.engine.types import (
   Turn,
   Visit,
 )
-from fedjax_het.models import BlockModel, Variables
+from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
 from tests.algorithms.suite import Case, Clocks
 from tests.tiny import (
   NUM_CLASSES,
+  SHAPE,
   Dense,
   preprocess,
   server_step,
@@ -153,6 +159,39 @@ def test_logits_return_to_their_examples_in_whatever_order(mode):
       sent = algorithm.downlink(after, federation.groups[0], visit)
       np.testing.assert_array_equal(sent.value[:n], want)
     assert not np.any(after.logits.value[2])
+
+
+def test_examples_that_the_server_drops_have_no_logits():
+  """One epoch in batches of 4 that leaves out partial ones, but not all."""
+  local = tiny_local(optax.sgd, 0.0, batch_size=4, drop_last=True)
+  federation = federate_tiny(local=local)
+  algorithm = make(federation, server_epochs=1)
+  server, received = planted(federation, algorithm)
+  known = server_step(algorithm, server, received).logits
+  assert known.present.sum(1).tolist() == [4, 8, 0, 4]
+  assert not np.any(known.value[~known.present])
+
+
+def test_uploads_do_not_depend_on_padding():
+  """Nor do the logits in eval mode, with norms over the batch."""
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=4, norm='batch_only')
+  variables = model.init(jax.random.key(0))
+  net = Tail(model, model.cut[0])
+  data = tiny_data((5, 130)).client(0)
+  found = []
+  for length in (5, 130):
+    (h, z_c, y), present = publish(model, variables, data, length)
+    assert present.sum() == 5 and len(y) == length
+    assert not np.any(h[5:]) and not np.any(z_c[5:])
+    sizes = jnp.array([5])
+    uploads = Uploads(sizes, h[None], z_c[None], y[None], sizes)
+    z_s, known = eval_logits(net, variables, uploads)
+    assert known.sum() == 5
+    found.append((h[:5], z_c[:5], z_s[0, :5]))
+    np.testing.assert_allclose(z_s[0, :5], z_c[:5], rtol=1e-5, atol=1e-6)
+  for one, other in zip(*found):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+  assert np.ptp(found[0][1], axis=0).max() > 0.01
 
 
 def test_who_is_absent_keeps_its_logits():

@@ -88,6 +88,17 @@ def test_few_steps_count_as_more():
   close(got, [2.5 * (0.1 / 2 + 1.355 / 3) / 2])
 
 
+def test_the_floor_counts_steps_whatever_a_step_is():
+  """Clipped to 0.1, each step is 0.01 long: y = (0.01, 0.03), A = (2, 3)."""
+
+  def clipped(lr):
+    return optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(lr))
+
+  setting = ([1, 5], 1, ONE_AND_THREE, True)
+  got = list(run(*setting, local=dict(optimizer=clipped), min_steps=2))
+  close(got, [2.5 * (0.01 / 2 + 0.03 / 3) / 2], rtol=1e-5)
+
+
 def test_the_fixed_point_is_nearer_to_the_optimum_than_fedavgs():
   """2.89842, where FedAvg ends at 3.92183 and the optimum is 3."""
   first, second = run([1, 5], 2, ONE_AND_THREE)

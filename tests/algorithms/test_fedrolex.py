@@ -235,13 +235,21 @@ def test_without_a_learning_rate_nothing_moves():
   servers, reports = run(fedrolex(federation), federation, 5)
   for server in servers[1:]:
     assert_equal(server.params, servers[0].params)
+  data, some_lack = tiny_data((5, 8, 3, 7)), False
   # Down: t, and 2 or 3 of 4 channels; each norm has two vectors.
   for name, k in (('g0', 2), ('g1', 3)):
     numbers = 1 + k * (4 + k + NUM_CLASSES) + 2 * 3 * k + NUM_CLASSES
-    down = traffic.num_bytes(reports[0][name].down)
-    up = traffic.num_bytes(reports[0][name].up)
-    assert down.tolist() == [4 * numbers] * 2
-    assert up.tolist() == [4 * (numbers + 1 + NUM_CLASSES)] * 2
+    report = reports[0][name]
+    assert traffic.num_bytes(report.down).tolist() == [4 * numbers] * 2
+    # Up: two more weights, but no head row of a label that a client lacks.
+    own = [data.client(i) for i in report.client_id]
+    owned = [len(np.unique(c.labels[c.index[: c.size]])) for c in own]
+    some_lack |= min(owned) < NUM_CLASSES
+    assert traffic.num_bytes(report.up).tolist() == [
+        4 * (numbers + 1 + NUM_CLASSES - (NUM_CLASSES - n) * (k + 1))
+        for n in owned
+    ]
+  assert some_lack
 
 
 def test_the_scaler_changes_epsilon_alone():

@@ -251,9 +251,28 @@ def test_examples_in_memory_are_trained_on_and_mapped_like_a_clients():
   np.testing.assert_array_equal(
       local.shuffled_positions(key, data), local.shuffled_positions(key, own)
   )
-  rows = local.map_examples(lambda batch: (batch.x, batch.y), data, 7, 3)
-  np.testing.assert_array_equal(rows[0], data.x[:7])
-  np.testing.assert_array_equal(rows[1], data.y[:7])
+  for batch_size in (1, 3, 7, 16, 100):
+    rows = local.map_examples(
+        lambda batch: (batch.x, batch.y), data, batch_size
+    )
+    assert [len(row) for row in rows] == [16, 16]
+    np.testing.assert_array_equal(rows[0][:7], data.x[:7])
+    np.testing.assert_array_equal(rows[1][:7], data.y[:7])
+
+
+def test_mapped_batches_are_evenly_spaced_and_depend_on_real_examples_alone():
+  """Of 7 examples in batches of 3: (0, 3, 6), (1, 4), (2, 5)."""
+
+  def mean(batch):
+    some = jnp.where(batch.mask, batch.x[:, 0], 0.0)
+    return jnp.full(len(batch.mask), jnp.sum(some) / jnp.sum(batch.mask))
+
+  for length in (7, 8, 30):
+    data = features(7, length)  # The inputs are 0, 2, 4, ...
+    got = local.map_examples(mean, data, 3)
+    assert got[:7].tolist() == [6, 5, 7, 6, 5, 7, 6]
+  none = local.map_examples(mean, features(0, 4), 3)
+  assert len(none) == 4
 
 
 def test_a_record_of_training_passes_goes_with_the_steps():

@@ -49,7 +49,6 @@ from fedjax_het.aggregation.personal_entries import (
 from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.algorithms.feddpa.fisher import (
   fisher,
-  own_statistics,
   personal_entries,
 )
 from fedjax_het.engine.needs import requires
@@ -166,10 +165,8 @@ def feddpa(
 
   def train(group, w_k, x, data, visit):
     """Steps 1 to 4: the new w, metrics and the number of steps."""
-    model, stats = group.model, w_k.stats
-    if stats:
-      stats = own_statistics(model, local, w_k.params, data)
-    information = fisher(model, task, Variables(w_k.params, stats), data)
+    model = group.model
+    information = fisher(model, task, local, w_k.params, data)
     mask = personal_entries(information, threshold)
     # w <- M w_k + (1 - M) x.
     start = Variables(blend(mask, w_k.params, x.params), x.stats)

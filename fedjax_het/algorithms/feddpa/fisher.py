@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.aggregation.slicing import with_running_stats
 from fedjax_het.data.federated import ClientData, FederatedData
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.static_norm import static_statistics
@@ -20,29 +21,40 @@ def own_statistics(
   return static_statistics(model, params, one, batch_size=local.batch_size)
 
 
-def fisher(model: BlockModel, task, variables: Variables, data: ClientData):
-  """The diagonal of the empirical Fisher information.
+def fisher(
+    model: BlockModel, task, local: LocalTraining, params, data: ClientData
+):
+  """The diagonal of the empirical Fisher information, in inference mode.
+
+  Norms take the statistics of the client's examples, in batches of
+  `local.batch_size`, whether the model keeps running statistics or not.
 
   Args:
     model: The architecture.
     task: Its `losses` are -log p(y | input).
-    variables: The model at which F is computed, in inference mode.
+    local: Local training.
+    params: The parameters at which F is computed.
     data: The client's examples; nothing is augmented.
 
   Returns:
     F, a tree like the parameters: the mean over examples of squared gradients.
   """
+  # A single example has no statistics of its own.
+  model = with_running_stats(model)
+  stats = {}
+  if model.abstract_variables.stats:
+    stats = own_statistics(model, local, params, data)
 
   def loss(params, i):
     batch = data.batch(i[None])
-    outputs, _ = model.apply(Variables(params, variables.stats), batch.x)
+    outputs, _ = model.apply(Variables(params, stats), batch.x)
     return task.losses(outputs, batch.y)[0]
 
   def add(i, total):
-    grads = jax.grad(loss)(variables.params, i)
+    grads = jax.grad(loss)(params, i)
     return jax.tree.map(lambda t, g: t + jnp.square(g), total, grads)
 
-  zeros = jax.tree.map(jnp.zeros_like, variables.params)
+  zeros = jax.tree.map(jnp.zeros_like, params)
   total = jax.lax.fori_loop(0, data.size, add, zeros)
   # F <- 1/n sum_i g_i^2.
   return jax.tree.map(lambda t: t / jnp.maximum(data.size, 1), total)

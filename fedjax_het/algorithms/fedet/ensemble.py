@@ -95,9 +95,10 @@ def teacher_logits(
     delta = jax.tree.map(lambda leaf: leaf[slot], received.kept)
     variables = exchange.sharing.join(group, (), end_of(before, delta))
     rows = map_examples(
-        lambda batch: group.model.apply(variables, batch.x)[0],
+        lambda batch: group.model.apply(
+            variables, batch.x, mask=batch.mask
+        )[0],
         public,
-        public.length,
     )
     return logits.at[slot].set(rows)
 

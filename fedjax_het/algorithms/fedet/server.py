@@ -81,7 +81,7 @@ def server_training(
   if lr is not None:
     local = dataclasses.replace(local, learning_rate=lambda round_num: lr)
   return dataclasses.replace(
-      local, epochs=epochs, batch_size=batch_size, drop_last=False, steps=None
+      local, epochs=epochs, batch_size=batch_size, steps=None
   )
 
 

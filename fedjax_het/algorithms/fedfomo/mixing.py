@@ -96,11 +96,12 @@ def validation_losses(
 
   def loss(n):
     variables = Variables(*(overlay(part, n) for part in models))
-    losses = map_examples(
-        lambda batch: task.losses(model.apply(variables, batch.x)[0], batch.y),
-        data,
-        data.length,
-    )
+
+    def of_batch(batch):
+      outputs, _ = model.apply(variables, batch.x, mask=batch.mask)
+      return task.losses(outputs, batch.y)
+
+    losses = map_examples(of_batch, data)
     return masked_mean(losses, jnp.arange(data.length) < data.size)
 
   num = len(next(iter(models.params.values())).present)

@@ -46,13 +46,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.aggregation.uploads import keep_latest
 from fedjax_het.algorithms.fedgkt.server import (
   Server,
   choose_server,
   eval_logits,
   gather,
   server_loss,
-  store_logits,
   train_server,
 )
 from fedjax_het.engine.distill import distillation
@@ -131,16 +131,17 @@ def publish(model: BlockModel, variables: Variables, data, length: int):
   """`Maybe` of (h, z_c, y) of a client's examples, in eval mode; [M, ...]."""
 
   def outputs(batch):
-    h, _ = model.apply(variables, batch.x, stop=model.cut[0])
-    z_c, _ = model.apply(variables, h, start=model.cut[0])
-    real = batch.position < data.size
-    return jax.tree.map(
-        lambda a: jnp.where(jnp.expand_dims(real, range(1, a.ndim)), a, 0),
-        (h, z_c, batch.y),
-    )
+    cut, mask = model.cut[0], batch.mask
+    h, _ = model.apply(variables, batch.x, stop=cut, mask=mask)
+    z_c, _ = model.apply(variables, h, start=cut, mask=mask)
+    return h, z_c, batch.y
 
-  rows = map_examples(outputs, data, length)
-  return Maybe(rows, jnp.arange(length) < data.size)
+  rows = map_examples(outputs, data.replace(index=data.index[:length]))
+  real = jnp.arange(length) < data.size
+  rows = jax.tree.map(
+      lambda a: jnp.where(jnp.expand_dims(real, range(1, a.ndim)), a, 0), rows
+  )
+  return Maybe(rows, real)
 
 
 @requires(
@@ -206,7 +207,6 @@ def fedgkt(
       local,
       epochs=1,
       batch_size=min(server_batch_size, length),
-      drop_last=False,
       steps=None,
   )
 
@@ -257,7 +257,7 @@ def fedgkt(
     )
     if server_logits == 'eval':
       logits = eval_logits(net, server.net, uploads)
-    store = store_logits(server.logits, uploads, logits)
+    store = keep_latest(server.logits, uploads.client_id, logits)
     return server._replace(logits=store), dict(server_loss=loss)
 
   def predict(group, variables, x):

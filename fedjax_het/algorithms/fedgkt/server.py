@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
+from fedjax_het.aggregation.uploads import gather_uploads
 from fedjax_het.data.federated import InMemory
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import fit_and_record, map_examples
@@ -158,10 +158,13 @@ def gather(received: Mapping[str, Received], num_clients: int) -> Uploads:
   return Uploads(ids, *messages.value, jnp.where(ids < num_clients, sizes, 0))
 
 
-def write_rows(rows, z_s, batch):
+def write_rows(rows: Maybe, z_s, batch) -> Maybe:
   """Writes z_s [B, C] of a batch's examples into their rows of [M, C]."""
-  place = jnp.where(batch.mask, batch.position, len(rows))
-  return rows.at[place].set(z_s, mode='drop')
+  place = jnp.where(batch.mask, batch.position, len(rows.present))
+  return Maybe(
+      rows.value.at[place].set(z_s, mode='drop'),
+      rows.present.at[place].set(True, mode='drop'),
+  )
 
 
 def train_server(
@@ -171,7 +174,7 @@ def train_server(
     epochs: int,
     turn: Turn,
     loss_fn: Callable[[jax.Array], Callable[..., Any]],
-) -> tuple[Server, jax.Array, jax.Array]:
+) -> tuple[Server, Maybe, jax.Array]:
   """Trains the server's net on one client after another, for some epochs.
 
   Clients are visited in the order of their ids; each has its own batches.
@@ -186,7 +189,8 @@ def train_server(
 
   Returns:
     The server with its new net and optimiser state, z_s of all slots
-    [S, M, C] as the last epoch computed them, and the mean loss over all steps.
+    [S, M, C] as the last epoch that took the example computed them (none has if
+    `local.drop_last` left it out each time), and the mean loss over all steps.
   """
   order = jnp.argsort(uploads.client_id)  # Padding slots come last.
   num_real = jnp.sum(uploads.client_id < len(server.logits.present))
@@ -203,12 +207,13 @@ def train_server(
         net,
         InMemory(h, y, size),
         turn._replace(key=jax.random.fold_in(key, client_id)),
-        record=logits[slot],
+        record=jax.tree.map(lambda a: a[slot], logits),
         add=write_rows,
         opt_state=opt_state,
     )
     loss += means['train_loss'] * num_steps
-    return net, opt_state, logits.at[slot].set(rows), loss, steps + num_steps
+    logits = jax.tree.map(lambda a, row: a.at[slot].set(row), logits, rows)
+    return net, opt_state, logits, loss, steps + num_steps
 
   def epoch(e, state):
     key = jax.random.fold_in(turn.key, e)
@@ -223,7 +228,9 @@ def train_server(
       (
           server.net,
           server.opt_state,
-          jnp.zeros_like(uploads.z_c),
+          Maybe(
+              jnp.zeros_like(uploads.z_c), jnp.zeros(uploads.y.shape, bool)
+          ),
           jnp.float32(0.0),
           jnp.int32(0),
       ),
@@ -234,24 +241,14 @@ def train_server(
   return trained, logits, mean
 
 
-def eval_logits(net: Tail, variables: Variables, uploads: Uploads):
-  """[S, M, C]: z_s of all slots in eval mode, including padding."""
-  slots, length = uploads.y.shape
-  num = slots * length
-  h, y = (a.reshape(num, *a.shape[2:]) for a in (uploads.h, uploads.y))
-  z_s = map_examples(
-      lambda batch: net.apply(variables, batch.x)[0],
-      InMemory(h, y, jnp.int32(num)),
-      num,
-  )
-  return z_s.reshape(slots, length, -1)
+def eval_logits(net: Tail, variables: Variables, uploads: Uploads) -> Maybe:
+  """[S, M, C]: z_s of all examples in eval mode."""
 
+  def one(examples):
+    return map_examples(
+        lambda batch: net.apply(variables, batch.x, mask=batch.mask)[0],
+        InMemory(*examples),
+    )
 
-def store_logits(store: Maybe, uploads: Uploads, logits) -> Maybe:
-  """Replaces the rows of the clients that have uploaded."""
-  places = jnp.arange(logits.shape[1])[None]
-  return keep_latest(
-      store,
-      uploads.client_id,
-      Maybe(logits, places < uploads.sizes[:, None]),
-  )
+  z_s = jax.lax.map(one, (uploads.h, uploads.y, uploads.sizes))
+  return Maybe(z_s, jnp.arange(z_s.shape[1])[None] < uploads.sizes[:, None])

@@ -119,7 +119,7 @@ def digest_loss(model: BlockModel, consensus):
 def publish(model: BlockModel, variables: Variables, subset) -> jax.Array:
   """[N_a, C]: z_k, the logits of a subset in inference mode."""
   return map_examples(
-      lambda batch: model.apply(variables, batch.x)[0], subset, subset.length
+      lambda batch: model.apply(variables, batch.x, mask=batch.mask)[0], subset
   )
 
 
@@ -128,7 +128,7 @@ def passes(
 ) -> LocalTraining:
   """Whole passes with the optimiser and the learning rate of `local`."""
   return dataclasses.replace(
-      local, epochs=epochs, batch_size=batch_size, drop_last=False, steps=None
+      local, epochs=epochs, batch_size=batch_size, steps=None
   )
 
 

@@ -41,14 +41,13 @@ def hold_out(key, data: ClientData) -> tuple[ClientData, ClientData]:
 
 def accuracy(model: BlockModel, variables: Variables, data: Examples):
   """[] float32: share of the examples that a model gets right."""
-  num = data.length
 
   def hits(batch):
-    logits, _ = model.apply(variables, batch.x)
+    logits, _ = model.apply(variables, batch.x, mask=batch.mask)
     return CLASSIFICATION.metrics['accuracy'](logits, batch.y)
 
-  hit = map_examples(hits, data, num)
-  return masked_mean(hit, jnp.arange(num) < data.size)
+  hit = map_examples(hits, data)
+  return masked_mean(hit, jnp.arange(data.length) < data.size)
 
 
 def fit_until(
