@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_het.aggregation.label_masks import MASKS
@@ -229,6 +230,13 @@ def heterofl(
     }
     return server._replace(stats=stats)
 
+  def sent_shares(group, sizes):
+    """The mean over the drawn levels; of the head, all rows."""
+    del group, sizes
+    held = [_num_params(level.model) for level in trained]
+    mean = np.average(held, weights=odds) / _num_params(full)
+    return mean, mean
+
   predictions = {
       name: functools.partial(_predict, name, level)
       for name, level in evaluated.items()
@@ -253,6 +261,7 @@ def heterofl(
       predict=predict,
       views=narrower if views else {},
       calibrate=calibrate if full.abstract_variables.stats else None,
+      sent_shares=sent_shares if odds else None,
   )
 
 
@@ -329,6 +338,11 @@ def _predict(name, level, group, server, x):
 
 def _name(rate: float) -> str:
   return f'rate_{rate:.4g}'
+
+
+def _num_params(model) -> int:
+  params = model.abstract_variables.params
+  return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _zeros(tree):

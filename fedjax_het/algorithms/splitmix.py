@@ -370,6 +370,10 @@ def splitmix(
     stats = jax.lax.map(statistics, server.bases.params)
     return server._replace(bases=server.bases._replace(stats=stats))
 
+  def sent_shares(group, sizes):
+    del sizes
+    return 1.0, afforded[group.name] / num_bases
+
   return FederatedAlgorithm(
       init=init,
       init_client=lambda group, client_id, key: (),
@@ -384,6 +388,7 @@ def splitmix(
           for m in sorted({*afforded.values()} if views else ())
       },
       calibrate=calibrate if base.abstract_variables.stats else None,
+      sent_shares=sent_shares,
   )
 
 

@@ -34,7 +34,7 @@ from fedjax_het.engine.types import (
   Received,
 )
 from fedjax_het.engine.visits import (
-  check_labels,
+  check_data,
   make_training,
   server_turn,
   visit_pair,
@@ -156,7 +156,7 @@ def make_async_round(
   deliver = _make_deliver(algorithm, federation, cohort_size)
 
   def run_round(state: AsyncState, data: FederatedData, key, events: Events):
-    check_labels(federation, data)
+    check_data(federation, data)
     events = jax.tree.map(jnp.asarray, events)
 
     def one_upload(state, i):

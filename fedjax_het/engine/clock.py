@@ -377,7 +377,8 @@ def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
       too long, or a million visits of a client in a row are lost.
   """
   check_return(fleet, cohorts)
-  return np.array([*synchronous_ends(fleet, cohorts)], np.float64)
+  ends = [now for now, _ in synchronous_rounds(fleet, cohorts)]
+  return np.array(ends, np.float64)
 
 
 def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
@@ -390,11 +391,21 @@ def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
       )
 
 
-def synchronous_ends(fleet: Fleet, cohorts) -> Iterator[float]:
-  """`synchronous_times` as a generator, for any iterable of cohorts."""
+def synchronous_rounds(
+    fleet: Fleet, cohorts
+) -> Iterator[tuple[float, list[int]]]:
+  """The rounds of `synchronous_times`, for any iterable of cohorts.
+
+  Args:
+    fleet: The clients.
+    cohorts: The clients of each round.
+
+  Yields:
+    When a round ends, and the client of each visit that was lost in it.
+  """
   visits, ready, now = {}, {}, 0.0
   for cohort in cohorts:
-    begin = now
+    begin, gone = now, []
     for client in map(int, cohort):
       if client not in visits:
         visits[client], ready[client] = fleet.visits(client), 0.0
@@ -405,10 +416,11 @@ def synchronous_ends(fleet: Fleet, cohorts) -> Iterator[float]:
         time = ready[client] = arrival + pause
         if not lost:
           break
+        gone.append(client)
       else:
         raise ValueError(
             f'{_PATIENCE} visits of client {client} in a row were lost: its '
             'drop_out leaves hardly any upload.'
         )
       now = max(now, arrival)
-    yield now
+    yield now, gone

@@ -14,7 +14,7 @@ from fedjax_het.engine.rows import take_row
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Received
 from fedjax_het.engine.visits import (
   NO_CLIENT,
-  check_labels,
+  check_data,
   make_visit,
   server_turn,
 )
@@ -53,7 +53,7 @@ def make_cohort_round(
   finish = jax.jit(_make_finish(algorithm, federation))
 
   def run(start, shares, clients, data, key, assigned=None):
-    check_labels(federation, data)
+    check_data(federation, data)
     round_num, server = start
     cohort = _cohort_ids(shares)
     shared = server, data, key, round_num, cohort

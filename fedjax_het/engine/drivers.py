@@ -31,7 +31,7 @@ from fedjax_het.engine.clock import (
   Window,
   check_return,
   stream,
-  synchronous_ends,
+  synchronous_rounds,
 )
 from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.compiling import in_thread, planned_memory
@@ -52,7 +52,7 @@ from fedjax_het.engine.streaming import (
   make_streamed_round,
 )
 from fedjax_het.engine.types import FederatedAlgorithm, Federation
-from fedjax_het.engine.visits import message_bytes
+from fedjax_het.engine.visits import expected_bytes
 
 # For the end times of synchronous rounds: cohorts drawn at once, and rounds
 # whose clients are checked before the first round.
@@ -300,7 +300,9 @@ def make_fleet(job: Job) -> Fleet:
   federation = job.federation
   sent = np.zeros((federation.num_clients, 2), np.int64)
   for group in federation.groups:
-    sent[group.client_ids] = message_bytes(job.algorithm, group, job.data)
+    sent[group.client_ids] = expected_bytes(
+        job.algorithm, group, job.data, federation.sizes[group.client_ids]
+    )
   return Fleet(
       job.devices,
       [visit_examples(federation.local, int(n)) for n in federation.sizes],
@@ -338,15 +340,29 @@ def _synchronous_timeline(job: Job):
   if any(device.drop_out == 1 for device in fleet.devices):
     for some in itertools.islice(chunks(), _FIRST_ROUNDS // _COHORTS):
       check_return(fleet, some)
-  times = _window(
+  rounds = _window(
       job,
-      lambda: synchronous_ends(fleet, itertools.chain.from_iterable(chunks())),
+      lambda: synchronous_rounds(
+          fleet, itertools.chain.from_iterable(chunks())
+      ),
   )
 
   def timeline(done):
-    return {'virtual_time': times[done - 1] if done else 0.0}
+    if not done:
+      return {'virtual_time': 0.0}
+    end, lost = rounds[done - 1]
+    return {'virtual_time': end, **_lost(fleet, lost)}
 
   return timeline
+
+
+def _lost(fleet: Fleet, clients: list[int]):
+  """Entries of a round in which visits of these clients were lost."""
+  messages = np.add(fleet.down_bytes, fleet.up_bytes)
+  return {
+      'lost': len(clients),
+      'bytes_lost': int(messages[np.array(clients, int)].sum()),
+  }
 
 
 def _plan_events(job: Job, mode: str):
@@ -355,7 +371,6 @@ def _plan_events(job: Job, mode: str):
   rounds = _window(
       job, lambda: plan_rounds(stream(fleet, mode, limit), job.cohort_size)
   )
-  messages = np.add(fleet.down_bytes, fleet.up_bytes)
 
   def timeline(done):
     if not done:
@@ -367,8 +382,7 @@ def _plan_events(job: Job, mode: str):
     return {
         'virtual_time': plan.time,
         'staleness': float(np.mean(plan.staleness)),
-        'lost': len(plan.lost),
-        'bytes_lost': int(messages[np.array(plan.lost, int)].sum()),
+        **_lost(fleet, plan.lost),
         **dropped,
     }
 

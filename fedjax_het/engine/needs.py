@@ -12,12 +12,13 @@ the options against their types.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import difflib
 import functools
 from typing import Any
 
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import Head
-from fedjax_het.options import check_call, keyword_options
+from fedjax_het.options import check_call, check_options, keyword_options
 from fedjax_het.renamed import check_renamed
 
 
@@ -114,9 +115,9 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
 
   Raises:
     ValueError: If the task is not supported, a part of the federation is
-      missing, running statistics cannot stay on the clients, groups hold
-      different models where one is required, or a model lacks a head or has it
-      behind another block.
+      missing, running statistics cannot stay on the clients, a group's option
+      is misspelt or of the wrong type, groups hold different models where one
+      is required, or a model lacks a head or has it behind another block.
   """
   name, needs = constructor.__name__, needs_of(constructor)
   check_task(name, needs.task, federation)
@@ -128,11 +129,19 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
     raise ValueError(f'{name} needs Federation(sizes=...).')
   if needs.server_model and federation.server_model is None:
     raise ValueError(f'{name} needs Federation(server_model=...).')
+  known = needs.known_group_options()
   for group in federation.groups:
     if needs.partner and group.partner is None:
       raise ValueError(
           f'{name} needs Group(partner=...), which {group.name!r} lacks.'
       )
+    # Options of other methods, with which this one is compared, are ignored.
+    meant = {
+        option: value
+        for option, value in group.options.items()
+        if option in known or difflib.get_close_matches(option, known)
+    }
+    check_options(f'groups.{group.name}', meant, known, name)
   if (
       federation.local_stats
       and not needs.local_stats

@@ -13,7 +13,7 @@ from fedjax_het.engine.mapping import Backend, batched_lowering
 from fedjax_het.engine.streaming import run_rows
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
-from fedjax_het.engine.visits import check_labels
+from fedjax_het.engine.visits import check_clients, check_labels
 
 
 class OwnScores(NamedTuple):
@@ -65,9 +65,11 @@ def make_own_test(
     after `calibrate` and `clients` are those of a `State`.
 
   Raises:
-    ValueError: If a model has no output for the class of an example.
+    ValueError: If a model has no output for the class of an example, or
+      the test set is of another number of clients.
   """
   check_labels(federation, tests)
+  check_clients(federation, tests)
   backend = Backend.of(backend)
   mesh = backend.state_mesh
   everywhere = None if mesh is None else placement.everywhere(mesh)

@@ -76,6 +76,12 @@ def num_bytes(traffic: Traffic) -> np.ndarray:
   return np.rint(fixed + np.sum(parts * share, axis=-1)).astype(np.int64)
 
 
+def fixed_bytes(tree) -> int:
+  """Bytes of a downlink or uplink without its optional parts."""
+  parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Maybe))
+  return sum(_num_bytes(part) for part in parts if not isinstance(part, Maybe))
+
+
 def full_bytes(tree) -> int:
   """Bytes of a downlink or uplink with all its optional parts.
 

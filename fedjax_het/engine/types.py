@@ -358,6 +358,9 @@ class FederatedAlgorithm(NamedTuple):
       itself.
     max_staleness: `server_update` drops uploads with a larger staleness, and
       the clock does not count them as updates; None for no limit.
+    sent_shares: `(group, sizes [n] int) -> (down, up)`, numbers or [n]: the
+      expected shares of optional parts (`Maybe`) that visits of clients with so
+      many examples send, for the clock. None for 1, 1.
     facts: `() -> {name: value}`, JSON values about the run that the report
       shows, computed before the first round; it may compile programs. None for
       none.
@@ -376,4 +379,5 @@ class FederatedAlgorithm(NamedTuple):
   warm_up: Callable[..., tuple[Any, Uplink, dict[str, jax.Array]]] | None = None
   calibrate: Callable[..., Any] | None = None
   max_staleness: int | None = None
+  sent_shares: Callable[..., tuple[Any, Any]] | None = None
   facts: Callable[[], Mapping[str, Any]] | None = None

@@ -1,13 +1,14 @@
 """One client's visit and one turn of the server, as pure functions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.data.federated import FederatedData
-from fedjax_het.engine.traffic import full_bytes, measure
+from fedjax_het.engine.traffic import fixed_bytes, full_bytes, measure
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -108,6 +109,73 @@ def check_labels(federation: Federation, data: FederatedData) -> None:
       )
 
 
+def check_clients(federation: Federation, data: FederatedData) -> None:
+  """Raises ValueError for data of another number of clients.
+
+  It looks at shapes only, so it may be called while a program is traced, in
+  which a client without data would get those of another.
+
+  Args:
+    federation: The federation.
+    data: All clients' examples.
+  """
+  if data.num_clients != federation.num_clients:
+    raise ValueError(
+        f'The data are of {data.num_clients} clients, but the groups hold '
+        f'{federation.num_clients}.'
+    )
+
+
+def check_data(federation: Federation, data: FederatedData) -> None:
+  """Raises ValueError for training data that do not fit the federation.
+
+  It looks at shapes and static fields only.
+
+  Args:
+    federation: The federation.
+    data: All clients' examples, and the public set.
+  """
+  check_labels(federation, data)
+  check_clients(federation, data)
+  if federation.sizes is not None:
+    longest = data.index.shape[1]
+    if federation.max_examples > longest:
+      raise ValueError(
+          f'Federation(sizes=...) has a client of {federation.max_examples} '
+          f'examples, but no client of the data has more than {longest}.'
+      )
+  wanted = federation.num_public
+  found = 0 if data.public is None else len(data.public)
+  if wanted and found != wanted:
+    raise ValueError(
+        f'The public set of the data has {found} examples, but '
+        f'Federation(num_public={wanted}).'
+    )
+
+
+# Entries of a round's line in metrics.jsonl that are no client metrics.
+_TAKEN = frozenset({
+    'round', 'split', 'seconds', 'clients', 'bytes_up', 'bytes_down',
+    'nonfinite', 'server', 'virtual_time', 'staleness', 'dropped', 'lost',
+    'bytes_lost',
+})  # fmt: skip
+
+
+def check_metric_names(names: Iterable[str]) -> None:
+  """Raises ValueError for client metrics that a round's line has already.
+
+  Args:
+    names: The names; 'train_loss' is called 'loss' there.
+  """
+  names = {*names}
+  both = names & {'loss'} if 'train_loss' in names else set()
+  for name in sorted(names & _TAKEN | both):
+    raise ValueError(
+        f'client_update returns a metric {name!r}, but a line of metrics.jsonl '
+        'has another entry of this name; choose another one.'
+    )
+
+
 def make_training(
     algorithm: FederatedAlgorithm, group: Group
 ) -> Callable[..., Any]:
@@ -128,6 +196,7 @@ def make_training(
     updated, uplink, metrics = algorithm.client_update(
         group, client, sent, data, visit
     )
+    check_metric_names(metrics)
     finite = all_finite((updated, uplink))
 
     def keep(new, old):
@@ -257,6 +326,43 @@ def message_bytes(
   Returns:
     Two integers.
   """
+  down, up = _messages(algorithm, group, data)
+  return full_bytes(down), full_bytes(up)
+
+
+def expected_bytes(
+    algorithm: FederatedAlgorithm,
+    group: Group,
+    data: FederatedData,
+    sizes: np.ndarray,
+) -> np.ndarray:
+  """Bytes (down, up) of visits, with the expected shares of optional parts.
+
+  They are those of `message_bytes` if the algorithm has no `sent_shares`.
+
+  Args:
+    algorithm: The algorithm.
+    group: The clients' group.
+    data: All clients' examples.
+    sizes: [n] int, examples of some of the group's clients.
+
+  Returns:
+    [n, 2] int64.
+  """
+  shares = 1.0, 1.0
+  if algorithm.sent_shares is not None:
+    shares = algorithm.sent_shares(group, sizes)
+  found = np.zeros((len(sizes), 2), np.int64)
+  messages = _messages(algorithm, group, data)
+  for i, (message, share) in enumerate(zip(messages, shares, strict=True)):
+    fixed = fixed_bytes(message)
+    optional = full_bytes(message) - fixed
+    found[:, i] = fixed + np.rint(np.asarray(share) * optional)
+  return found
+
+
+def _messages(algorithm: FederatedAlgorithm, group: Group, data):
+  """Shapes of the downlink and the uplink of a visit."""
 
   def messages(data, key):
     client_id = jnp.int32(group.client_ids[0])
@@ -271,5 +377,4 @@ def message_bytes(
     )
     return sent, uplink
 
-  sent, uplink = jax.eval_shape(messages, data, jax.random.key(0))
-  return full_bytes(sent), full_bytes(uplink)
+  return jax.eval_shape(messages, data, jax.random.key(0))

@@ -121,7 +121,7 @@ def build(
   own_tests = examples.own_tests(config, dataset, parts)
   parts, validation = examples.hold_out(config, parts, dataset.train_labels)
   dataset = examples.with_noise(config, dataset)
-  dataset = examples.augmented_once(config, dataset)
+  dataset = examples.augmented_once(config, dataset, parts)
   _check_sizes(config, parts)
   _warn_of_small_batches(config.local, groups.values(), parts)
   group_of = np.array(

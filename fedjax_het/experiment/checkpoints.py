@@ -16,7 +16,6 @@ import zlib
 
 from absl import logging as absl_logging
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -330,14 +329,17 @@ def check_names(stored: Iterable[str], wanted: Iterable[str]) -> None:
 
 
 def _fill(like: Any, arrays: dict[str, np.ndarray], on_host) -> Any:
-  """`like` with the leaves replaced by copies on the device or the host."""
+  """`like` with the leaves replaced by copies on its devices or the host."""
 
   def one(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    make = np if on_host and name.startswith(on_host) else jnp
-    if name not in arrays:
-      return make.zeros(leaf.shape, leaf.dtype)
-    return make.array(arrays[name], copy=True)
+    array = np.zeros(leaf.shape, leaf.dtype)
+    if name in arrays:
+      array = arrays[name].copy()
+    if on_host and name.startswith(on_host):
+      return array
+    # A table that is divided over devices may not fit into one of them.
+    return jax.device_put(array, getattr(leaf, 'sharding', None))
 
   return jax.tree_util.tree_map_with_path(one, like)
 

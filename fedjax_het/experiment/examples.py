@@ -87,12 +87,14 @@ def with_noise(config, dataset: Dataset) -> Dataset:
   return dataset._replace(train_labels=labels)
 
 
-def augmented_once(config, dataset: Dataset) -> Dataset:
-  """Crops and flips each training image, for 'crop_flip_once'.
+def augmented_once(config, dataset: Dataset, parts) -> Dataset:
+  """Crops and flips each image that a client trains on, for 'crop_flip_once'.
 
   Args:
     config: The config.
     dataset: The data set.
+    parts: The training examples of each client. Others, such as held-out ones,
+      stay as they are.
 
   Returns:
     The data set with these images, which are the same in all runs of one
@@ -107,11 +109,13 @@ def augmented_once(config, dataset: Dataset) -> Dataset:
   key = jax.random.key(config.partition.seed, impl='threefry2x32')
   images = dataset.train_images
   starts = range(0, len(images), _AT_ONCE)
-  parts = [
+  done = [
       crop_flip(jax.random.fold_in(key, at), images[at : at + _AT_ONCE])
       for at in starts
   ]
-  return dataset._replace(train_images=np.concatenate(parts))
+  augmented, own = images.copy(), np.concatenate(parts)
+  augmented[own] = np.concatenate(done)[own]
+  return dataset._replace(train_images=augmented)
 
 
 def _check_images(config, dataset: Dataset) -> None:

@@ -72,8 +72,8 @@ LOCAL = dict(
     # Leave out an epoch's last partial batch instead of masking its padding,
     # unless it is all that a client has.
     drop_last=Field(False, bool),
-    # 'crop_flip_once' does so once for each training image, before the first
-    # round; the others anew for each batch.
+    # 'crop_flip_once' does so once for each image that a client trains on,
+    # before the first round; the others anew for each batch.
     augment=Field('none', str, choices=AUGMENTATIONS),
     # Whether 'crop_flip_cutout' cuts out its square 'after' images are
     # normalised, which leaves the mean colour, or 'before', which leaves black.

@@ -132,7 +132,7 @@ def test_row(
   main, means, groups = federation.task.main, {}, {}
   for name in dict.fromkeys((*federation.task.metrics, 'loss')):
     for group, score in scores.items():
-      found = score.loss if name == 'loss' else score.metrics[name]
+      found = score.metrics.get(name, score.loss)
       values = np.asarray(found, np.float64)
       groups[f'{name}/{group}'] = _number(values.mean())
     means[name] = _mean([groups[f'{name}/{group}'] for group in scores])

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from fedjax_het.engine.mapping import resolve_backend
-from fedjax_het.engine.visits import message_bytes
+from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.files import check_local
@@ -41,10 +41,13 @@ def _lines(
 ) -> list[str]:
   # Raises if a logger is not installed.
   callbacks.from_config(experiment.config)
+  algorithm, federation = experiment.algorithm, experiment.federation
   # {group: bytes (down, up) of a visit}.
   visits = {
-      group.name: message_bytes(experiment.algorithm, group, experiment.data)
-      for group in experiment.federation.groups
+      group.name: expected_bytes(
+          algorithm, group, experiment.data, federation.sizes[group.client_ids]
+      ).mean(axis=0)
+      for group in federation.groups
   }
   return [
       *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
@@ -111,11 +114,14 @@ def _traffic(experiment: Experiment, visits) -> list[str]:
       for way in (0, 1)
   )  # fmt: skip
   rounds = experiment.config.num_rounds
+  parts = 'if all optional parts are sent'
+  if experiment.algorithm.sent_shares is not None:
+    parts = 'with the expected shares of optional parts'
   return [
       f'A round: {cohort} of {number} clients, about {tables.megabytes(down)} '
       f'down and {tables.megabytes(up)} up.',
       f'{rounds} rounds: about {tables.megabytes(rounds * down)} down and '
-      f'{tables.megabytes(rounds * up)} up, if all optional parts are sent.',
+      f'{tables.megabytes(rounds * up)} up, {parts}.',
   ]
 
 

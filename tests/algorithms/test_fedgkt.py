@@ -33,6 +33,7 @@ from fedjax_het.engine.types import (
   Turn,
   Visit,
 )
+from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
 from tests.algorithms.suite import Case, Clocks
@@ -244,6 +245,10 @@ def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   assert int(state.server.opt_state[0].count) == steps
   up = traffic.num_bytes(reports['tiny1'].up)
   assert up.tolist() == [4 * (4 + NUM_CLASSES + 1) * n for n in (5, 3)]
+  planned = expected_bytes(
+      algorithm, federation.groups[0], tiny_data(SIZES), np.array([5, 3])
+  )
+  assert planned[:, 1].tolist() == up.tolist()
   # A cohort of two: half of the slots are padding.
   state, reports = run(algorithm, federation, cohort_size=2)
   here = [

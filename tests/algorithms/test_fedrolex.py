@@ -59,7 +59,8 @@ def small(*rates, norm='none', local=SGD, hidden=4, per_group=2):
 def run(algorithm, federation, num_rounds=1, change=lambda server: server,
         data=None):  # fmt: skip
   """The server's first state and those after each round, and the reports."""
-  data = tiny_data((5, 8, 3, 7)) if data is None else data
+  if data is None:
+    data = tiny_data((5, 8, 3, 7)[: federation.num_clients])
   state = rounds.init_state(algorithm, federation, jax.random.key(0))
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=federation.num_clients, backend='map'

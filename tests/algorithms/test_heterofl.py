@@ -18,6 +18,7 @@ from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.static_norm import example_order, static_statistics
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
+from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
 from fedjax_het.models.intercept import scaled_norm_inputs
@@ -413,6 +414,13 @@ def test_dynamic_rates_of_one_level_are_fixed_rates():
   )
   _, want, fixed = run(heterofl(rates(federation, '1/2')), federation)
   assert_trees(got.params, want.params, rtol=1e-5, atol=1e-6)
+  # The clock knows which widths are likely: here always the half.
+  algorithm = heterofl(federation, levels=(1, '1/2'), odds=(0.0, 1.0))
+  planned = expected_bytes(
+      algorithm, federation.groups[0], tiny_data(), np.ones(1, int)
+  )
+  (report,) = reports.values()
+  assert planned[0, 0] == traffic.num_bytes(report.down)[0]
   for name, report in reports.items():
     assert np.all(np.asarray(report.metrics['rate']) == 0.5)
     # The downlink also has the level.

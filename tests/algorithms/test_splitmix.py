@@ -24,6 +24,7 @@ from fedjax_het.engine import rounds, traffic
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.engine.types import Federation, Group, Maybe, Received, Visit
+from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.models import Block, BlockModel, create, model_options
 from fedjax_het.models.intercept import (
   scaled_behind_norms,
@@ -314,8 +315,16 @@ def test_one_step_is_that_of_the_paper(mask, rescale):
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_bytes_are_those_of_the_bases_that_travel(two_rounds):
+def test_bytes_are_those_of_the_bases_that_travel(
+    algorithm, federation, two_rounds
+):
+  """Those of the clock, too."""
   _, _, reports = two_rounds
+  for group in federation.groups:
+    planned = expected_bytes(algorithm, group, tiny_data(), np.ones(2, int))
+    report = reports[group.name]
+    sent = map(traffic.num_bytes, (report.down, report.up))
+    assert planned.T.tolist() == [one.tolist() for one in sent]
   base = (4 * 2 + 2) + (2 * 2 + 2) + (2 * NUM_CLASSES + NUM_CLASSES)
   for name, m in dict(tiny1=4, tiny2=2, tiny3=1).items():
     down, up = reports[name].down, reports[name].up

@@ -60,8 +60,9 @@ def test_a_cut_out_has_the_mean_colour_or_is_black():
 
 
 def test_images_may_be_cropped_and_flipped_once_before_the_first_round():
-  def built(augment, seed=0):
+  def built(augment, seed=0, validation=None):
     config = experiment.default_config('fedavg')
+    config.validation = validation
     config.local.augment, config.partition.seed = augment, seed
     return experiment.build(config)
 
@@ -92,6 +93,11 @@ def test_images_may_be_cropped_and_flipped_once_before_the_first_round():
   np.testing.assert_array_equal(
       once.preprocess(batch, key), plain.preprocess(batch)
   )
+  # So are the examples that nobody trains on.
+  held = built('crop_flip_once', validation=0.2)
+  left = held.dataset.train_images[held.validation]
+  np.testing.assert_array_equal(left, before[held.validation])
+  assert np.any(held.dataset.train_images != before)
   again = built('crop_flip_once').dataset.train_images
   np.testing.assert_array_equal(after, again)
   other = built('crop_flip_once', seed=1).dataset.train_images

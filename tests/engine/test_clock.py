@@ -210,7 +210,9 @@ def test_a_client_that_never_returns_may_stay_out_of_all_rounds(monkeypatch):
       cohort_size=1, sampling_key=key, num_rounds=returns, capacity=1,
   )  # fmt: skip
   timeline = drivers._synchronous_timeline(job)
-  assert timeline(returns) == dict(virtual_time=float(returns))
+  assert timeline(returns) == dict(
+      virtual_time=float(returns), lost=0, bytes_lost=0
+  )
   job.num_rounds += 1
   with pytest.raises(ValueError, match=f'Client {lost} never returns'):
     drivers._synchronous_timeline(job)

@@ -29,6 +29,11 @@ def test_a_class_without_an_output_is_refused():
     )
 
 
+def test_a_test_set_of_other_clients_is_refused():
+  with pytest.raises(ValueError, match='of 6 clients, but the groups hold 3'):
+    make_own_test(fedavg(ONE_GROUP), tiny_federation((1,), 3), TESTS)
+
+
 def make_state(algorithm, federation):
   """A state in which personal models differ from client to client."""
   state = rounds.init_state(algorithm, federation, jax.random.key(3))

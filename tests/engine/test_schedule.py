@@ -15,7 +15,7 @@ from fedjax_het.engine.clock import (
   Window,
   plan,
   stream,
-  synchronous_ends,
+  synchronous_rounds,
   synchronous_times,
 )
 from tests.tiny import tiny_federation
@@ -110,8 +110,24 @@ def test_synchronous_rounds_end_when_they_did():
   shaky = fleet(1, 2, 3, seed=3, **SHAKY)
   cohorts = np.random.default_rng(0).integers(0, 3, (20, 2))
   want = synchronous_times(shaky, cohorts)
-  got = itertools.islice(synchronous_ends(shaky, iter(cohorts)), 20)
-  assert [*got] == want.tolist()
+  got = itertools.islice(synchronous_rounds(shaky, iter(cohorts)), 20)
+  ends, lost = zip(*got)
+  assert [*ends] == want.tolist()
+  # A round lasts for all visits of its slowest client.
+  assert any(lost) and all(
+      set(gone) <= set(cohort) for gone, cohort in zip(lost, cohorts)
+  )
+
+
+def test_lost_visits_of_a_synchronous_round_are_counted():
+  """Without pauses and jitter, a round of one client has its visits' time."""
+  shaky = fleet(2, seed=3, drop_out=0.6)
+  previous = 0.0
+  for end, lost in itertools.islice(
+      synchronous_rounds(shaky, itertools.repeat([0])), 20
+  ):
+    assert end - previous == pytest.approx(2 * (len(lost) + 1))
+    previous = end
 
 
 def test_memory_does_not_grow_with_the_rounds():

@@ -76,6 +76,24 @@ def test_restores_the_last_bit_for_bit(saved):
   same(restored.state, state(15))
 
 
+def test_restores_to_the_devices_of_the_state(tmp_path):
+  mesh = jax.make_mesh((2,), ('p',), devices=jax.devices()[:2])
+  rows = jax.NamedSharding(mesh, jax.P('p'))
+  all_ = jax.NamedSharding(mesh, jax.P())
+  table = jnp.arange(8.0).reshape(4, 2)
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(1, dict(table=table, round=jnp.int32(1)), {})
+  checkpoints.wait()
+  like = dict(
+      table=jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=rows),
+      round=jax.ShapeDtypeStruct((), jnp.int32, sharding=all_),
+  )
+  got = checkpoints.restore(like).state
+  assert got['table'].sharding == rows and got['round'].sharding == all_
+  np.testing.assert_array_equal(got['table'], table)
+  checkpoints.close()
+
+
 def test_an_empty_folder_holds_none(tmp_path):
   assert restore(tmp_path / 'none') is None
 

@@ -116,6 +116,16 @@ def test_test_row_means_over_groups_not_clients():
   assert row['models/a'] == 3 and row['models/b'] == 1
   # Numbers that JSON cannot hold are null, and so are means over them.
   assert row['loss/a'] == 1.0 and row['loss/b'] is None and row['loss'] is None
+  # A task's own metric of this name is meant everywhere.
+  federation.task = CLASSIFICATION._replace(metrics=dict(loss=None))
+  own = {
+      name: score._replace(metrics=dict(loss=score.metrics['accuracy']))
+      for name, score in scores.items()
+  }
+  row = metrics.test_row(2, own, federation, 0.1)
+  assert row['loss/a'] == pytest.approx(0.4)
+  assert row['loss'] == pytest.approx((0.4 + 0.8) / 2)
+  assert row['loss/a/models'] == [0.2, 0.4, 0.6]
 
 
 def write(path, lines):

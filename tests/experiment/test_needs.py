@@ -21,6 +21,7 @@ from fedjax_het.models import Block, Head, model_options
 from tests.algorithms import suite
 from tests.experiment.tiny_runs import tiny_config
 from tests.mutation.run import ROOT, sources
+from tests.tiny import with_group_options
 
 pytestmark = pytest.mark.usefixtures('undrawn')
 
@@ -157,7 +158,17 @@ def test_a_constructor_checks_the_federation_that_it_is_given(toy):
       "groups.tiny1: constructor needs the heads side, which 'tiny1' lacks; "
       'attach them by engine.needs.with_heads(constructor, federation).'
   )
+  groups = with_group_options(
+      federation, rate=[1.0] * 9, leveel=['1/2'] * 9
+  )
+  with pytest.raises(ValueError, match="no option 'leveel'; did you mean"):
+    toy(group_options=dict(level='1'))(groups, level=2)
+  groups = with_group_options(federation, rate=[1.0] * 9, level=[2.0] * 9)
+  with pytest.raises(ValueError, match='level must be a string'):
+    toy(group_options=dict(level='1'))(groups, level=2)
   assert not seen
+  toy(group_options=dict(level=None))(groups, level=2)
+  assert seen.pop() == (groups, 2)
   toy(task='classification')(federation, level=2)
   assert seen == [(federation, 2)]
 

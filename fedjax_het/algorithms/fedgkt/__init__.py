@@ -260,6 +260,10 @@ def fedgkt(
     store = keep_latest(server.logits, uploads.client_id, logits)
     return server._replace(logits=store), dict(server_loss=loss)
 
+  def sent_shares(group, sizes):
+    del group
+    return sizes / length, sizes / length
+
   def predict(group, variables, x):
     own, tail = variables
     h, _ = group.model.apply(own, x, stop=group.model.cut[0])
@@ -278,4 +282,5 @@ def fedgkt(
       personal=True,
       predict=predict,
       views={'clients': predict_alone},
+      sent_shares=sent_shares,
   )
