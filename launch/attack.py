@@ -360,7 +360,8 @@ def main(argv: Sequence[str]) -> None:
 
   try:
     levels = _levels(options.noise)
-    at_least(1, **{'--num_images': options.num_images})
+    for name in ('num_images', 'steps'):
+      at_least(1, **{f'--{name}': options[name].value})
     integer_between(0, None, **{'--seed': options.seed})
     out = folder('--out', options.out)
     stored_runs.register()
@@ -372,7 +373,7 @@ def main(argv: Sequence[str]) -> None:
     lpips = None
     if options.lpips is not None:
       lpips = read_lpips(expanded(options.lpips, '--lpips'))
-    runs = open_runs(options.workdir, options.data_dir)
+    runs = open_runs(options.workdir, options.data_dir, options.data_file)
     targets = [
         read_target(run, options.client, options.num_images) for run in runs
     ]
@@ -386,7 +387,7 @@ def main(argv: Sequence[str]) -> None:
           name=f'{name}, ' if len(runs) > 1 else '', lpips=lpips,
       )  # fmt: skip
     text = _write(out, targets[0], results, setting, lpips)
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     fail(e)
   except (FloatingPointError, OSError) as e:
     fail(e, 1)

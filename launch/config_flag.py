@@ -111,6 +111,21 @@ def with_config(argv: Sequence[str]) -> list[str]:
   # The last one counts, from a flagfile or the command line.
   spec = specs[-1] if specs else str(_DEFAULT)
   name, colon, variants = spec.partition(':')
+  return [argv[0], f'--config={find(name)}{colon}{variants}', *rest]
+
+
+def find(name: str) -> pathlib.Path:
+  """The path of a config file.
+
+  Args:
+    name: A path, or the name of one of `experiments`.
+
+  Returns:
+    The path.
+
+  Raises:
+    CommandError: If there is no such file.
+  """
   # The library's own experiments are found from any folder.
   paths = [pathlib.Path(name), _ROOT / name]
   if name in experiments():
@@ -118,7 +133,7 @@ def with_config(argv: Sequence[str]) -> list[str]:
   path = next((path for path in paths if os.path.isfile(path)), None)
   if path is None:
     raise CommandError(f'No config file {name!r}{_configs_hint(name)}')
-  return [argv[0], f'--config={path}{colon}{variants}', *rest]
+  return path
 
 
 def _configs_hint(name: str) -> str:
@@ -267,7 +282,11 @@ def _section_hint(key: str, section, value: str | None) -> str:
   if close is not None and close != value:
     return f'did you mean {close!r}? Set --config.{key}.name={close}'
   if known is None:
-    entry = f'{next(iter(section), "KEY")}=VALUE'
+    names = []
+    while isinstance(section, ml_collections.ConfigDict):
+      names.append(next(iter(section), 'KEY'))
+      section = section.get(names[-1])
+    entry = f'{".".join(names)}=VALUE'
   else:
     entry = f'name={close or next(iter(known))}'
   return f'set its entries, such as --config.{key}.{entry}'

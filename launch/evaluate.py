@@ -54,13 +54,15 @@ def main(argv: Sequence[str]) -> None:
       if options[name].value is not None
   }
   if (clients := options.eval_clients_per_group) is not None:
+    if clients < 0:
+      fail(f'--eval_clients_per_group must be at least 0, got {clients}.')
     entries['eval_clients_per_group'] = clients or None
   # Warnings about the config were shown during the run.
   logging.getLogger('fedjax_het').setLevel(logging.ERROR)
   try:
     run = stored_runs.open_one()
     row = run.evaluate(**entries)
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     fail(e)
   except OSError as e:
     fail(e, 1)

@@ -37,7 +37,9 @@ def main(argv: Sequence[str]) -> None:
     out = folder('--out', options.out)
     run = stored_runs.open_one()
     written = run.export(out, format=options.format)
-  except (ValueError, FileNotFoundError, FileExistsError) as e:
+  except (
+      ValueError, FileNotFoundError, FileExistsError, ImportError
+  ) as e:  # fmt: skip
     fail(e)
   except OSError as e:
     fail(e, 1)

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+import copy
 import itertools
 import math
 import random
@@ -11,6 +12,7 @@ from typing import Any
 from .table_files import Found, choose
 from .terminal import CommandError, line
 
+_ARGUMENTS = ('local.optimizer_args.', 'local.schedule_args.')
 # Largest number of points; more are likely a mistake.
 _MOST = 1000
 
@@ -139,6 +141,7 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
   from fedjax_het.experiment.sweep_table import SEEDS
 
   found: dict[str, Any] = {}
+  config = copy.deepcopy(config)
   for part in filter(None, (part.strip() for part in text.split(';'))):
     key, equals, values = (piece.strip() for piece in part.partition('='))
     if not equals or not values:
@@ -149,8 +152,10 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
       raise CommandError(f'--grid names {key} twice.')
     if key in SEEDS:
       raise CommandError(f'--grid: --seeds=N sets {key}.')
-    kind = _type(config, key)
     bounds = re.fullmatch(r'(.+)\.\.(.+)', values)
+    first = bounds[1] if bounds else values.split(',')[0]
+    _open(config, {key: first.strip()})
+    kind = _type(config, key)
     if bounds:
       low, high = (_number(key, bound) for bound in bounds.groups())
       if not 0 < low < high < math.inf:
@@ -161,6 +166,19 @@ def _entries(config, text: str) -> dict[str, list[Any] | range]:
   if not found:
     raise CommandError('--grid names no entry, as --grid=algorithm.mu=0,0.1.')
   return found
+
+
+def _open(config, point: Mapping[str, Any]) -> None:
+  """Adds entries that a config may have but does not list."""
+  from fedjax_het.experiment import open_entries
+
+  given = {key: str(value) for key, value in point.items()}
+  try:
+    for key in point:
+      open_entries.open_entry(config, key, given)
+      open_entries.open_argument(config, key, given)
+  except ValueError as e:
+    raise CommandError(f'--grid: {line(e)}') from e
 
 
 def _type(config, key: str) -> Any:
@@ -181,7 +199,8 @@ def _type(config, key: str) -> Any:
     kind, section = section.get_type(name), section[name]
   if hasattr(section, 'get_type'):
     raise CommandError(f'--grid: {key} is a section; name one of its entries.')
-  return kind
+  # Arguments of optax's functions have no type of their own.
+  return object if key.startswith(_ARGUMENTS) else kind
 
 
 def _number(key: str, text: str) -> float:
@@ -265,6 +284,7 @@ def _with(config, point: Mapping[str, Any]):
     for key, switch in SWITCHES.items():
       if key in point:
         switch(config, point[key])
+    _open(config, point)
     config.update_from_flattened_dict(dict(point))
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     raise CommandError(f'--grid: {_label(point)}: {line(e)}') from e

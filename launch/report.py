@@ -8,7 +8,7 @@ For one workdir it writes report.md and pictures again. For several it prints a
 table and writes it to `out` as comparison.md, with a picture of the curves; for
 runs that differ in their seeds alone the table also has a line with mean and
 deviation, and the picture one curve with a band. For a table of configs/tables
-it writes table.md: the results of `launch.sweep` so far, beside the paper's
+it writes table.md: the results of a sweep so far, beside the paper's
 numbers, with curves; missing cells leave gaps. `--formats=csv,tex,pdf,svg` also
 writes these formats.
 """

@@ -188,7 +188,8 @@ def _main_of_stages(options) -> None:
   from fedjax_het.reporting.tables import as_markdown
 
   out = folder('--out', options.out)
-  runs = open_runs(options.workdirs, options.config.data_dir)
+  config = options.config
+  runs = open_runs(options.workdirs, config.data_dir, config.data_file)
   common, results, numbers = compare_stages(
       runs, options.num_examples, options.num_clients
   )
@@ -258,7 +259,7 @@ def main(argv: Sequence[str]) -> None:
         '# Equal layers of different clients\n\nMean over pairs of clients, on '
         f'{number} test images.\n\n{text}\n\n{picture}\n',
     )
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     fail(e)
   except (FloatingPointError, OSError) as e:
     fail(e, 1)

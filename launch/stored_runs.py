@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from . import python_files
+from . import config_flag, python_files
 from .terminal import expanded
 
 
@@ -27,10 +27,11 @@ class Network(NamedTuple):
 def define_flags() -> None:
   """Defines flags for what the files of a run do not store."""
   flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
+  flags.DEFINE_string('data_file', None, "File of the run's data here.")
   flags.DEFINE_string(
       'config', None,
       'Config file of the run, if it registers data sets, partitions, methods '
-      'or models.',
+      'or models; variants do not matter.',
   )  # fmt: skip
 
 
@@ -40,8 +41,10 @@ def register() -> None:
   Raises:
     ValueError: If it is not a config file.
   """
-  if (path := flags.FLAGS.config) is not None:
-    python_files.load(expanded(path, '--config'), 'get_config')
+  if (spec := flags.FLAGS.config) is not None:
+    expanded(spec, '--config')
+    path = config_flag.find(spec.partition(':')[0])
+    python_files.load(str(path), 'get_config')
 
 
 def define_flags_of_one() -> None:
@@ -49,7 +52,6 @@ def define_flags_of_one() -> None:
   flags.DEFINE_string('workdir', None, 'Folder of the run.')
   flags.DEFINE_bool('best', False, 'The models of the best evaluation.')
   define_flags()
-  flags.DEFINE_string('data_file', None, "File of the run's data here.")
 
 
 def open_one() -> Any:
@@ -71,7 +73,9 @@ def open_one() -> Any:
   )
 
 
-def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
+def open_runs(
+    texts: Sequence[str], data_dir: str | None, data_file: str | None
+) -> list[Any]:
   """The runs of some workdirs, as `load_run` returns them.
 
   Warnings about their configs are hidden; they were shown during the runs.
@@ -79,6 +83,7 @@ def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
   Args:
     texts: The workdirs, as a flag names them.
     data_dir: Folder of their data on this machine; None for the configs' own.
+    data_file: File of their data, likewise.
 
   Returns:
     The runs.
@@ -91,7 +96,9 @@ def open_runs(texts: Sequence[str], data_dir: str | None) -> list[Any]:
 
   logging.getLogger('fedjax_het').setLevel(logging.ERROR)
   return [
-      load_run(expanded(text, '--workdir'), data_dir=data_dir)
+      load_run(
+          expanded(text, '--workdir'), data_dir=data_dir, data_file=data_file
+      )
       for text in texts
   ]
 

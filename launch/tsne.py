@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> None:
         for name in ('stage', 'label', 'num_examples', 'num_clients',
                      'perplexity', 'seed')
     }  # fmt: skip
-    runs = open_runs(options.workdir, options.data_dir)
+    runs = open_runs(options.workdir, options.data_dir, options.data_file)
     points = [
         embed_run(run, name, **setting)
         for run, name in zip(runs, names_of(runs), strict=True)
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> None:
           panels(points, options.label is None), out / 'tsne.png'
       )
       print(f'Picture: {path}')
-  except (ValueError, FileNotFoundError) as e:
+  except (ValueError, FileNotFoundError, ImportError) as e:
     fail(e)
   except OSError as e:
     fail(e, 1)

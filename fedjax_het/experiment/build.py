@@ -130,26 +130,10 @@ def build(
           config.group_seed,
       )
   )
-  make = functools.partial(_make_model, config, dataset)
-  made = []
-  for name, spec in groups.items():
-    members = np.flatnonzero(group_of == name).astype(np.int32)
-    made.append(Group(
-        name,
-        make(f'groups.{name}', spec),
-        members,
-        make(f'groups.{name}.partner', spec.partner),
-        {**needs_in(config).group_options, **spec.method},
-    ))  # fmt: skip
-  federation = Federation(
-      tuple(made),
-      local_training(config),
-      config.local_stats,
-      np.array([len(part) for part in parts], np.int32),
+  federation = _federation(
+      config, dataset, group_of, [len(part) for part in parts],
       0 if public is None else len(public),
-      config.num_rounds,
-      make('server_model', model_spec(config, config.server_model)),
-  )
+  )  # fmt: skip
   if choose is not None:
     config = choose(config, federation)
     library = libraries.concrete(config.conv_backend)
@@ -157,11 +141,7 @@ def build(
   mesh = None
   if resolve_backend(config.backend) == 'shard_map':
     mesh = client_mesh()
-  options = config.algorithm.to_dict()
-  make_algorithm = ALGORITHMS[options.pop('name')]
-  with examples.naming('algorithm'):
-    federation = with_heads(make_algorithm, federation)
-    algorithm = make_algorithm(federation, **options)
+  federation, algorithm = _algorithm(config, federation)
   preprocess = examples.preprocess(config, dataset)
   data = federate(
       dataset.train_images,
@@ -191,6 +171,67 @@ def build(
   if check_memory:
     footprint.check(experiment)
   return experiment
+
+
+def check_method(config: ml_collections.ConfigDict, dataset: Dataset) -> None:
+  """Constructs the models and the method of a config, and nothing else.
+
+  Args:
+    config: A config that `check` accepts.
+    dataset: Its data set, as it is stored.
+
+  Raises:
+    ValueError: If the method or a model refuses an option.
+  """
+  few = dataset._replace(
+      train_images=dataset.train_images[:1], test_images=dataset.test_images[:1]
+  )
+  group_of = np.concatenate([
+      np.repeat(name, group_spec(config, name).clients)
+      for name in config.groups
+  ])
+  # The sizes do not matter to options.
+  size = max(len(dataset.train_labels) // len(group_of), 1)
+  _algorithm(config, _federation(
+      config, examples.resize(few, config.image_size), group_of,
+      [size] * len(group_of), config.public_size or 0,
+  ))  # fmt: skip
+
+
+def _federation(
+    config, dataset: Dataset, group_of, sizes, num_public: int
+) -> Federation:
+  """Groups of the clients, by the name of each one's group, and local steps."""
+  make, made = functools.partial(_make_model, config, dataset), []
+  for name in config.groups:
+    spec = group_spec(config, name)
+    made.append(Group(
+        name,
+        make(f'groups.{name}', spec),
+        np.flatnonzero(group_of == name).astype(np.int32),
+        make(f'groups.{name}.partner', spec.partner),
+        {**needs_in(config).group_options, **spec.method},
+    ))  # fmt: skip
+  return Federation(
+      tuple(made),
+      local_training(config),
+      config.local_stats,
+      np.array(sizes, np.int32),
+      num_public,
+      config.num_rounds,
+      make('server_model', model_spec(config, config.server_model)),
+  )
+
+
+def _algorithm(
+    config, federation: Federation
+) -> tuple[Federation, FederatedAlgorithm]:
+  """The federation with the heads that the method needs, and the method."""
+  options = config.algorithm.to_dict()
+  make = ALGORITHMS[options.pop('name')]
+  with examples.naming('algorithm'):
+    federation = with_heads(make, federation)
+    return federation, make(federation, **options)
 
 
 def _devices(config, num_clients: int) -> tuple[Device, ...] | None:

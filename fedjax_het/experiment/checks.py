@@ -43,7 +43,6 @@ from fedjax_het.names import check_name, nearest, shown, suggest
 from fedjax_het.options import (
     INT32_MAX,
     check_options,
-    integer_between,
     keyword_options,
 )
 from fedjax_het.renamed import check_renamed
@@ -95,8 +94,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   libraries.check(config.conv_backend)
   total = sum(group_spec(config, name).clients for name in config.groups)
   if config.cohort_size is not None:
-    size = config.cohort_size
-    integer_between(1, total, **{f'cohort_size of {total} clients': size})
+    if config.cohort_size > total:
+      raise ValueError(
+          f'cohort_size={config.cohort_size} is more than the {total} clients '
+          'of all groups.'
+      )
   _check_clock(config, total)
   _check_callbacks(config.callbacks)
   _check_dispatch(config)
@@ -241,7 +243,9 @@ def _check_groups(config) -> None:
     spec, where = group_spec(config, name), f'groups.{name}'
     method = needs_in(config).known_group_options()
     used |= _check_model(where, spec, config.algorithm.name, method)
-    check_field(where, spec.clients, Field(1, int, low=1))
+    section = hasattr(config.groups[name], 'items')
+    number = f'{where}.clients' if section else where
+    check_field(number, spec.clients, Field(1, int, low=1))
     check_options(where, spec.method, method, '')
     if spec.partner is not None:
       used |= _check_model(f'{where}.partner', spec.partner)

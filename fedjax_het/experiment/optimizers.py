@@ -38,11 +38,16 @@ def _parameters(fn: Callable) -> dict[str, inspect.Parameter]:
 
 
 def _is_optimizer(name: str, fn: Any) -> bool:
-  """Whether it is an optimiser without a seed, which all visits would share."""
+  """Whether it is an optimiser of gradients.
+
+  It has no seed, which all visits would share, and no line search, which calls
+  the loss.
+  """
   if not inspect.isfunction(fn) or name.startswith(('_', 'scale_')):
     return False
   names = [*_parameters(fn)]
-  return names[:1] == ['learning_rate'] and 'seed' not in names
+  unfit = {'seed', 'linesearch'} & {*names}
+  return names[:1] == ['learning_rate'] and not unfit
 
 
 OPTIMIZERS = {
@@ -232,7 +237,7 @@ def _try(entry: str, local, trial: Callable[[], Any]) -> None:
   except Exception as e:  # optax and JAX raise many types.
     reason = ' '.join(str(e).split())[:200]
     missing = _MISSING.search(reason)
-    if missing:  # Such as the line search of lbfgs, which calls the loss.
+    if missing:  # Such as a line search, which calls the loss.
       reason = (
           f'its step needs {missing[1]}, but a local step gives only the '
           'gradient and the parameters.'

@@ -10,6 +10,7 @@ from fedjax_het.engine.mapping import resolve_backend
 from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.experiment.workdir import check_workdir
 from fedjax_het.files import check_local
 from fedjax_het.reporting import report, tables
 
@@ -32,6 +33,8 @@ def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
     check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
     folder = None if workdir is None else pathlib.Path(workdir)
+    if folder is not None and folder.is_dir():
+      check_workdir(folder, config)
     choose = form.Chooser(config, folder, stack)
     return _lines(build(config, choose), choose, config.backend)
 

@@ -30,6 +30,7 @@ from fedjax_het.experiment.progress import Progress, in_notebook
 from fedjax_het.experiment.shared_checkpoints import open_checkpoints
 from fedjax_het.experiment.training import RowReader, RowWriter, train
 from fedjax_het.experiment.workdir import (
+  check_workdir,
   lock,
   new_workdir,
   settle_config,
@@ -134,6 +135,10 @@ def run(
     if workdir is None:
       workdir = processes.on_first(lambda: str(new_workdir(config)))
     folder = pathlib.Path(workdir)
+    # Before the data are read; `claim` does it again under the lock.
+    processes.on_first(
+        lambda: folder.is_dir() and check_workdir(folder, config)
+    )
     follow = processes.together(
         lambda: callbacks_lib.Callbacks(
             [*callbacks_lib.from_config(config), *callbacks]

@@ -18,6 +18,7 @@ import jax
 from fedjax_het.data import sources
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import tuned
+from fedjax_het.experiment.build import check_method
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.costs import client_costs
 from fedjax_het.experiment.progress import Progress
@@ -178,7 +179,7 @@ def run_cells(
   check_local(out, 'out')
   check_local(workdirs, 'workdirs')
   chosen = [*jobs(table, out, workdirs, overrides or {})]
-  _check(chosen)
+  check_cells(chosen)
   sweep = _Sweep(chosen, announce, progress)
   todo, ran = chosen, -1
   while todo and sweep.runs > ran:
@@ -203,24 +204,59 @@ def _write(job: Job, cell: dict[str, Any]) -> None:
   write_atomically(job.path, json.dumps(cell, indent=1))
 
 
-def _check(chosen: list[Job]) -> None:
-  """Checks all cells before the first one runs."""
-  columns: dict[tuple[Any, ...], dict[str, None]] = {}
+# Entries that do not matter to a method's and a model's options.
+_CHANCE = ('seed', 'sampling_seed', 'group_seed', 'partition')
+
+
+def check_cells(chosen: Sequence[Job]) -> None:
+  """Checks all cells before the first one runs.
+
+  Args:
+    chosen: The cells; of those with a result, that it is of their config.
+
+  Raises:
+    ValueError: If a config, or an option of a method or a model, is wrong.
+    FileNotFoundError: If data are missing, after all other checks.
+  """
+  columns: dict[tuple[Any, ...], list[Job]] = {}
   for job in chosen:
     if job.path.exists():
       _read(job)
     else:
-      check(job.config)
+      with _naming(job):
+        check(job.config)
       data = tuple(job.config[entry] for entry in sources.ENTRIES)
-      columns.setdefault(data, {})[job.column] = None
-  for data, names in columns.items():
+      columns.setdefault(data, []).append(job)
+  absent: FileNotFoundError | None = None
+  for data, cells in columns.items():
     try:
-      sources.load_entries(*data)
+      dataset = sources.load_entries(*data)
     except FileNotFoundError as e:
-      needed = ', '.join(filter(None, names))
-      raise FileNotFoundError(
-          f'{e} It is for {needed}; --cols chooses columns.' if needed else e
-      ) from e
+      needed = ', '.join(filter(None, dict.fromkeys(j.column for j in cells)))
+      text = f'{e} It is for {needed}; --cols chooses columns.'
+      absent = absent or FileNotFoundError(text if needed else str(e))
+      continue
+    seen = set()
+    for job in cells:
+      entries = json.loads(job.config.to_json_best_effort())
+      setting = json.dumps(
+          {k: v for k, v in entries.items() if k not in _CHANCE}, sort_keys=True
+      )
+      if setting not in seen:
+        seen.add(setting)
+        with _naming(job):
+          check_method(job.config, dataset)
+  if absent is not None:
+    raise absent
+
+
+@contextlib.contextmanager
+def _naming(job: Job) -> Iterator[None]:
+  """Names the cell in a ValueError."""
+  try:
+    yield
+  except ValueError as e:
+    raise ValueError(f'Cell {job.name}: {e}') from e
 
 
 class _Sweep:

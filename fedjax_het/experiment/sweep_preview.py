@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_het.experiment import duration, form
 from fedjax_het.experiment.build import build
-from fedjax_het.experiment.sweep import Job, jobs
+from fedjax_het.experiment.sweep import Job, check_cells, jobs
 from fedjax_het.experiment.sweep_table import find_cell, read_cell
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table
@@ -52,7 +52,10 @@ def lines(
   rounds: dict[str, float | None] = {}  # {setting: seconds of a round}
   total, unknown, number = 0.0, 0, 0
   absent = None
-  for job in jobs(table, out, workdirs, overrides or {}):
+  chosen = [*jobs(table, out, workdirs, overrides or {})]
+  with contextlib.suppress(FileNotFoundError):  # It is raised at the end.
+    check_cells(chosen)
+  for job in chosen:
     state, left = _state(job, reuse)
     if not left:
       rows.append([job.name, state, '-', '-'])

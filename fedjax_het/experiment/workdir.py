@@ -175,10 +175,30 @@ def settle_config(folder: pathlib.Path, config) -> bool:
     Whether the workdir is new.
 
   Raises:
+    ValueError: As `check_workdir`.
+    OSError: If config.json cannot be written.
+  """
+  new = check_workdir(folder, config)
+  if new:
+    store_config(folder, config)
+  return new
+
+
+def check_workdir(folder: pathlib.Path, config) -> bool:
+  """Checks that a run of a config may begin or go on in a folder.
+
+  Args:
+    folder: The workdir, which may not exist yet.
+    config: The config.
+
+  Returns:
+    Whether it holds no run yet.
+
+  Raises:
     ValueError: If the workdir holds a run of another config, or one whose
       config is lost; in one line that names the first entries that differ. Or
-      if a path that the run writes has the wrong type.
-    OSError: If config.json cannot be written.
+      if it holds files of others that the run would replace, or a path that
+      the run writes has the wrong type.
   """
   _check_places(folder)
   if (folder / 'config.json').exists():
@@ -199,7 +219,12 @@ def settle_config(folder: pathlib.Path, config) -> bool:
           f'The workdir {folder} holds {name} but no config.json, so its '
           'run cannot be resumed; choose another workdir.'
       )
-  store_config(folder, config)
+  for name in (*_FILES, *_FOLDERS):
+    if os.path.lexists(folder / name):
+      raise ValueError(
+          f'The workdir {folder} holds no run, but {name}, which a run '
+          'replaces; choose another workdir.'
+      )
   return True
 
 

@@ -63,7 +63,7 @@ def test_default_config_of_every_algorithm_is_right(name):
         (dict(nonfinite='ignore'), "Unknown nonfinite 'ignore'; known are"),
         (
             dict(cohort_size=6),
-            'cohort_size of 5 clients must be at least 1 and at most 5, got 6.',
+            'cohort_size=6 is more than the 5 clients of all groups.',
         ),
         (
             dict(target_accuracy=90.0),
@@ -116,7 +116,7 @@ def test_default_config_of_every_algorithm_is_right(name):
         ),
         (
             dict(groups__small__clients=0),
-            'groups.small must be at least 1, got 0.',
+            'groups.small.clients must be at least 1, got 0.',
         ),
         (
             dict(groups__small__model='mpl'),

@@ -9,7 +9,13 @@ import jax
 import pytest
 
 from configs import common, fedavg, private
-from fedjax_het.experiment import costs, sweep, sweep_table
+from fedjax_het.experiment import (
+  costs,
+  sweep,
+  sweep_preview,
+  sweep_table,
+  switch,
+)
 from fedjax_het.experiment.runner import Result
 from fedjax_het.experiment.workdir import lock, settle_config
 from fedjax_het.reporting.summary import summarise
@@ -365,6 +371,24 @@ def test_all_seeds_that_are_there_are_read(table, finished):
 
 
 @pytest.mark.slow
+def test_a_wrong_option_of_any_cell_is_refused_before_the_first(
+    table, tmp_path, monkeypatch
+):
+  """Names the cell; so does the preview."""
+  runs = Runs(monkeypatch)
+  wrong = table.rows['FedAvg (x1)'].copy_and_resolve_references()
+  switch.algorithm(wrong, 'fedprox')
+  wrong.algorithm.mu = -1.0
+  table = table._replace(rows={**table.rows, 'Wrong': wrong})
+  message = '^Cell Wrong, seed 0: algorithm: mu must be at least 0, got -1.0'
+  places = tmp_path / 'out', tmp_path / 'runs'
+  with pytest.raises(ValueError, match=message):
+    sweep.run_cells(table, *places)
+  with pytest.raises(ValueError, match=message):
+    next(sweep_preview.lines(table, *places))
+  assert not runs.begun and not [*tmp_path.rglob('*.json')]
+
+
 def test_a_result_of_another_config_is_refused(table, finished):
   out, _, _ = finished
   rows = {'Private': table.rows['Private'].copy_and_resolve_references()}

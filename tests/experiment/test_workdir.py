@@ -37,6 +37,18 @@ def test_numpys_numbers_are_stored_as_pythons(tmp_path):
     settle_config(tmp_path, config)
 
 
+@pytest.mark.parametrize('name', ['report.md', 'curves.png', 'best'])
+def test_what_others_have_written_is_not_replaced(name, tmp_path):
+  path = tmp_path / name
+  path.mkdir() if name == 'best' else path.write_text('mine')
+  with pytest.raises(ValueError, match=f'holds no run, but {name}, which'):
+    settle_config(tmp_path, tiny_config())
+  assert [*tmp_path.iterdir()] == [path]
+  # Other files do not matter.
+  path.rename(tmp_path / 'notes')
+  assert settle_config(tmp_path, tiny_config())
+
+
 def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
   path = tmp_path / 'file'
   write_atomically(path, 'old')

@@ -18,6 +18,7 @@ from fedjax_het import experiment
 from fedjax_het.data import sources
 from fedjax_het.experiment import duration, preview, sweep, switch
 from fedjax_het.experiment.callbacks import CallbackError
+from fedjax_het.experiment.workdir import settle_config
 from fedjax_het.reporting import tables
 from launch import cli, config_flag, stopping, terminal, train
 from tests.experiment.tiny_runs import tiny_config
@@ -104,6 +105,10 @@ def test_a_section_is_no_value():
       '--config.algorithm.name=fedin'
   )
   assert refused('--config.local=3').startswith('local is a section; set its ')
+  # What it advises is an entry.
+  assert refused(QUICK, '--config.groups=mlp').endswith(
+      'such as --config.groups.mlp2.clients=VALUE'
+  )
   config, _ = parsed(QUICK, "--config.groups={'mlp': 3}")  # A dict is a value.
   assert config.groups
 
@@ -279,6 +284,9 @@ def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
     [
         ('gs://bucket/run', 'cloud folders are not supported; mount it'),
         ('there', 'there is a file, not a folder'),
+        ('thesis', 'thesis holds no run, but report.md, which a run replaces'),
+        ('other', 'other holds a run of another config: algorithm.mu is 0.1'),
+        ('broken', 'broken holds metrics.jsonl but no config.json, so'),
     ],
 )
 def test_a_dry_run_refuses_the_workdir_that_a_run_refuses(
@@ -286,7 +294,13 @@ def test_a_dry_run_refuses_the_workdir_that_a_run_refuses(
 ):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'there').touch()
-  said = []
+  for name, file in (('thesis', 'report.md'), ('broken', 'metrics.jsonl')):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).touch()
+  settle_config(tmp_path, experiment.default_config('fedprox'))
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'config.json').rename(tmp_path / 'other' / 'config.json')
+  said, before = [], sorted(tmp_path.rglob('*'))
   for more in ([], ['--dry_run']):
     try:
       done = programs.call(
@@ -298,7 +312,7 @@ def test_a_dry_run_refuses_the_workdir_that_a_run_refuses(
     assert done.code == 2 and not done.out
     said.append(done.err)
   assert message in said[0] and said[0] == said[1]
-  assert [path.name for path in tmp_path.iterdir()] == ['there']
+  assert sorted(tmp_path.rglob('*')) == before
 
 
 def test_a_part_of_a_data_set_is_taken_on_request(tmp_path, capsys):

@@ -80,6 +80,23 @@ def test_points_are_drawn_evenly_in_the_logarithm():
   assert len(find(epochs, 9).rows) == 3  # There are no more.
 
 
+def test_entries_that_a_config_does_not_list_can_be_searched():
+  """As --config sets them: arguments of optax, options of models."""
+  text = 'local.optimizer_args.b1=0,0.9; groups.mini_resnet6.width=0.5,2.0'
+  rows = find(text).rows
+  assert [*rows] == [
+      f'b1={b1} width={width}' for b1 in (0, 0.9) for width in (0.5, 2.0)
+  ]
+  config = rows['b1=0.9 width=0.5']
+  assert config.local.optimizer_args.to_dict() == {'b1': 0.9}
+  assert config.groups.mini_resnet6.width == 0.5
+  experiment.check(config)
+  drawn = find('local.optimizer_args.b1=0.5..0.9', 2).rows.values()
+  assert all(0.5 <= c.local.optimizer_args.b1 <= 0.9 for c in drawn)
+  with pytest.raises(CommandError, match="'b3'"):
+    find('local.optimizer_args.b3=1')
+
+
 def test_methods_and_partitions_can_be_searched():
   table = find('algorithm.name=fedavg,fedprox; partition.name=iid,dirichlet')
   config = table.config('algorithm=fedprox partition=iid')

@@ -1,6 +1,8 @@
 """The commands that write the trained models of a run, or test them again."""
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
         ('evaluate', [], '--workdir is missing'),
         ('evaluate', ['--workdir=nowhere'], 'nowhere is not a workd'),
         ('evaluate', ['--personal_tst'], 'Did you mean: personal_test'),
+        (
+            'evaluate',
+            ['--workdir=nowhere', '--eval_clients_per_group=-1'],
+            '--eval_clients_per_group must be at least 0, got -1.',
+        ),
+        (
+            'evaluate',
+            ['--workdir=nowhere', '--config=fedinn'],
+            "No config file 'fedinn'; did you mean 'fedin'?",
+        ),
+        # A name and variants, as `train` takes them.
+        (
+            'export',
+            ['--workdir=nowhere', '--out=o', '--config=fedin:quick'],
+            'nowhere is not a workd',
+        ),
+        ('attack', ['--workdir=nowhere', '--steps=0'], '--steps must be at le'),
     ],
 )
 def test_a_wrong_command_is_refused_in_one_line(program, arguments, message):
@@ -57,9 +76,26 @@ def test_what_a_config_file_registers_is_found_in_it(tmp_path):
   done = forks.run('export', arguments, ROOT)
   assert done.code == 2 and "partition 'halves'" in done.err, done.err
   assert '--config=FILE' in done.err and done.err.count('\n') == 1
-  done = forks.run('export', [*arguments, f'--config={own}'], ROOT)
+  done = forks.run('export', [*arguments, f'--config={own}:quick'], ROOT)
   assert done.code == 0, done.err
   assert [*(tmp_path / 'out').iterdir()]
+
+
+@pytest.mark.slow
+def test_a_package_that_is_missing_is_named_in_one_line(tmp_path):
+  run(tiny_config('private', num_rounds=1), tmp_path / 'run')
+  done = subprocess.run(
+      [
+          sys.executable, '-c',
+          'import sys; sys.modules["sklearn"] = None\n'
+          'from launch import tsne; tsne.run()',
+          f'--workdir={tmp_path / "run"}', f'--out={tmp_path / "out"}',
+      ],
+      cwd=ROOT, capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.startswith('Error: ') and 'scikit-learn' in done.stderr
+  assert done.stderr.count('\n') == 1
 
 
 def test_the_table_has_the_numbers_of_the_line():
