@@ -216,6 +216,11 @@ def assign(config, labels, num_clients: int):
     public, private = split_public(
         labels, config.public_size, seed=config.partition.seed
     )
+  if len(private) < num_clients:
+    raise ValueError(
+        f'public_size={config.public_size} leaves {len(private)} of '
+        f'{len(labels)} training examples to {num_clients} clients.'
+    )
   with naming('partition'):
     parts = assign(labels[private])
   return [private[part] for part in parts], public

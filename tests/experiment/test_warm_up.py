@@ -72,5 +72,8 @@ def test_a_run_killed_before_its_next_checkpoint_warms_up_again(
 def test_a_public_set_that_leaves_no_training_set_is_refused():
   with pytest.raises(ValueError, match='public_size: A public set of 5000 ex'):
     experiment.build(config(public_size=5000))
+  message = 'public_size=1441 leaves 1 of 1442 training examples to 5 clients'
+  with pytest.raises(ValueError, match=message):
+    experiment.build(config(public_size=1441))
   with pytest.raises(ValueError, match='public_size: fedmd needs a public set'):
     experiment.build(config(public_size=None))
