@@ -21,6 +21,7 @@ from fedjax_het.experiment import tuned
 from fedjax_het.experiment.build import check_method
 from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.costs import client_costs
+from fedjax_het.experiment.examples import naming
 from fedjax_het.experiment.progress import Progress
 from fedjax_het.experiment.runner import run
 from fedjax_het.experiment.sweep_table import find_cell, read_cell, with_seed
@@ -223,7 +224,7 @@ def check_cells(chosen: Sequence[Job]) -> None:
     if job.path.exists():
       _read(job)
     else:
-      with _naming(job):
+      with naming(f'Cell {job.name}'):
         check(job.config)
       data = tuple(job.config[entry] for entry in sources.ENTRIES)
       columns.setdefault(data, []).append(job)
@@ -244,19 +245,10 @@ def check_cells(chosen: Sequence[Job]) -> None:
       )
       if setting not in seen:
         seen.add(setting)
-        with _naming(job):
+        with naming(f'Cell {job.name}'):
           check_method(job.config, dataset)
   if absent is not None:
     raise absent
-
-
-@contextlib.contextmanager
-def _naming(job: Job) -> Iterator[None]:
-  """Names the cell in a ValueError."""
-  try:
-    yield
-  except ValueError as e:
-    raise ValueError(f'Cell {job.name}: {e}') from e
 
 
 class _Sweep:
