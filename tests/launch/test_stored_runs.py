@@ -94,7 +94,7 @@ def test_a_package_that_is_missing_is_named_in_one_line(tmp_path):
       cwd=ROOT, capture_output=True, text=True,
   )  # fmt: skip
   assert done.returncode == 2, done.stderr
-  assert done.stderr.startswith('Error: ') and 'scikit-learn' in done.stderr
+  assert done.stderr.startswith('Error: ') and 'sklearn' in done.stderr
   assert done.stderr.count('\n') == 1
 
 
