@@ -12,15 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.label_masks import masked_task, owned_labels
-from fedjax_het.aggregation.slicing import (
-  class_leaves,
-  without_running_stats,
-)
+from fedjax_het.aggregation.slicing import class_leaves
 from fedjax_het.data.federated import ClientData
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.types import LocalTraining, Maybe, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import scaled_norm_inputs
+from fedjax_het.models.running_stats import without_running_stats
 
 
 def train_narrow(

@@ -31,7 +31,6 @@ References:
 from collections.abc import Callable
 import dataclasses
 from fractions import Fraction
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ import numpy as np
 
 from fedjax_het.aggregation.server import weighted_mean
 from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.models.slices import Cut, Slices, change_innermost
+from fedjax_het.models.slices import Cut, Slices, change_modules
 from fedjax_het.options import between
 
 # `(size, kept) -> [kept] int`: which of a layer's channels are kept.
@@ -129,55 +128,7 @@ def narrow(model: BlockModel, size: Callable[[int], int]) -> BlockModel:
       changes[field] = kept
     return module.clone(**changes)
 
-  return dataclasses.replace(_change_modules(model, smaller), pretrained=None)
-
-
-def without_running_stats(model: BlockModel) -> BlockModel:
-  """The model with every 'batch' norm turned into 'batch_only'.
-
-  Args:
-    model: A model.
-
-  Returns:
-    A model with the same parameters that never keeps running statistics.
-
-  Raises:
-    ValueError: If a module keeps running statistics, but not by a field `norm`
-      that is 'batch'.
-  """
-  stats = model.abstract_variables.stats
-
-  def plain(name, module):
-    if getattr(module, 'norm', None) == 'batch':
-      return module.clone(norm='batch_only')
-    if name in stats:
-      raise ValueError(
-          f'Block {name!r} of {model.name!r} keeps running statistics, which '
-          f"width methods train without; give {type(module).__name__} a field "
-          "norm, 'batch' there and 'batch_only' without them."
-      )
-    return module
-
-  return _change_modules(model, plain)
-
-
-def with_running_stats(model: BlockModel) -> BlockModel:
-  """The model with every 'batch_only' norm turned into 'batch'.
-
-  Args:
-    model: A model.
-
-  Returns:
-    A model with the same parameters.
-  """
-
-  def keeping(name, module):
-    del name
-    if getattr(module, 'norm', None) == 'batch_only':
-      return module.clone(norm='batch')
-    return module
-
-  return _change_modules(model, keeping)
+  return dataclasses.replace(change_modules(model, smaller), pretrained=None)
 
 
 def width_index(
@@ -274,15 +225,6 @@ def _of_classes(name: str, module, params, num_classes: int):
     )
 
   return {layer: all_classes(layer, tree) for layer, tree in params.items()}
-
-
-def _change_modules(model: BlockModel, change) -> BlockModel:
-  """Applies `change(block name, module)` to each block's innermost module."""
-  return model.with_modules(
-      lambda name, module: change_innermost(
-          module, functools.partial(change, name)
-      )
-  )
 
 
 def _slices(name: str, module: Any) -> Slices:

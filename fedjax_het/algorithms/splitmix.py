@@ -57,7 +57,6 @@ from fedjax_het.aggregation.server import (
 from fedjax_het.aggregation.slicing import (
   mean_over_holders,
   narrow,
-  without_running_stats,
 )
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import requires
@@ -74,6 +73,7 @@ from fedjax_het.models.intercept import (
   scaled_behind_norms,
   scaled_outputs,
 )
+from fedjax_het.models.running_stats import without_running_stats
 from fedjax_het.options import at_least, group_shares, one_of
 
 

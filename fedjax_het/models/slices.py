@@ -86,6 +86,25 @@ def change_innermost(
   return module.clone(**{field: inner})
 
 
+def change_modules(
+    model, change: Callable[[str, nn.Module], nn.Module]
+) -> Any:
+  """A `BlockModel` with other innermost modules in its blocks.
+
+  Args:
+    model: The model.
+    change: Maps a block's name and its innermost module to another module.
+
+  Returns:
+    The new model.
+  """
+  return model.with_modules(
+      lambda name, module: change_innermost(
+          module, lambda inner: change(name, inner)
+      )
+  )
+
+
 def _inner_field(module):
   declared = getattr(module, 'slices', None)
   return declared.inner if isinstance(declared, Slices) else ''

@@ -18,11 +18,11 @@ from fedjax_het.aggregation.slicing import (
   narrow,
   scatter_add,
   width_index,
-  without_running_stats,
 )
 from fedjax_het.models import Block, BlockModel, Head, Variables, create
 from fedjax_het.models.layers import Flatten, GlobalPool, Linear
 from fedjax_het.models.norm import LayerNorm
+from fedjax_het.models.running_stats import without_running_stats
 from fedjax_het.models.simple_cnn import ConvUnit
 from fedjax_het.models.slices import Slices
 from tests.tiny import tiny_model

@@ -14,7 +14,6 @@ from fedjax_het.aggregation.slicing import (
   extract,
   make_level,
   narrow,
-  without_running_stats,
 )
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import federate
@@ -24,6 +23,7 @@ from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import create
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.norm import norm_layer
+from fedjax_het.models.running_stats import without_running_stats
 from fedjax_het.models.slices import Slices
 from tests.tiny import NUM_CLASSES, SHAPE, preprocess, tiny_data, tiny_local
 

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.slicing import with_running_stats
 from fedjax_het.data.federated import ClientData, FederatedData
 from fedjax_het.engine.local import LocalTraining
 from fedjax_het.engine.static_norm import static_statistics
 from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.running_stats import with_running_stats
 
 
 def own_statistics(

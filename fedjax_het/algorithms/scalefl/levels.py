@@ -7,13 +7,13 @@ from fedjax_het.aggregation.slicing import (
   Level,
   narrow,
   width_index,
-  without_running_stats,
 )
 from fedjax_het.algorithms.scalefl.exits import cut_of, early_cuts, exit_names
 from fedjax_het.engine.types import Federation
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.depth import numbered_blocks
 from fedjax_het.models.intercept import scaled_norm_inputs
+from fedjax_het.models.running_stats import without_running_stats
 from fedjax_het.options import share
 
 
