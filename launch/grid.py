@@ -12,6 +12,7 @@ from typing import Any
 from .table_files import Found, choose
 from .terminal import CommandError, line
 
+# Sections of arguments of optax's functions, which have no type of their own.
 _ARGUMENTS = ('local.optimizer_args.', 'local.schedule_args.')
 # Largest number of points; more are likely a mistake.
 _MOST = 1000
@@ -199,7 +200,6 @@ def _type(config, key: str) -> Any:
     kind, section = section.get_type(name), section[name]
   if hasattr(section, 'get_type'):
     raise CommandError(f'--grid: {key} is a section; name one of its entries.')
-  # Arguments of optax's functions have no type of their own.
   return object if key.startswith(_ARGUMENTS) else kind
 
 

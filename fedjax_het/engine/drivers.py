@@ -356,7 +356,7 @@ def _synchronous_timeline(job: Job):
   return timeline
 
 
-def _lost(fleet: Fleet, clients: list[int]):
+def _lost(fleet: Fleet, clients: list[int]) -> dict[str, int]:
   """Entries of a round in which visits of these clients were lost."""
   messages = np.add(fleet.down_bytes, fleet.up_bytes)
   return {

@@ -152,13 +152,12 @@ def train_epochs(
 
 
 def map_examples(
-    fn: Callable[..., Any], data: Examples, batch_size: int = 128
+    fn: Callable[..., Any], data: Examples, batch_size: int = 256
 ):
   """Applies a function to all examples, a batch at a time.
 
   A batch holds examples that are evenly spaced in the table, so that one of a
-  table sorted by class has all classes. It depends on the number of examples,
-  not on the table's padding.
+  table sorted by class has all classes. Its padding is masked.
 
   Args:
     fn: `(batch) -> tree` with leaves [B, ...]. A row may depend on the other
@@ -171,7 +170,8 @@ def map_examples(
     are arbitrary.
   """
   most = data.length
-  size = min(batch_size, most)
+  most_steps = -(-most // batch_size)
+  size = -(-most // most_steps)
   steps = jnp.maximum(-(-data.size // size), 1)
 
   def one(i):
@@ -179,7 +179,7 @@ def map_examples(
     mask = (i < steps) & (place < data.size)
     return fn(data.batch(jnp.where(mask, place, 0), mask))
 
-  rows = jax.lax.map(one, jnp.arange(-(-most // size)))
+  rows = jax.lax.map(one, jnp.arange(most_steps))
   place = jnp.arange(most)
   return jax.tree.map(lambda a: a[place % steps, place // steps], rows)
 

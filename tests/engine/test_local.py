@@ -273,6 +273,12 @@ def test_mapped_batches_are_evenly_spaced_and_depend_on_real_examples_alone():
     assert got[:7].tolist() == [6, 5, 7, 6, 5, 7, 6]
   none = local.map_examples(mean, features(0, 4), 3)
   assert len(none) == 4
+  # Ten in batches of at most 8 are two of five, not two of eight.
+  length = local.map_examples(
+      lambda batch: jnp.full(len(batch.mask), len(batch.mask)),
+      features(10, 10), 8,
+  )  # fmt: skip
+  assert length.tolist() == [5] * 10
 
 
 def test_a_record_of_training_passes_goes_with_the_steps():
