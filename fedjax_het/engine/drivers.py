@@ -14,7 +14,6 @@
 """
 
 from collections.abc import Callable
-import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -22,74 +21,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine import placement
 from fedjax_het.engine.asynchronous import init_async_state, make_async_round
-from fedjax_het.engine.clock import (
-  Device,
-  Fleet,
-  Window,
-  check_return,
-  stream,
-  synchronous_rounds,
-)
-from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.compiling import in_thread, planned_memory
-from fedjax_het.engine.events import lay_out, plan_rounds
-from fedjax_het.engine.local import visit_examples
-from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.job import Job
 from fedjax_het.engine.reports import RoundReport
 from fedjax_het.engine.rounds import (
-  State,
-  init_state,
-  make_round,
-  make_rounds,
-  make_warm_up,
-  state_shardings,
+    State,
+    init_state,
+    make_round,
+    make_rounds,
+    make_warm_up,
+    state_shardings,
 )
 from fedjax_het.engine.streaming import (
-  init_streamed_state,
-  make_streamed_round,
+    init_streamed_state,
+    make_streamed_round,
 )
-from fedjax_het.engine.types import FederatedAlgorithm, Federation
-from fedjax_het.engine.visits import expected_bytes
-
-# For the end times of synchronous rounds: cohorts drawn at once, and rounds
-# whose clients are checked before the first round.
-_COHORTS, _FIRST_ROUNDS = 256, 8192
+from fedjax_het.engine.timelines import plan_events, synchronous_timeline
 
 Collect = Callable[[], list[RoundReport]]
-
-
-class Job(NamedTuple):
-  """The run, independent of its driver.
-
-  Attributes:
-    algorithm: The algorithm.
-    federation: The federation, with the clients' sizes if there are devices.
-    data: The federated data.
-    cohort_size: Clients, or uploads, a round.
-    backend: How clients are mapped.
-    key: The key of training.
-    sampling_key: The key of cohorts.
-    num_rounds: Rounds of the whole run.
-    capacity: The most rounds in one dispatch; None for a program of one round.
-    devices: The device of each client, which determines the virtual times; None
-      for no virtual time.
-    clock_seed: The seed of the devices' jitter, pauses and losses.
-  """
-
-  algorithm: FederatedAlgorithm
-  federation: Federation
-  data: FederatedData
-  cohort_size: int
-  backend: Backend
-  key: jax.Array
-  sampling_key: jax.Array
-  num_rounds: int
-  capacity: int | None = None
-  devices: tuple[Device, ...] | None = None
-  clock_seed: int = 0
 
 
 class Program(NamedTuple):
@@ -166,7 +117,7 @@ def round_driver(job: Job) -> Driver:
     run_round = make_round(
         algorithm, federation, cohort_size=job.cohort_size, backend=backend
     )
-    timeline = _synchronous_timeline(job)
+    timeline = synchronous_timeline(job)
     return _compile(job, run_round, _same_key(job), timeline, state, where)
 
   return Driver(
@@ -202,7 +153,7 @@ def streamed_driver(job: Job) -> Driver:
     run_round = make_streamed_round(
         algorithm, federation, cohort_size=job.cohort_size, backend=job.backend
     )
-    timeline = _synchronous_timeline(job)
+    timeline = synchronous_timeline(job)
     return _compile(job, run_round, _same_key(job), timeline, state, None)
 
   return Driver(
@@ -244,7 +195,7 @@ def clock_driver(job: Job, mode: str) -> Driver:
     run_round = make_async_round(
         algorithm, federation, cohort_size=job.cohort_size, backend=job.backend
     )
-    events, timeline = _plan_events(job, mode)
+    events, timeline = plan_events(job, mode)
     return _compile(job, run_round, events, timeline, state, where)
 
   return Driver(init, shapes, compile_rounds, _make_warm_up(job, where), where)
@@ -293,100 +244,6 @@ def _make_warm_up(job: Job, where):
 def _same_key(job: Job):
   """The last argument of every synchronous round: the sampling key."""
   return lambda done: job.sampling_key
-
-
-def make_fleet(job: Job) -> Fleet:
-  """The fleet, which determines the clients' virtual durations."""
-  federation = job.federation
-  sent = np.zeros((federation.num_clients, 2), np.int64)
-  for group in federation.groups:
-    sent[group.client_ids] = expected_bytes(
-        job.algorithm, group, job.data, federation.sizes[group.client_ids]
-    )
-  return Fleet(
-      job.devices,
-      [visit_examples(federation.local, int(n)) for n in federation.sizes],
-      *sent.T.tolist(),
-      job.clock_seed,
-  )
-
-
-def _window(job: Job, begin) -> Window:
-  """Keeps the rounds of two dispatches, one of which is not yet reported."""
-  return Window(begin, 2 * (job.capacity or 1) + 2)
-
-
-def _synchronous_timeline(job: Job):
-  """The virtual times at which synchronous rounds end."""
-  if job.devices is None:
-    return lambda done: {}
-  num_clients = job.federation.num_clients
-
-  @jax.jit
-  def cohorts(rounds):
-    return jax.lax.map(
-        lambda r: sample_cohort(
-            job.sampling_key, r, num_clients, job.cohort_size
-        ),
-        rounds,
-    )
-
-  def chunks():
-    for first in range(0, job.num_rounds, _COHORTS):
-      of_chunk = np.asarray(cohorts(first + jnp.arange(_COHORTS)))
-      yield of_chunk[: job.num_rounds - first]
-
-  fleet = make_fleet(job)
-  if any(device.drop_out == 1 for device in fleet.devices):
-    for some in itertools.islice(chunks(), _FIRST_ROUNDS // _COHORTS):
-      check_return(fleet, some)
-  rounds = _window(
-      job,
-      lambda: synchronous_rounds(
-          fleet, itertools.chain.from_iterable(chunks())
-      ),
-  )
-
-  def timeline(done):
-    if not done:
-      return {'virtual_time': 0.0}
-    end, lost = rounds[done - 1]
-    return {'virtual_time': end, **_lost(fleet, lost)}
-
-  return timeline
-
-
-def _lost(fleet: Fleet, clients: list[int]) -> dict[str, int]:
-  """Entries of a round in which visits of these clients were lost."""
-  messages = np.add(fleet.down_bytes, fleet.up_bytes)
-  return {
-      'lost': len(clients),
-      'bytes_lost': int(messages[np.array(clients, int)].sum()),
-  }
-
-
-def _plan_events(job: Job, mode: str):
-  """`(rounds done) -> events of the next round`, and the timeline."""
-  fleet, limit = make_fleet(job), job.algorithm.max_staleness
-  rounds = _window(
-      job, lambda: plan_rounds(stream(fleet, mode, limit), job.cohort_size)
-  )
-
-  def timeline(done):
-    if not done:
-      return {'virtual_time': 0.0}
-    plan, dropped = rounds[done - 1], {}
-    if limit is not None:
-      late = np.asarray(plan.staleness) > limit
-      dropped['dropped'] = int(np.sum(late))
-    return {
-        'virtual_time': plan.time,
-        'staleness': float(np.mean(plan.staleness)),
-        **_lost(fleet, plan.lost),
-        **dropped,
-    }
-
-  return lambda done: lay_out(rounds[done], job.federation), timeline
 
 
 def _compile(job: Job, run_round, who, timeline, state, where) -> Program:

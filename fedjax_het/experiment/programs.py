@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.engine import placement
 from fedjax_het.engine.driver_kinds import driver_kind
-from fedjax_het.engine.drivers import Collect, Driver, Job
+from fedjax_het.engine.drivers import Collect, Driver
 from fedjax_het.engine.evaluate import Scores, make_evaluate
+from fedjax_het.engine.job import Job
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import RoundReport
 from fedjax_het.experiment import footprint

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_het.engine import drivers
+from fedjax_het.engine import timelines
 from fedjax_het.engine.clock import (
   Device,
   Fleet,
@@ -204,18 +204,18 @@ def test_a_client_that_never_returns_may_stay_out_of_all_rounds(monkeypatch):
   devices = [device(1), device(1)]
   devices[lost] = device(1, drop_out=1.0)
   gone = fleet(*devices)
-  monkeypatch.setattr(drivers, 'make_fleet', lambda job: gone)
+  monkeypatch.setattr(timelines, 'make_fleet', lambda job: gone)
   job = types.SimpleNamespace(
       devices=gone.devices, federation=types.SimpleNamespace(num_clients=2),
       cohort_size=1, sampling_key=key, num_rounds=returns, capacity=1,
   )  # fmt: skip
-  timeline = drivers._synchronous_timeline(job)
+  timeline = timelines.synchronous_timeline(job)
   assert timeline(returns) == dict(
       virtual_time=float(returns), lost=0, bytes_lost=0
   )
   job.num_rounds += 1
   with pytest.raises(ValueError, match=f'Client {lost} never returns'):
-    drivers._synchronous_timeline(job)
+    timelines.synchronous_timeline(job)
 
 
 def test_what_can_never_run_is_refused():
