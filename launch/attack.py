@@ -283,7 +283,7 @@ def draw(target: Target, results: Sequence[Result], out: pathlib.Path) -> None:
 def _write(out, target, results, setting, lpips) -> str:
   """Writes all files and returns the table as Markdown."""
   from fedjax_het.files import write_atomically
-  from fedjax_het.reporting.report import NO_MATPLOTLIB
+  from fedjax_het.reporting.report_pictures import NO_MATPLOTLIB
   from fedjax_het.reporting.tables import as_markdown
 
   out.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,7 @@ def _draw_stages(runs, common, results, out) -> list[str]:
   """
   from fedjax_het.analysis import pictures, similarity
   from fedjax_het.reporting.looks import method_looks
-  from fedjax_het.reporting.report import named
+  from fedjax_het.reporting.setting import named
 
   panels, methods, names = {}, {}, names_of(runs)
   for run, name, (_, matrices) in zip(runs, names, results, strict=True):
@@ -226,7 +226,7 @@ def main(argv: Sequence[str]) -> None:
   from fedjax_het.analysis import pictures
   from fedjax_het.files import write_atomically
   from fedjax_het.options import at_least
-  from fedjax_het.reporting.report import NO_MATPLOTLIB
+  from fedjax_het.reporting.report_pictures import NO_MATPLOTLIB
   from fedjax_het.reporting.tables import as_markdown
 
   options = flags.FLAGS

@@ -12,7 +12,8 @@ from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.workdir import check_workdir
 from fedjax_het.files import check_local
-from fedjax_het.reporting import report, tables
+from fedjax_het.reporting import tables
+from fedjax_het.reporting.setting import named
 
 
 def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
@@ -66,7 +67,7 @@ def _data(experiment: Experiment) -> list[str]:
       f'Data: {data.name}, {len(data.train_labels):,} training and '
       f'{len(data.test_labels):,} test examples of shape '
       f'{_shape(data.train_images.shape[1:])}, {data.num_classes} classes.',
-      f'Partition: {report.named(config.partition.to_dict())}, {len(sizes)} '
+      f'Partition: {named(config.partition.to_dict())}, {len(sizes)} '
       f'clients of {min(sizes):,} to {max(sizes):,} examples, median '
       f'{np.median(sizes):,.0f}.',
   ]

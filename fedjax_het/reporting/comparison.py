@@ -12,12 +12,20 @@ from fedjax_het.engine.task import Metric
 from fedjax_het.files import check_local, write_atomically
 from fedjax_het.reporting import report, tables
 from fedjax_het.reporting.looks import method_looks
+from fedjax_het.reporting.report_pictures import (
+  CLIENT_BYTES,
+  NO_PICTURES,
+  VIRTUAL_TIME,
+  or_nan,
+)
 from fedjax_het.reporting.run_files import (
   Row,
   early_stopping,
+  fitting,
   read_run,
   short_names,
 )
+from fedjax_het.reporting.setting import named
 from fedjax_het.reporting.summary import (
   Summary,
   in_common_rounds,
@@ -51,7 +59,7 @@ def _read(folders: Sequence[pathlib.Path]) -> list[_Run]:
   runs = []
   for folder, name in zip(folders, short_names(folders), strict=True):
     config, facts, rows = read_run(folder)
-    with report.fitting(folder):
+    with fitting(folder):
       metric = main_metric(facts)
       summary = summarise(rows, config['target_accuracy'], metric)
       runs.append(_Run(folder, name, config, rows, summary))
@@ -99,10 +107,10 @@ def _table(runs: Sequence[_Run]) -> tables.Table:
       'a round', 'virtual time', 'own test examples',
   ]]  # fmt: skip
   for run in runs:
-    with report.fitting(run.folder):
+    with fitting(run.folder):
       table.append(_line(run))
   for same in _repetitions(runs):
-    with report.fitting(same[0].folder):
+    with fitting(same[0].folder):
       table.append(_mean_line(same))
   if all(line[-1] == '-' for line in table[1:]):
     table = [line[:-1] for line in table]
@@ -136,7 +144,7 @@ def _line(run: _Run) -> list[str]:
       str(run.folder),
       str(config['algorithm']['name']),
       str(config['dataset']),
-      report.named(config['partition']),
+      named(config['partition']),
       str(config['seed']),
       str(summary.rounds),
       report.mean_of(summary, summary.last),
@@ -169,7 +177,7 @@ def _mean_line(runs: Sequence[_Run]) -> list[str]:
       f'mean of {len(runs)} seeds',
       str(config['algorithm']['name']),
       str(config['dataset']),
-      report.named(config['partition']),
+      named(config['partition']),
       ', '.join(str(run.config['seed']) for run in runs),
       ', '.join(dict.fromkeys(str(s.rounds) for s in summaries)),
       spread([s.last[metric.name] for s in summaries]),
@@ -194,7 +202,7 @@ def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
   split_of = {}
   for run in runs:
     config = _without_seeds(run.config)
-    split = report.named(config['partition']).strip()
+    split = named(config['partition']).strip()
     split_of[run.folder] = f'{config["dataset"]}, {split}'
   panels: dict[str, dict[str, Any]] = {}
   for (folder, label), curve in curves.items():
@@ -204,10 +212,10 @@ def _panels(curves, runs: Sequence[_Run]) -> dict[str, dict[str, Any]]:
 
 def _tests(run: _Run) -> tuple[list[int], list[float]]:
   """Rounds and mean metrics of a run's evaluations."""
-  with report.fitting(run.folder):
+  with fitting(run.folder):
     tests = [row for row in run.rows if row['split'] == 'test']
     main = run.summary.metric.name
-    values = [report.or_nan(row[main]) for row in tests]
+    values = [or_nan(row[main]) for row in tests]
     return [row['round'] for row in tests], values
 
 
@@ -243,7 +251,7 @@ def _by_time(drawn) -> dict[Any, tuple[list[float], Any]]:
   for key, (rounds, values) in _by_round(drawn).items():
     times = []
     for run in drawn[key]:
-      with report.fitting(run.folder):
+      with fitting(run.folder):
         tests = [row for row in run.rows if row['split'] == 'test']
         if all('virtual_time' in row for row in tests):
           time_of = {row['round']: row['virtual_time'] for row in tests}
@@ -329,7 +337,7 @@ def write_comparison(
       pictures.draw_trade_off(
           _panels(by_bytes, runs),
           out / f'bytes.{ending}',
-          report.CLIENT_BYTES,
+          CLIENT_BYTES,
           f'{label}, last round',
           **shared,
       )
@@ -338,11 +346,11 @@ def write_comparison(
             _panels(by_time, runs),
             out / f'times.{ending}',
             label,
-            xlabel=report.VIRTUAL_TIME,
+            xlabel=VIRTUAL_TIME,
             **shared,
         )
   except ImportError:
-    picture = report.NO_PICTURES
+    picture = NO_PICTURES
   markdown = tables.as_markdown(table)
   text = f'# Comparison\n\n{markdown}\n\n{picture}\n'
   write_atomically(out / 'comparison.md', text)

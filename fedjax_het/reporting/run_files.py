@@ -1,6 +1,7 @@
 """Files of a run: config.json, facts.json and metrics.jsonl."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import itertools
 import json
 import operator
@@ -11,6 +12,41 @@ from fedjax_het.files import read_bytes, read_json
 from fedjax_het.renamed import with_moved_entries
 
 Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def fitting(what: Any) -> Iterator[None]:
+  """Turns errors on unexpected contents into a ValueError with one line.
+
+  Valid JSON can lack any entry or hold another type; checking each entry would
+  take more code than the report.
+
+  Args:
+    what: Owner of the files, for the error's text.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    ValueError: If an entry is missing or of another type.
+  """
+  try:
+    yield
+  except ImportError:
+    raise
+  except (
+      ArithmeticError,
+      AttributeError,
+      LookupError,
+      MemoryError,
+      RecursionError,
+      TypeError,
+      ValueError,
+  ) as e:
+    text = ' '.join(str(e).split())[:80]
+    raise ValueError(
+        f'The files of {what} do not fit together ({type(e).__name__}: {text}).'
+    ) from e
 
 
 def short_names(folders: Sequence[pathlib.Path]) -> list[str]:

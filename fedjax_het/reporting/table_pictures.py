@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.analysis import pictures
-from fedjax_het.reporting import report
 from fedjax_het.reporting.looks import method_looks
+from fedjax_het.reporting.report_pictures import CLIENT_BYTES, NO_PICTURES
 from fedjax_het.reporting.results_table import Table
+from fedjax_het.reporting.setting import named
 from fedjax_het.reporting.summary import in_common_rounds, num_clients
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
@@ -75,7 +76,7 @@ def draw(
       (
           'bytes', 'Accuracy against bytes sent',
           lambda panels, path: pictures.draw_trade_off(
-              panels, path, report.CLIENT_BYTES, _LAST, **shared
+              panels, path, CLIENT_BYTES, _LAST, **shared
           ),
           _panels(table, cells, splits, bytes_of),
       ),
@@ -115,7 +116,7 @@ def draw(
           drawing(panels, folder / f'{name}.{ending}')
         shown.append(f'![{title}]({name}.png)')
   except ImportError:  # No matplotlib.
-    shown = [report.NO_PICTURES]
+    shown = [NO_PICTURES]
   return '## Pictures\n\n' + '\n\n'.join(shown) + '\n'
 
 
@@ -151,7 +152,7 @@ def _splits(table: Table, column: str) -> dict[str, str]:
           for name, entry in config.groups.items()
       }
       which = 'one model' if len(models) == 1 else 'different models'
-      found[label] = (config.dataset, report.named(split).strip(), which)
+      found[label] = (config.dataset, named(split).strip(), which)
   differ = [len(set(part)) > 1 for part in zip(*found.values(), strict=True)]
   return {
       label: ', '.join(itertools.compress(parts, differ))

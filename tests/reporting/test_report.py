@@ -10,7 +10,14 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.analysis import pictures
 from fedjax_het.renamed import with_moved_entries
-from fedjax_het.reporting import paper_targets, report, run_files, tables
+from fedjax_het.reporting import (
+  paper_targets,
+  report,
+  report_pictures,
+  run_files,
+  setting,
+  tables,
+)
 from fedjax_het.reporting.summary import summarise
 from tests.experiment.tiny_runs import tiny_config
 
@@ -388,26 +395,26 @@ def test_options_stand_in_the_setting_where_they_are_not_defaults():
   )  # fmt: skip
   config = json.loads(json.dumps(config))
   facts = dict(groups=dict(a=dict(clients=2), b=dict(clients=3)), cohort_size=5)
-  assert '5 clients (2 a, 3 b), 5 sampled' in report.setting(config, facts)
-  assert f', {config["local"]["epochs"]} local epochs, ' in report.setting(
+  assert '5 clients (2 a, 3 b), 5 sampled' in setting.setting(config, facts)
+  assert f', {config["local"]["epochs"]} local epochs, ' in setting.setting(
       config, facts
   )
   config['local']['steps'] = 3
-  text = report.setting(config, facts)
+  text = setting.setting(config, facts)
   assert ', 3 local steps, ' in text and 'epochs' not in text
   config['algorithm'].update(rates='a:1 b:1/2', left_out='a b')
-  text = report.setting(with_moved_entries(config), facts)
+  text = setting.setting(with_moved_entries(config), facts)
   assert '5 clients (2 a rate=1, 3 b rate=1/2), 5 sampled' in text
   assert ", heterofl left_out=['a', 'b'] mask=batch, seed 0" in text
   # All options of a method that a config file has registered elsewhere.
   config['algorithm'] = dict(name='mine', share=0.5)
-  text = report.setting(config, facts)
+  text = setting.setting(config, facts)
   assert '5 clients (2 a, 3 b), ' in text and ', mine share=0.5, ' in text
 
 
 def test_the_mean_over_groups_is_a_curve_where_there_are_several():
   rows = [{'split': 'test', 'round': 0, 'accuracy': 0.5, 'accuracy/a': 0.5}]
-  assert [*report._curves(rows, dict(groups=dict(a={})))] == ['a']
+  assert [*report_pictures._curves(rows, dict(groups=dict(a={})))] == ['a']
   rows[0]['accuracy/b'] = 0.5
-  curves = report._curves(rows, dict(groups=dict(a={}, b={})))
+  curves = report_pictures._curves(rows, dict(groups=dict(a={}, b={})))
   assert [*curves] == ['a', 'b', 'mean over groups']
