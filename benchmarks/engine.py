@@ -30,7 +30,7 @@ call that is not timed. Slow forms have fewer steps and repetitions.
 `--forms` selects forms besides that of 'auto'; those with oneDNN belong to
 their backend. With the full sizes, each case also says which form a run of a
 hundred rounds takes by itself: by the speeds that `fedjax-het tune` has
-measured here, and without these (`experiment.form`).
+measured here, and without these (`experiment.predict`).
 
 The fraction of peak is the operations per second of training (three times the
 matrix products of a forward pass), relative to large float32 products timed in
@@ -56,8 +56,8 @@ from benchmarks import common, engine_table, memory, programs
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.base import BACKENDS, Case, torch
 from fedjax_het.engine.mapping import resolve_backend
-from fedjax_het.experiment import form as form_lib
 from fedjax_het.experiment import tuned
+from fedjax_het.experiment.predict import fastest, predict
 from fedjax_het.kernels.libraries import title, why_not
 
 # Of a run that chooses a form.
@@ -136,8 +136,8 @@ def chosen(task: programs.Round) -> dict[str, str]:
   ).items():
     if table is None:
       continue
-    seconds = form_lib.predict(federation, task.cohort_size, NUM_ROUNDS, table)
-    form = form_lib.fastest(seconds, {1, table.devices})
+    seconds = predict(federation, task.cohort_size, NUM_ROUNDS, table)
+    form = fastest(seconds, {1, table.devices})
     backend = 'shard_map' if form.devices > 1 else resolve_backend('auto')
     library = title(form.conv_backend)
     found[name] = backend + (f', {library}' if library != 'XLA' else '')

@@ -21,7 +21,7 @@ from fedjax_het.data.federated import Normalise, federate
 from fedjax_het.engine.local import fit_model
 from fedjax_het.engine.mapping import client_mesh
 from fedjax_het.engine.types import LocalTraining, Visit
-from fedjax_het.experiment import form, tuned
+from fedjax_het.experiment import predict, tuned
 from fedjax_het.kernels import libraries
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.models import BlockModel, create
@@ -190,11 +190,11 @@ def _measure(work: _Work, small: bool) -> tuned.Case:
   if small:
     work = work._replace(batch_size=2, steps=1)
   model = work.make()
-  net, devices = form.describe(model), len(jax.local_devices())
+  net, devices = predict.describe(model), len(jax.local_devices())
   names = [
       name for name in libraries.CONV_BACKENDS
       if libraries.why_not(name) is None
-      and (net.convolutional or name == form.PLAIN.conv_backend)
+      and (net.convolutional or name == predict.PLAIN.conv_backend)
   ]  # fmt: skip
   programs = {name: _compile(model, work, name) for name in names}
   # Whole visits of every device, so that all forms do equally many.

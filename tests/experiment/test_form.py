@@ -10,7 +10,8 @@ import pytest
 from fedjax_het import experiment
 from fedjax_het.experiment import duration, preview, tune, tuned
 from fedjax_het.experiment import form as form_lib
-from fedjax_het.experiment.form import Form
+from fedjax_het.experiment import predict as predict_lib
+from fedjax_het.experiment.predict import Form
 from fedjax_het.experiment.workdir import settle_config
 from fedjax_het.kernels import libraries, onednn
 from fedjax_het.models import create
@@ -86,23 +87,23 @@ def test_a_table_of_another_version_is_not_used(folder, monkeypatch):
 def test_a_damaged_table_is_ignored_in_one_line(folder, caplog, old, new):
   path = tuned.write(table())
   path.write_text(path.read_text().replace(old, new))
-  assert chosen(tiny_config()) == form_lib.PLAIN
+  assert chosen(tiny_config()) == predict_lib.PLAIN
   (line,) = (text for text in caplog.messages if str(path) in text)
   assert 'is damaged' in line
   assert line.endswith('`fedjax-het tune` measures again.')
 
 
 def test_nets_are_described_by_their_shapes():
-  net = form_lib.describe(create('mlp', (8, 8, 1), 10, hidden=8))
+  net = predict_lib.describe(create('mlp', (8, 8, 1), 10, hidden=8))
   work = 64 * 8 + 8 * 8 + 8 * 10
   assert (net.work, net.kernels, net.convolutional) == (work, 3, False)
-  net = form_lib.describe(create('dropout_cnn', (8, 8, 1), 10))
+  net = predict_lib.describe(create('dropout_cnn', (8, 8, 1), 10))
   assert net.kernels == 4 and net.convolutional and 32 < net.width < 128
 
 
 def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
   def nearest(net):
-    found = form_lib._nearest(net, measured)
+    found = predict_lib._nearest(net, measured)
     return next(name for name, case in cases.items() if case is found)
 
   nets = dict(
@@ -118,7 +119,7 @@ def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
   assert nearest(CONVOLUTIONS._replace(width=8.0, work=1e6)) == 'thin'
   assert nearest(DENSE._replace(width=256.0, work=3e8)) == 'dense'
   del cases['dense']
-  assert form_lib._nearest(DENSE, measured) is None
+  assert predict_lib._nearest(DENSE, measured) is None
 
 
 @pytest.mark.parametrize('model, shape, near', [
@@ -131,11 +132,11 @@ def test_the_nearest_net_has_the_kind_and_the_width_of_a_net():
 ])  # fmt: skip
 def test_models_of_papers_are_near_a_net_of_their_kind(model, shape, near):
   cases = {
-      name: tuned.Case(form_lib.describe(work.make()), ())
+      name: tuned.Case(predict_lib.describe(work.make()), ())
       for name, work in tune._NETS.items()
   }
-  net = form_lib.describe(create(model, shape, 10))
-  found = form_lib._nearest(net, tuned.Table(DATE, 1, cases))
+  net = predict_lib.describe(create(model, shape, 10))
+  found = predict_lib._nearest(net, tuned.Table(DATE, 1, cases))
   assert found is cases[near]
 
 
@@ -143,7 +144,9 @@ def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
   federation = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
 
   def best(num_rounds, **options):
-    found = form_lib.predict(federation, None, num_rounds, table(), **options)
+    found = predict_lib.predict(
+        federation, None, num_rounds, table(), **options
+    )
     return min(found, key=found.get)
 
   assert best(10_000) == Form('onednn', DEVICES, DATE)
@@ -154,7 +157,7 @@ def test_long_runs_take_the_fastest_form_and_short_ones_what_is_cached():
 
 def test_unequal_clients_stay_on_one_device():
   """A cohort of one client leaves the other devices idle."""
-  found = form_lib.predict(
+  found = predict_lib.predict(
       federation_of(tiny_config()), 1, 10, table(dense=(100.0, 300.0))
   )
   one, all_of_them = (Form('xla', n, DATE) for n in (1, DEVICES))
@@ -171,7 +174,7 @@ def chosen(config, folder=None, **options):
 
 def test_without_a_table_nothing_is_chosen(folder, caplog):
   caplog.set_level('INFO', 'fedjax_het')
-  assert chosen(tiny_config()) == form_lib.PLAIN
+  assert chosen(tiny_config()) == predict_lib.PLAIN
   assert caplog.messages[-1] == (
       "XLA's convolutions on one device: not measured here; `fedjax-het tune` "
       'measures in a minute or two.'
@@ -198,15 +201,15 @@ def test_speeds_of_another_machine_choose_until_this_one_is_measured(
   # uses XLA's, though oneDNN is predicted to end first.
   convolutions = federation_of(tiny_config(), dropout_cnn=dict(clients=8))
   both = {1, DEVICES}
-  of_all = max(form_lib.predict(convolutions, None, 1000, other).values())
+  of_all = max(predict_lib.predict(convolutions, None, 1000, other).values())
   for least, fixed, want in (
       (200, None, 'onednn'), (50, None, 'xla'), (50, 'onednn', 'onednn'),
       (200, 'xla', 'xla'),
   ):  # fmt: skip
     rounds = int(1000 * least / of_all)
-    seconds = form_lib.predict(convolutions, None, rounds, other)
+    seconds = predict_lib.predict(convolutions, None, rounds, other)
     assert min(seconds, key=seconds.get).conv_backend == 'onednn'
-    assert form_lib.fastest(seconds, both, fixed).conv_backend == want
+    assert predict_lib.fastest(seconds, both, fixed).conv_backend == want
   # Measurements of this machine come first.
   tuned.write(table(dense=(100.0, 10.0)))
   assert chosen(tiny_config()) == Form('xla', 1, DATE)
@@ -311,10 +314,10 @@ def test_a_form_that_is_not_possible_here_is_not_resumed(folder, caplog):
   (folder / 'config.json').write_text('{}')
   form = Form('xla', 99, DATE)
   (folder / 'form.json').write_text(json.dumps(form._asdict()))
-  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert chosen(tiny_config(), folder) == predict_lib.PLAIN
   assert 'last bits may differ' in caplog.text
   (folder / 'form.json').write_text('{')
-  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert chosen(tiny_config(), folder) == predict_lib.PLAIN
   assert 'the run goes on with the plain form' in caplog.text
 
 
@@ -325,7 +328,7 @@ def test_a_library_that_is_gone_is_not_resumed_with(
   form = Form('onednn', 1, DATE)
   (folder / 'form.json').write_text(json.dumps(form._asdict()))
   monkeypatch.setattr(onednn, 'TESTED', ('0.0.1',))
-  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert chosen(tiny_config(), folder) == predict_lib.PLAIN
   assert "with oneDNN's convolutions on one device" in caplog.text
 
 
@@ -343,7 +346,7 @@ def test_a_run_that_goes_on_keeps_its_form(folder):
   (folder / 'config.json').write_text('{}')
   tuned.write(table())
   # The run began before anything was measured.
-  assert chosen(tiny_config(), folder) == form_lib.PLAIN
+  assert chosen(tiny_config(), folder) == predict_lib.PLAIN
   form = Form('xla', 1, DATE)
   (folder / 'form.json').write_text(json.dumps(form._asdict()))
   assert chosen(tiny_config(), folder) == form
@@ -356,7 +359,7 @@ def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
   config = tiny_config(cohort_size=None, num_rounds=2, checkpoint_every=1)
   plain = experiment.run(config, folder / 'plain')
   assert not (folder / 'plain' / 'form.json').exists()
-  assert plain.facts['form'] == form_lib.PLAIN._asdict()
+  assert plain.facts['form'] == predict_lib.PLAIN._asdict()
   path = tuned.write(table(dense=(1.0, 100.0)))
 
   whole = experiment.run(config, folder / 'whole')
@@ -376,7 +379,7 @@ def test_a_run_goes_on_with_the_form_with_which_it_began(folder):
   tuned.write(table())
   config.num_rounds = 3
   longer = experiment.run(config, folder / 'plain')
-  assert longer.facts['form'] == form_lib.PLAIN._asdict()
+  assert longer.facts['form'] == predict_lib.PLAIN._asdict()
   assert experiment.load_run(folder / 'whole').models()
 
 
