@@ -79,9 +79,20 @@ def _features_and_labels(x, y, x_name: str, y_name: str):
   if y.ndim != 1 or y.dtype != np.int32 or not len(y):
     raise ValueError(
         f'{y_name} must be [N] integers, at least one, got shape {y.shape} and '
-        f'dtype {y.dtype}.'
+        f'dtype {y.dtype}{_remedy(y)}.'
     )
   return x, y
+
+
+def _remedy(y: np.ndarray) -> str:
+  """How to turn labels of another common layout into classes."""
+  if y.ndim == 2 and y.shape[1] == 1:
+    return '; save y.ravel()'
+  if y.ndim == 2 and np.all((y == 0) | (y == 1)) and np.all(y.sum(1) == 1):
+    return '; save y.argmax(1)'
+  if y.ndim == 1 and y.size and np.all(y == np.floor(y)):
+    return '; save y.astype(int)'
+  return ''
 
 
 def read_image_folder(
@@ -102,8 +113,8 @@ def read_image_folder(
   Raises:
     FileNotFoundError: If a folder is missing.
     ImportError: If Pillow is not installed.
-    ValueError: If a class is empty or unknown, an image is broken, or images
-      have several sizes and `image_size` is None.
+    ValueError: If a class is empty or unknown, or holds a folder, an image is
+      broken, or images have several sizes and `image_size` is None.
   """
   if importlib.util.find_spec('PIL') is None:
     raise ImportError(
@@ -160,11 +171,18 @@ def _image_paths(
   found = []
   for label, name in enumerate(classes):
     place = folder / name
-    files = sorted(
+    inside = [
         path
-        for path in (place.iterdir() if place.is_dir() else ())
-        if path.suffix.lower() in suffixes
-    )
+        for path in sorted(place.iterdir() if place.is_dir() else ())
+        if not path.name.startswith('.')
+    ]
+    for path in inside:
+      if path.is_dir():
+        raise ValueError(
+            f'{path}: a folder inside a class; images lie in the folder of '
+            'their class itself.'
+        )
+    files = [path for path in inside if path.suffix.lower() in suffixes]
     if not files and (place.is_dir() or folder.name == 'train'):
       raise ValueError(
           f'{place} has no image, a file with an ending such as .png or .jpg.'

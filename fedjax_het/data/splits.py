@@ -164,6 +164,31 @@ def assign_groups(counts, seed=None):
     ValueError: If there is no client, or a count or the seed is not an
       integer >= 0.
   """
+  return _assign(counts, seed, 2**31 - 3)
+
+
+def assign_devices(counts, seed=None):
+  """Assigns each client to a kind of device, like `assign_groups`.
+
+  With equal seeds the two assignments are independent, and neither follows the
+  partition.
+
+  Args:
+    counts: {kind: number of clients}, in order.
+    seed: None for contiguous clients, or an integer >= 0.
+
+  Returns:
+    The kind of each client's device, a list of length sum(counts.values()).
+
+  Raises:
+    ValueError: If there is no client, or a count or the seed is not an
+      integer >= 0.
+  """
+  return _assign(counts, seed, 2**31 - 4)
+
+
+def _assign(counts, seed, stream: int) -> list[str]:
+  """Assigns clients to groups; `stream` is a separate stream of the seed."""
   group_of = []
   for group, count in counts.items():
     at_least(0, **{f'Number of clients of group {group!r}': count})
@@ -172,5 +197,5 @@ def assign_groups(counts, seed=None):
     raise ValueError(f'The groups {dict(counts)} hold no client.')
   if seed is None:
     return group_of
-  order = assignment.generator(seed).permutation(len(group_of))
+  order = assignment.generator(seed, stream).permutation(len(group_of))
   return [group_of[i] for i in order]

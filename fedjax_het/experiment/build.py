@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.data.sources import ENTRIES, Dataset, load_entries
-from fedjax_het.data.splits import assign_groups
+from fedjax_het.data.splits import assign_devices, assign_groups
 from fedjax_het.engine import placement
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.driver_kinds import driver_kind
@@ -134,6 +134,7 @@ def build(
       config, dataset, group_of, [len(part) for part in parts],
       0 if public is None else len(public),
   )  # fmt: skip
+  _warn_of_integers(dataset, federation)
   if choose is not None:
     config = choose(config, federation)
     library = libraries.concrete(config.conv_backend)
@@ -238,7 +239,7 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
   """The clients' devices, by default equal; None if no clock needs them."""
   if config.devices:
     kinds = {name: device_spec(config, name) for name in config.devices}
-    kind_of = assign_groups(
+    kind_of = assign_devices(
         {name: number for name, (_, number) in kinds.items()},
         config.clock.device_seed,
     )
@@ -307,6 +308,18 @@ def _check_sizes(config, parts) -> None:
         f'local.epochs={config.local.epochs} makes {steps} steps of a visit, '
         f'more than the {INT32_MAX} that can be counted.'
     )
+
+
+def _warn_of_integers(dataset: Dataset, federation: Federation) -> None:
+  """Logs a warning if integers, which stay as they are, are no token ids."""
+  dtype = dataset.train_images.dtype
+  if dtype == np.uint8 or not np.issubdtype(dtype, np.integer):
+    return
+  if all(g.model.vocabulary is None for g in federation.groups):
+    _log.warning(
+        'The examples of %s are %s and are not normalised; save pixels as '
+        'uint8 and measurements as floats.', dataset.name, dtype,
+    )  # fmt: skip
 
 
 def _warn_of_small_batches(local, groups, parts) -> None:

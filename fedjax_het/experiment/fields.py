@@ -94,7 +94,8 @@ CLOCK = dict(
     ),
     # Seed of jitter, pauses, losses, and the order of 'sequential'.
     seed=SEED,
-    # None assigns devices to clients in order; a seed assigns them at random.
+    # None assigns devices to clients in the order of the devices' names; a seed
+    # assigns them at random.
     device_seed=MAYBE_SEED,
 )
 # Callbacks, which do not change the training; see docs/callbacks.md.
@@ -133,7 +134,8 @@ FIELDS = dict(
     # expect.
     normalise=Field('dataset', str, choices=('dataset', 'half')),
     # Number of training examples to use, in the classes' proportions; None for
-    # the whole training set.
+    # the whole training set, whose mean and deviation are taken in any case,
+    # unless images are resized.
     train_size=Field(None, int | None, low=1),
     # Share of training labels that are replaced by a random other class.
     label_noise=Field(0.0, float, low=0, below=1),
@@ -149,7 +151,9 @@ FIELDS = dict(
     # those of the partition's file, or the test set divided in the proportions
     # of the training partition.
     personal_test=Field(False, bool),
-    # None assigns clients to groups in order; a seed assigns them at random.
+    # None assigns clients to groups in the order of the groups' names as
+    # strings ('a10' before 'a2'), in whatever order they are written; a seed
+    # assigns them at random.
     group_seed=MAYBE_SEED,
     # The server's own model, for methods with one: a model's name, or a
     # section of `model` and its options.

@@ -98,12 +98,24 @@ def _groups(experiment: Experiment, visits) -> tables.Table:
         _shape(group.model.input_shape),
         str(len(group.model.block_names)),
         f'{of_group["parameters"]:,}',
-        str(group.num_clients),
+        f'{group.num_clients} ({_ranges(group.client_ids)})',
         tables.megabytes(of_group['client_bytes']),
         tables.megabytes(down),
         tables.megabytes(up),
     ])
   return table
+
+
+def _ranges(ids) -> str:
+  """Ascending ids in few words, such as '0-3, 7, 9 ...'."""
+  found = []
+  for i in map(int, ids):
+    if found and i == found[-1][1] + 1:
+      found[-1][1] = i
+    else:
+      found.append([i, i])
+  texts = [str(a) if a == b else f'{a}-{b}' for a, b in found]
+  return ', '.join(texts[:4]) + (' ...' if len(texts) > 4 else '')
 
 
 def _traffic(experiment: Experiment, visits) -> list[str]:

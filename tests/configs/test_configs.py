@@ -14,7 +14,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
-from fedjax_het.experiment.config import group_spec
+from fedjax_het.experiment.config import group_spec, model_spec
 from fedjax_het.models import create
 from tests.models.augreg import PATCH, save
 
@@ -38,6 +38,12 @@ def load(name):
 def one_model(name):
   """Whether all groups of a method must have the same architecture."""
   return needs_of(ALGORITHMS[name]).one_model
+
+
+def num_params(spec):
+  """The parameters of a model for CIFAR-10."""
+  model = create(spec.model, (32, 32, 3), 10, **spec.options)
+  return sum(x.size for x in jax.tree.leaves(model.abstract_variables.params))
 
 
 def group_options(config):
@@ -132,6 +138,15 @@ def test_the_papers_settings():
     # The default of `keep_optimizer` depends on the method.
     del other['local']['keep_optimizer'], mine['local']['keep_optimizer']
     assert other == mine
+
+
+def test_the_server_of_fedet_has_the_largest_model():
+  for variants in ('', 'v1', 'v2', 'quick', 'fedhe', 'text'):
+    config = load('fedet').get_config(variants)
+    sizes = [num_params(group_spec(config, name)) for name in config.groups]
+    server = num_params(model_spec(config, config.server_model))
+    assert server == max(sizes), variants
+  assert load('fedet').get_config().server_model == 'mini_resnet10'
 
 
 def test_the_setting_of_fedhe():

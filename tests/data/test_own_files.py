@@ -60,6 +60,9 @@ def test_grey_images_get_a_channel_and_others_stay(tmp_path):
         (dict(y_test=[0, -2, 1]), 'y_test must be classes from 0 on, got -2'),
         (dict(y_test=[0.5, 1, 2]), 'y_test must be [N] integers'),
         (dict(y_train=np.zeros((7, 2), int)), 'y_train must be [N] integers'),
+        (dict(y_train=np.zeros((7, 1), int)), 'int32; save y.ravel()'),
+        (dict(y_train=np.eye(7, dtype=int)), 'int32; save y.argmax(1)'),
+        (dict(y_train=np.zeros(7)), 'float32; save y.astype(int)'),
         (dict(x_test=np.zeros((3, 4), np.float32)), 'x_train holds (3,) float'),
         (dict(x_test=np.zeros((3, 3), np.uint8)), 'one shape and dtype'),
         (dict(x_train=np.full((7, 3), np.nan)), 'x_train must be finite'),
@@ -172,6 +175,15 @@ def test_wrong_image_folders_are_refused(tmp_path):
   (tmp_path / 'train' / 'dog' / '9.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'9\.png: not a readable image'):
     sources.load('image_folder', tmp_path)
+  # A hidden file is none of the images.
+  (tmp_path / 'train' / 'dog' / '9.png').rename(
+      tmp_path / 'train' / 'dog' / '._9.png'
+  )
+  sources.load('image_folder', tmp_path)
+  (tmp_path / 'train' / 'dog' / 'more').mkdir()
+  with pytest.raises(ValueError, match='more: a folder inside a class'):
+    sources.load('image_folder', tmp_path)
+  (tmp_path / 'train' / 'dog' / 'more').rmdir()
   for path in (tmp_path / 'train' / 'dog').iterdir():
     path.unlink()
   with pytest.raises(ValueError, match='dog has no image'):

@@ -101,6 +101,20 @@ def test_groups_with_a_seed_are_a_permutation():
   assert len(splits.assign_groups(counts, seed=2**40)) == len(group_of)
 
 
+@pytest.mark.parametrize('seed', range(5))
+def test_equal_seeds_assign_models_devices_and_labels_independently(seed):
+  counts = {'a': 4, 'b': 4, 'c': 4}
+  groups = splits.assign_groups(counts, seed)
+  devices = splits.assign_devices(counts, seed)
+  assert len({*zip(groups, devices, strict=True)}) > len(counts)
+  # With one label a client, classes 0 to 3 were group a's, and so on.
+  labels = np.repeat(np.arange(12), 5)
+  parts = forms.beta(labels, 12, seed=seed, labels_per_client=1)
+  of_client = [labels[part[0]] // 4 for part in parts]
+  for other in (groups, devices):
+    assert len({*zip(of_client, other, strict=True)}) > len(counts)
+
+
 @pytest.mark.parametrize(
     'counts, seed, message',
     [

@@ -59,6 +59,18 @@ def test_a_table_of_floats_is_standardised_and_learnt(config, tmp_path):
     experiment.run(config, tmp_path / 'run')
 
 
+def test_integers_that_no_model_takes_as_tokens_give_a_warning(
+    config, caplog
+):
+  experiment.build(config)
+  assert 'not normalised' not in caplog.text
+  with np.load(config.data_file) as found:
+    arrays = {k: v.astype(np.int64) for k, v in found.items()}
+  np.savez(config.data_file, **arrays)
+  experiment.build(config)
+  assert 'npz are int32 and are not normalised; save pixels' in caplog.text
+
+
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
