@@ -237,11 +237,17 @@ def as_table(
   from fedjax_het.analysis import image_quality
   from fedjax_het.analysis.pictures.style import deviation
 
+  def spread(values, digits):
+    text = f'{np.mean(values):.{digits}f}'
+    if len(values) > 1:
+      text += f' ± {deviation(values):.{digits}f}'
+    return text
+
   def line(label, psnr, ssim, learned, error):
     cells = [(psnr, 1), (ssim, 3), *([(learned, 3)] if lpips else [])]
     return [
         label,
-        *(f'{np.mean(v):.{n}f} ± {deviation(v):.{n}f}' for v, n in cells),
+        *(spread(values, digits) for values, digits in cells),
         error,
     ]
 
@@ -309,11 +315,13 @@ def _write(out, target, results, setting, lpips) -> str:
     draw(target, results, out)
   except ImportError:
     shown = f'{NO_MATPLOTLIB}.'
+  number = len(target.originals)
   write_atomically(
       out / 'attack.md',
-      f'# Images from features\n\n{len(target.originals)} training images of '
-      f'client {setting["client"]}, {setting["steps"]} steps. Mean and '
-      f'standard deviation over images.\n\n{text}\n\n{shown}\n',
+      f'# Images from features\n\n{number} training image'
+      f'{"s" * (number > 1)} of client {setting["client"]}, '
+      f'{setting["steps"]} steps. Mean and standard deviation over images.\n\n'
+      f'{text}\n\n{shown}\n',
   )
   return text
 

@@ -35,13 +35,12 @@ def find(config, text: str, samples: int | None, seed: int) -> Found:
     CommandError: If an entry is unknown, a value is of the wrong type, the
       grid is too large, or the config has seeds that differ.
   """
-  from fedjax_het.reporting.results_table import Table, slug
+  from fedjax_het.reporting.results_table import Table
 
   _check_seeds(config)
   points = _points(config, text, samples, seed)
   rows = {_label(point): _with(config, point) for point in points}
-  if len({slug(label) for label in rows}) < len(rows):
-    raise CommandError('--grid: some rows differ in signs alone.')
+  _check_names(rows, 'rows')
   method = config.algorithm.name
   table = Table(
       title=f'{method} on {config.dataset}: {text}',
@@ -101,6 +100,7 @@ def of_table(
         value = next(iter(point.values()))
         if len(point) == 1 and type(value) in (int, float):
           axis[name] = value
+  _check_names(columns, 'columns')
   one = tuple(table.columns) == ('',) and axis
   table = table._replace(
       title=f'{table.title}: {text}',
@@ -112,6 +112,14 @@ def of_table(
       axis=(text.partition('=')[0].strip(), axis) if one else ('', {}),
   )
   return Found(table, f'grid_{found.name}', found.scale)
+
+
+def _check_names(labels, what: str) -> None:
+  """Raises CommandError if files of two labels would have one name."""
+  from fedjax_het.reporting.results_table import slug
+
+  if len({slug(label) for label in labels}) < len(labels):
+    raise CommandError(f'--grid: some {what} differ in signs alone.')
 
 
 def _check_seeds(config) -> None:
@@ -218,7 +226,7 @@ def _value(key: str, text: str, kind: Any) -> Any:
     value = ast.literal_eval(text.capitalize() if kind is bool else text)
   except (SyntaxError, ValueError, MemoryError, RecursionError):
     value = text
-  if kind is float and isinstance(value, int):
+  if kind is float and type(value) is int:
     value = float(value)
   if kind is not object and not isinstance(value, kind):
     raise CommandError(

@@ -189,7 +189,9 @@ def _main_of_stages(options) -> None:
 
   out = folder('--out', options.out)
   config = options.config
-  runs = open_runs(options.workdirs, config.data_dir, config.data_file)
+  runs = open_runs(
+      options.workdirs, config.data_dir, config.data_file, '--workdirs'
+  )
   common, results, numbers = compare_stages(
       runs, options.num_examples, options.num_clients
   )

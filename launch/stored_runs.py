@@ -74,16 +74,20 @@ def open_one() -> Any:
 
 
 def open_runs(
-    texts: Sequence[str], data_dir: str | None, data_file: str | None
+    texts: Sequence[str],
+    data_dir: str | None,
+    data_file: str | None,
+    flag: str = '--workdir',
 ) -> list[Any]:
   """The runs of some workdirs, as `load_run` returns them.
 
   Warnings about their configs are hidden; they were shown during the runs.
 
   Args:
-    texts: The workdirs, as a flag names them.
+    texts: The workdirs, as the flag names them.
     data_dir: Folder of their data on this machine; None for the configs' own.
     data_file: File of their data, likewise.
+    flag: The flag, for messages.
 
   Returns:
     The runs.
@@ -96,9 +100,7 @@ def open_runs(
 
   logging.getLogger('fedjax_het').setLevel(logging.ERROR)
   return [
-      load_run(
-          expanded(text, '--workdir'), data_dir=data_dir, data_file=data_file
-      )
+      load_run(expanded(text, flag), data_dir=data_dir, data_file=data_file)
       for text in texts
   ]
 

@@ -31,6 +31,11 @@ class Metric(NamedTuple):
     """The value, with its sign changed if smaller values are better."""
     return value if self.larger_is_better else -value
 
+  def reaches(self, value: float, target: float) -> bool:
+    """Whether a value, stored as float32, is at least as good as a target."""
+    slack = 1e-6 * max(1.0, abs(target))
+    return self.merit(value) >= self.merit(target) - slack
+
   def worst(self, values):
     """The worst of several values; NaN if one is NaN."""
     return np.min(values) if self.larger_is_better else np.max(values)

@@ -186,8 +186,10 @@ _FEDHE_FAMILIES = {'FedHe': ('58', '65'), 'Private': ('52-53', '61')}
 _FEDHE_CLIENTS = ('57-59', 'near 62-66')
 _FEDEPTH_SETTING = (
     '100 clients, 10 sampled, PreResNet-20, 500 rounds of 10 epochs, batch '
-    '128, SGD 0.1 with a cosine schedule, 400 examples a client for training'
+    '128, SGD 0.1 with a cosine schedule, {} examples a client for training'
 )
+# By table; the clients of Table 3 are of unequal sizes.
+_FEDEPTH_EXAMPLES = {2: '400', 3: 'on average 399'}
 # By table: its columns, and its rows with the decimals that are printed.
 _FEDEPTH = {
     2: (
@@ -452,7 +454,8 @@ def fedepth(method: str, column: str) -> Target | None:
     if column in columns and method in rows:
       words = rows[method].split()[columns.index(column)]
       return Target(
-          f'FeDepth, Table {number}', method, _FEDEPTH_SETTING, float(words),
+          f'FeDepth, Table {number}', method,
+          _FEDEPTH_SETTING.format(_FEDEPTH_EXAMPLES[number]), float(words),
           printed=words,
       )  # fmt: skip
   return None

@@ -110,8 +110,7 @@ def summarise(
   reached = [
       row
       for row in scored
-      if target is not None
-      and metric.merit(row[metric.name]) >= metric.merit(target)
+      if target is not None and metric.reaches(row[metric.name], target)
   ]
   return Summary(
       rounds=len(train),

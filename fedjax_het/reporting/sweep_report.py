@@ -241,9 +241,9 @@ def _column(table: Table, cells: Cells, column: str) -> str:
 
 
 def _seconds(cells: Cells) -> str:
-  if not cells:
-    return '-'
-  return f'{np.median([cell["round_seconds"] for cell in cells]):.1f}'
+  known = [cell['round_seconds'] for cell in cells]
+  known = [seconds for seconds in known if seconds is not None]
+  return f'{np.median(known):.1f}' if known else '-'
 
 
 def _compile_seconds(cells: Cells) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.reporting.results_table import Table
 
 Cells = Sequence[Mapping[str, Any]]
@@ -48,7 +49,7 @@ def _viewed(
   reached = [
       round_num
       for round_num, value in zip(cell['rounds'], values, strict=True)
-      if None not in (value, target) and value >= target
+      if None not in (value, target) and ACCURACY.reaches(value, target)
   ]
   left_out = ('worst', 'models', 'personal')
   return {

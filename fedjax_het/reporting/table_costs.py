@@ -15,6 +15,10 @@ _NOTE = (
     'convolutions of a visit, a mean over the clients of a group. Both of the '
     'smallest and the largest group.'
 )
+_SOME = (
+    ' Of {} of {} runs memory or operations are not known; the means are over '
+    'the others.'
+)
 _ADDED = (
     ' Cells whose memory and operations were traced after the run, from the '
     'program of that day: {}.'
@@ -36,35 +40,46 @@ def render(table: Table, cells: Cells, column: str) -> str:
       'method', 'last round', 'sent, MB', 'received, MB', 'peak memory, MB',
       'operations of a visit, GFLOP',
   ]]  # fmt: skip
-  used = []
+  used, lack = [], 0
   for label in table.rows:  # Views show the same runs, so they are left out.
     mine = cells_of(table, cells, label, column)
-    # Cells of older versions may lack them.
-    costed = [cell for cell in mine if 'client_flops' in cell]
-    used += costed
-    if costed:
+    # Cells of older versions may lack them; operations that depend on learned
+    # values are not known.
+    sent, received, memory, flops = (
+        [cell[name] for cell in mine if name in cell]
+        for name in ('bytes_up', 'bytes_down', 'client_memory', 'client_flops')
+    )
+    if memory or flops:
+      used += mine
+      lack += len(mine) - min(len(memory), len(flops))
       number = num_clients(mine[0]['config'])
       rows.append([
           label,
           tables.spread([cell['last'] for cell in mine]),
-          *(
-              f'{np.mean([cell[name] for cell in mine]) / number / 1e6:.2f}'
-              for name in ('bytes_up', 'bytes_down')
-          ),
-          _ends([cell['client_memory'] for cell in costed], 1e6),
-          _ends([cell['client_flops'] for cell in costed], 1e9),
+          _mean(sent, number * 1e6),
+          _mean(received, number * 1e6),
+          _ends(memory, 1e6),
+          _ends(flops, 1e9),
       ])
   if len(rows) == 1:
     return ''
   level = '###' if column else '##'
   shown = tables.as_markdown(rows)
   added = sum('costs_added' in cell for cell in used)
-  note = _NOTE + (_ADDED.format(added) if added else '')
+  note = _NOTE + (_SOME.format(lack, len(used)) if lack else '')
+  note += _ADDED.format(added) if added else ''
   return f'{level} Costs of a client\n\n{shown}\n\n{note}\n\n'
 
 
+def _mean(values, unit: float) -> str:
+  """The mean of several cells; '-' for none."""
+  return f'{np.mean(values) / unit:.2f}' if values else '-'
+
+
 def _ends(costs, unit: float) -> str:
-  """The costs of the cheapest and the most expensive group."""
+  """The costs of the cheapest and the most expensive group; '-' for none."""
+  if not costs:
+    return '-'
   groups = [np.mean([cost[name] for cost in costs]) for name in costs[0]]
   low, high = min(groups) / unit, max(groups) / unit
   if len(groups) == 1 or f'{low:.2f}' == f'{high:.2f}':

@@ -16,7 +16,11 @@ from fedjax_het.reporting.summary import in_common_rounds, num_clients
 from fedjax_het.reporting.table_cells import Cells, cells_of
 
 # {picture: the entries of a cell that it needs}.
-COSTS = {'bytes': ('bytes_up', 'bytes_down'), 'memory': ('client_memory',)}
+COSTS = {
+    'bytes': ('bytes_up', 'bytes_down'),
+    'memory': ('client_memory',),
+    'flops': ('client_flops',),
+}
 _LAST = 'Test accuracy, last round'
 
 
@@ -109,12 +113,13 @@ def draw(
   shown = []
   try:
     for name, title, drawing, panels in drawings:
-      if not panels and (lacks := _lacks(table, cells, name)):
-        shown.append(f'No picture of {name}: {lacks}')
+      lacks = _lacks(table, cells, name)
       if panels:
         for ending in ('png', *(f for f in ('pdf', 'svg') if f in formats)):
           drawing(panels, folder / f'{name}.{ending}')
-        shown.append(f'![{title}]({name}.png)')
+        shown.append(f'![{title}]({name}.png)' + (lacks and f'\n\n{lacks}'))
+      elif lacks:
+        shown.append(f'No picture of {name}: {lacks}')
   except ImportError:  # No matplotlib.
     shown = [NO_PICTURES]
   return '## Pictures\n\n' + '\n\n'.join(shown) + '\n'
@@ -205,20 +210,24 @@ def _in_common_rounds(cells: Cells, entry: str) -> tuple[list[int], np.ndarray]:
 def sweep_of(table: Table, cells: Cells) -> dict[str, Any]:
   """{label: (numbers [X], last accuracies [S, X])} over a table's axis.
 
-  Numbers ascend. Columns without a result are left out. A curve has as many
-  seeds as its column with the fewest.
+  Numbers ascend. Columns without a result are left out. A curve has the seeds
+  of all its columns, or where there is none, the means of the columns.
   """
   found = {}
   columns = sorted(table.axis[1].items(), key=lambda item: item[1])
   for label in table.labels:
     points = {
-        number: [cell['last'] for cell in mine]
+        number: {cell['seed']: cell['last'] for cell in mine}
         for column, number in columns
         if (mine := cells_of(table, cells, label, column))
     }
     if points:
-      seeds = min(map(len, points.values()))
-      values = [one[:seeds] for one in points.values()]
+      seeds = set.intersection(*({*one} for one in points.values()))
+      values = [
+          [one[s] for s in sorted(seeds)]
+          or [np.mean(np.array([*one.values()], float))]
+          for one in points.values()
+      ]
       found[label] = [*points], np.array(values, float).T
   return found
 
@@ -255,7 +264,7 @@ def _chosen_models(table: Table, cells: Cells, column: str):
 
 
 def _lacks(table: Table, cells: Cells, name: str) -> str:
-  """Why a picture of costs is not drawn; '' if there is nothing to compare.
+  """Why a picture of costs lacks rows; '' if there is nothing to compare.
 
   Args:
     table: The table.
@@ -299,22 +308,28 @@ def memory_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
 def flops_of(table: Table, cells: Cells, column: str) -> dict[str, Any]:
   """{label: (operations of a visit [S, groups], last accuracies [S])}."""
   return _costs(
-      table, cells, column, ('client_flops',), lambda f: [*f.values()]
+      table, cells, column, COSTS['flops'], lambda f: [*f.values()]
   )
 
 
 def _costs(table, cells, column, names, cost) -> dict[str, Any]:
-  """Costs and accuracies of rows; {} if fewer than two rows have them."""
+  """Costs and accuracies of rows; {} if fewer than two rows have them.
+
+  A cell of an older version without the cost counts for the accuracy, as in the
+  table.
+  """
   found = {}
   for label in table.rows:  # Views show the same runs, so they are left out.
     mine = [
         cell
         for cell in cells_of(table, cells, label, column)
-        if cell['last'] is not None and all(name in cell for name in names)
+        if cell['last'] is not None
     ]
-    if mine:
-      found[label] = (
-          [cost(*(cell[name] for name in names)) for cell in mine],
-          [cell['last'] for cell in mine],
-      )
+    costs = [
+        cost(*(cell[name] for name in names))
+        for cell in mine
+        if all(name in cell for name in names)
+    ]
+    if costs:
+      found[label] = costs, [cell['last'] for cell in mine]
   return found if len(found) > 1 else {}

@@ -3,6 +3,7 @@
 import math
 import statistics
 
+from fedjax_het.engine.task import ACCURACY
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.table_cells import Cells, cells_of
@@ -35,6 +36,10 @@ def render(table: Table, cells: Cells, column: str) -> str:
       label: [_curve(cell) for cell in cells_of(table, cells, label, column)]
       for label in table.labels
   }
+  ends = {
+      label: [_end(cell) for cell in cells_of(table, cells, label, column)]
+      for label in table.labels
+  }
   known = [curve for mine in curves.values() for curve in mine]
   if max(map(len, known), default=0) < _FEWEST:
     return ''
@@ -51,7 +56,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
     if mine:
       rows.append([
           label,
-          tables.spread([_end(curve) for curve in mine]),
+          tables.spread(ends[label]),
           *(', '.join(_first(curve, n) for curve in mine) for n in levels),
       ])
   heading = '###' if column else '##'
@@ -67,13 +72,17 @@ def _curve(cell) -> list[tuple[int, float]]:
   return [(n, value) for n, value in pairs if value is not None]
 
 
-def _end(curve: list[tuple[int, float]]) -> float | None:
-  """The mean of a curve's last accuracies; None if it has none."""
-  last = [value for _, value in curve[-_LAST:]]
-  return statistics.fmean(last) if last else None
+def _end(cell) -> float | None:
+  """The mean of a cell's last accuracies; None if one is not finite.
+
+  The untrained models of round 0 are none of them.
+  """
+  pairs = zip(cell['rounds'], cell['accuracy'], strict=True)
+  last = [value for n, value in pairs if n][-_LAST:]
+  return statistics.fmean(last) if last and None not in last else None
 
 
 def _first(curve: list[tuple[int, float]], level: int) -> str:
   """The first round of a curve at `level` percent."""
-  reached = (n for n, value in curve if round(100 * value, 3) >= level)
+  reached = (n for n, value in curve if ACCURACY.reaches(value, level / 100))
   return str(next(reached, '-'))

@@ -349,7 +349,10 @@ def test_places_and_variants_look_different():
   assert len(set(variants)) == 12
   # Parts of a small marker that is filled are hard to tell.
   assert len({variant.dash for variant in variants[:8]}) == 8
-  assert len({(x.colour, x.marker) for x in variants}) == 1
+  assert len({x.colour for x in variants}) == 1
+  assert len({x.marker for x in variants[:6]}) == 1
+  # Dots have no dashes.
+  assert len({(x.marker, x.fill) for x in variants}) == 12
 
 
 def test_heat_maps_and_confusion_matrices(tmp_path, figures):

@@ -266,6 +266,13 @@ def test_summary():
   assert summarise([]).last is None
 
 
+def test_a_float32_below_the_target_that_it_stands_for_reaches_it():
+  rows = [dict(round=5, split='test', accuracy=float(np.float32(0.7)))]
+  assert rows[0]['accuracy'] < 0.7
+  assert summarise(rows, 0.7).reached == 5
+  assert summarise(rows, 0.7001).reached is None
+
+
 def test_summary_of_a_metric_of_which_less_is_better():
   rows = [
       dict(round=number, split='test', mse=mse)

@@ -54,6 +54,9 @@ def test_every_row_of_a_table_gets_the_same_search():
   )
   with pytest.raises(CommandError, match='Unknown config key'):
     grid.of_table(found, 'algorithm.mu=0,1', None, 0)
+  signs = 'local.learning_rate=1e-16,1e+16'
+  with pytest.raises(CommandError, match='some columns differ in signs alone'):
+    grid.of_table(found, signs, None, 0)
   # A row that is not searched need not have the entry.
   text = 'algorithm.noise=0.1,0.2'
   some = grid.of_table(found, text, None, 0, ['fedin']).table

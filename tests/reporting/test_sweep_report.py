@@ -283,6 +283,15 @@ def test_long_runs_have_the_rounds_to_several_accuracies(table, tmp_path):
   assert lines_of(section, 'FedAvg (x1)')[0] == [
       'FedAvg (x1)', '77.5 ± 10.6', '10, 10', '10, 25', '10, 25', '15, -'
   ]  # fmt: skip
+  # The untrained round 0 is none of the last, and they are all finite.
+  others = [run('Private', 0, low), run('FedAvg (x1)', 0, [0.1, 0.5, 0.7])]
+  others.append(run('FedAvg (x1)', 3, high[:6]))
+  sweep_report.render(table, others[:2], tmp_path)
+  section = (tmp_path / 'table.md').read_text().split('## Last')[1]
+  assert lines_of(section, 'FedAvg (x1)')[0][1] == '60.0'
+  sweep_report.render(table, [others[0], others[2]], tmp_path)
+  section = (tmp_path / 'table.md').read_text().split('## Last')[1]
+  assert lines_of(section, 'FedAvg (x1)')[0][1] == 'not finite'
   short = [run('Private', 0, low[:9]), run('FedAvg (x1)', 0, [0.01] * 9)]
   sweep_report.render(table, short, tmp_path)
   assert 'rounds to' not in (tmp_path / 'table.md').read_text()
@@ -330,6 +339,9 @@ def test_the_paper_has_no_other_numbers():
   assert paper_targets.fedhe('FedAvg', 'mnist', False) is None
   assert paper_targets.fedhe('FD', 'mnist', True) is None
   assert paper_targets.fedepth('FedAvg x1', 'cifar10 alpha_u 0.3') is None
+  # Clients of Table 3 hold unequal numbers of examples.
+  unequal = paper_targets.fedepth('FeDepth', 'cifar10 alpha_u 0.3')
+  assert 'on average 399 examples a client' in unequal.setting
   assert paper_targets.fedin_v1_table_2('FedIN', 'cinic10', True) is None
   assert paper_targets.fedin_v2_table_1('FedGKT', 'cifar10', True) is None
   reached = paper_targets.fedin_v2_table_1('HeteroFL', 'svhn_cropped', False)

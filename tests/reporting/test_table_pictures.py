@@ -1,6 +1,7 @@
 """Panels, looks and costs of a results table's pictures."""
 
 import ml_collections
+import numpy as np
 
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.reporting import table_costs, table_pictures
@@ -120,9 +121,23 @@ def test_costs_are_of_a_client():
   old = dict(row='A', last=0.7, bytes_up=9e6, bytes_down=6e6, config=settings)
   text = table_costs.render(found, [*cells, old], '')
   assert '| A | 60.0 ± 14.1 | 2.00 | 2.00 | 1.50 to 3.00 | 2.00 |' in text
+  assert 'Of 1 of 2 runs memory or operations are not known;' in text
+  # Each cost is shown where it is known.
+  held = dict(cells[0], client_memory=costs['client_memory'])
+  del held['client_flops'], held['bytes_up']
+  text = table_costs.render(found, [held], '')
+  assert '| A | 50.0 | - | 2.00 | 1.50 to 3.00 | - |' in text
   # The picture shows the sum of the two columns.
   sent, _ = table_pictures.bytes_of(found, [*cells, old], '')['A']
   assert sum(sent) / 2 == 4e6
+
+
+def test_a_cell_without_a_cost_counts_for_the_accuracy():
+  found = table(A=config('fedin'), B=config('private'))
+  flops = dict(client_flops=dict(a=1.0, b=2.0))
+  cells = [cell('A', 0.1), cell('A', 0.3, **flops), cell('B', 0.5, **flops)]
+  costs, accuracies = table_pictures.flops_of(found, cells, '')['A']
+  assert costs == [[1.0, 2.0]] and accuracies == [0.1, 0.3]
 
 
 def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
@@ -136,6 +151,13 @@ def test_a_picture_that_lacks_its_numbers_says_so(tmp_path):
     assert path.read_text().startswith('<?xml') and path.name not in text
   line = 'No picture of memory: 2 of 2 stored cells lack client_memory.'
   assert line in text and 'bytes.png' in text
+  assert 'No picture of flops: 2 of 2 stored cells lack client_flops.' in text
+  # With some, it says how many it lacks.
+  known = dict(client_memory=dict(a=1.0))
+  cells += [cell(row, 0.5, **curve, **known) for row in 'AB']
+  text = table_pictures.draw(found, cells, tmp_path)
+  shown = '(memory.png)\n\n2 of 4 stored cells lack client_memory.'
+  assert shown in text
   # A single row is not compared.
   text = table_pictures.draw(table(A=config('fedin')), cells[:1], tmp_path)
   assert 'No picture' not in text
@@ -177,13 +199,17 @@ def test_accuracy_over_the_axis_of_a_sweep():
       axis=axis,
   )  # fmt: skip
   cells = [
-      cell('A', 0.1, column='a'), cell('A', 0.2, column='a'),
-      cell('A', 0.3, column='c'), cell('B', 0.4, column='b'),
+      cell('A', 0.1, column='a', seed=0), cell('A', 0.2, column='a', seed=1),
+      cell('A', 0.3, column='c', seed=1), cell('B', 0.4, column='b', seed=0),
   ]  # fmt: skip
   sweep = table_pictures.sweep_of(found, cells)
   assert sweep['A'][0] == [8, 32] and sweep['B'][0] == [16]
-  # One seed of each column, since 'c' has only one.
-  assert sweep['A'][1].tolist() == [[0.1, 0.3]]
+  # The seed of both columns.
+  assert sweep['A'][1].tolist() == [[0.2, 0.3]]
+  # Without one, the columns' means.
+  others = [*cells[:2], cell('A', 0.3, column='c', seed=2)]
+  means = table_pictures.sweep_of(found, others)['A'][1]
+  np.testing.assert_allclose(means, [[0.15, 0.3]])
   # The title says which row, where others have no result.
   assert [*table_pictures.sweep_panel(found, cells)] == ['']
   assert [*table_pictures.sweep_panel(found, cells[:3])] == ['A']

@@ -84,19 +84,21 @@ def look(place: int, variant: int = 0) -> Look:
   Args:
     place: From 0. The first 49 places differ in colour or marker; dashes
       change when colours repeat.
-    variant: From 0. Variants share colour and marker, and differ in dashes and
-      in how the marker is filled.
+    variant: From 0. Variants share the colour and differ in dashes. The first
+      six share the marker, too, and differ in how it is filled; the next six
+      have the next marker.
 
   Returns:
     The look.
   """
   turn, variety = divmod(variant, len(_DASHES))
+  other, fill = divmod(variant, len(_FILLS))
   dashes = _MORE_DASHES if turn % 2 else _DASHES
   return Look(
       COLOURS[place % len(COLOURS)],
-      MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
+      MARKERS[(place + place // len(COLOURS) + other) % len(MARKERS)],
       dashes[(variety + place // len(COLOURS)) % len(dashes)],
-      _FILLS[(variant + variant // len(_DASHES)) % len(_FILLS)],
+      _FILLS[fill],
   )
 
 
