@@ -186,6 +186,11 @@ def heterofl(
       weights=weights,
   ))  # fmt: skip
   full_rate = _name(1.0)
+  differ = {float(rate) for rate in rates.values()} | {1.0}
+  if len({*map(_name, differ)}) < len(differ):
+    raise ValueError(
+        f'The rates {sorted(differ)} must differ in their first four digits.'
+    )
   evaluated = {}
   if evaluate == 'full':
     evaluated[full_rate] = make_level(full, Fraction(1))

@@ -71,6 +71,7 @@ from fedjax_het.engine.types import (
 from fedjax_het.models.blocks import BlockModel, Variables
 from fedjax_het.models.intercept import (
   scaled_behind_norms,
+  scaled_layers,
   scaled_outputs,
 )
 from fedjax_het.models.running_stats import without_running_stats
@@ -160,7 +161,11 @@ def choose_bases(key, first, num_bases: int, number: int) -> jax.Array:
 
 
 def draw_base(base: BlockModel, key, factor: float) -> Variables:
-  """Draws a base; kernels except the stem's as in a layer of full width.
+  """Draws a base; kernels of convolutions as in a layer of full width.
+
+  So is the classifier's; the stem's kernels are not, whose input has all of its
+  channels. Other dense layers are drawn as the thin model draws them, as their
+  outputs are not multiplied either.
 
   Args:
     base: The thin model.
@@ -173,12 +178,14 @@ def draw_base(base: BlockModel, key, factor: float) -> Variables:
   variables = base.init(key)
   if factor == 1:
     return variables
-  stem = base.block_names[0]
+  stem, *_, head = base.block_names
+  layers = scaled_layers(base)
 
   def scaled(path, leaf):
-    inner = path[0].key != stem and path[-1].key == 'kernel'
+    *layer, name = (part.key for part in path)
+    inner = (tuple(layer) in layers and layer[0] != stem) or layer[0] == head
     # W <- sqrt(r) W
-    return leaf * factor**-0.5 if inner else leaf
+    return leaf * factor**-0.5 if inner and name == 'kernel' else leaf
 
   return variables._replace(
       params=jax.tree.map_with_path(scaled, variables.params)

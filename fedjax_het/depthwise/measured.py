@@ -34,7 +34,7 @@ from fedjax_het.depthwise.stages import (
   make_stages,
   stage_loss,
 )
-from fedjax_het.engine.types import LocalTraining
+from fedjax_het.engine.types import CLASS, LocalTraining
 from fedjax_het.models.blocks import BlockModel, Variables
 
 
@@ -60,7 +60,9 @@ class StepMemory(NamedTuple):
     return total / MB
 
 
-def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
+def step_memory(
+    stage: Stage, local: LocalTraining, label: jax.ShapeDtypeStruct = CLASS
+) -> StepMemory:
   """Compiles the training step of a stage and returns its planned memory.
 
   The figures of a step that was compiled before are read from the cache.
@@ -68,6 +70,7 @@ def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
   Args:
     stage: The stage.
     local: The optimiser and the batch size.
+    label: See `Federation.label`.
 
   Returns:
     XLA's plan on the present backend, with its own convolutions.
@@ -96,7 +99,8 @@ def step_memory(stage: Stage, local: LocalTraining) -> StepMemory:
     place = jnp.zeros(size, jnp.int32)
     mask = None if local.drop_last else jnp.ones(size, bool)
     x = jnp.zeros((size, *stage.model.input_shape))
-    return Batch(x, place, mask, place), key
+    y = jnp.zeros((size, *label.shape), label.dtype)
+    return Batch(x, y, mask, place), key
 
   lowered = jax.jit(step, donate_argnums=(0, 1)).lower(
       part,
@@ -161,7 +165,10 @@ def _write(path: pathlib.Path | None, found: StepMemory) -> None:
 
 
 def measured_costs(
-    model: BlockModel, local: LocalTraining, heads: str = 'shared'
+    model: BlockModel,
+    local: LocalTraining,
+    heads: str = 'shared',
+    label: jax.ShapeDtypeStruct = CLASS,
 ) -> Costs:
   """XLA's planned memory of candidate stages; each is compiled on demand.
 
@@ -169,6 +176,7 @@ def measured_costs(
     model: The whole model.
     local: The optimiser and the batch size.
     heads: See `make_stages`.
+    label: See `Federation.label`.
 
   Returns:
     The costs, in MB.
@@ -178,6 +186,6 @@ def measured_costs(
   @functools.cache
   def span(first, stop):
     (stage,) = make_stages(model, [(first, stop)], heads=heads)
-    return step_memory(stage, local).mb
+    return step_memory(stage, local, label).mb
 
   return Costs(span(0, num_units), span, num_units)

@@ -123,6 +123,8 @@ class Costs(NamedTuple):
 def paper_costs(model: BlockModel, batch_size: int = 32) -> Costs:
   """The paper's estimate, in which a stage costs the sum of its units.
 
+  The whole model costs more: the stem and the head are counted, too.
+
   Args:
     model: The whole model.
     batch_size: Examples a step.
@@ -141,7 +143,13 @@ def paper_costs(model: BlockModel, batch_size: int = 32) -> Costs:
   full = math.fsum(
       paper_mb(cost, batch_size) for cost in (*table[:-1], logits)
   )
-  return Costs(full, lambda a, b: math.fsum(units[a:b]), len(units))
+
+
+  def span(first, stop):
+    # With all units, stem and head are trained and counted, too.
+    return full if stop - first == len(units) else math.fsum(units[first:stop])
+
+  return Costs(full, span, len(units))
 
 
 def pack(

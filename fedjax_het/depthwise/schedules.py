@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 
+import jax
+
 from fedjax_het.depthwise import memory
 from fedjax_het.depthwise.measured import measured_costs, step_memory
 from fedjax_het.depthwise.stages import Stage, head_start, make_stages
-from fedjax_het.engine.types import Federation, Group, LocalTraining
+from fedjax_het.engine.types import CLASS, Federation, Group, LocalTraining
 from fedjax_het.options import at_least, not_negative, one_of, positive
 
 PLANS = ('paper', 'measured')
@@ -80,7 +82,7 @@ def make_schedules(
   def costs_of(model):
     if plan == 'paper':
       return memory.paper_costs(model, local.batch_size)
-    return measured_costs(model, local, heads)
+    return measured_costs(model, local, heads, federation.label)
 
   schedules = {}
   for group in federation.groups:
@@ -119,13 +121,16 @@ def budget_of(group: Group) -> str | float:
 
 
 def stage_figures(
-    schedule: Schedule, local: LocalTraining
+    schedule: Schedule,
+    local: LocalTraining,
+    label: jax.ShapeDtypeStruct = CLASS,
 ) -> list[dict[str, object]]:
   """Both memory estimates of each stage; compiles stages that are not cached.
 
   Args:
     schedule: The schedule.
     local: The optimiser and the batch size.
+    label: See `Federation.label`.
 
   Returns:
     For each stage `blocks` (names of the trained ones but the head's), and
@@ -135,10 +140,9 @@ def stage_figures(
   for span, stage in zip(schedule.spans, schedule.stages, strict=True):
     model, whole = stage.model, schedule.stages[-1].model
     paper = memory.paper_costs(whole, local.batch_size)
-    mb = paper.full if span == (0, paper.num_units) else paper.span(*span)
     figures.append(dict(
         blocks=[model.block_names[i] for i in stage.trained],
-        paper=schedule.num_models * mb,
-        measured=schedule.num_models * step_memory(stage, local).mb,
+        paper=schedule.num_models * paper.span(*span),
+        measured=schedule.num_models * step_memory(stage, local, label).mb,
     ))  # fmt: skip
   return figures

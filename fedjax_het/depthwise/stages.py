@@ -39,10 +39,11 @@ def head_start(model: BlockModel) -> int:
 
   Returns:
     Position of the first block whose output is a vector, which ends the
-    convolutions or the encoder; that of the last block if this would leave no
-    unit between stem and head, as in dense nets.
+    convolutions or the encoder; that of the last block if there is none, or if
+    this would leave no unit between stem and head, as in dense nets.
   """
-  first = [len(shape) == 1 for shape in model.shapes].index(True)
+  vectors = (i for i, shape in enumerate(model.shapes) if len(shape) == 1)
+  first = next(vectors, 0)
   return first if first > 1 else len(model.blocks) - 1
 
 
@@ -336,7 +337,6 @@ def stage_inputs(
   """
   done, start = ((), None) if before is None else before
   positions = [i for i in stage.frozen if i not in done]
-  shape = stage.model.shapes[stage.frozen[-1]]
   length = data.length
   order_key, key = jax.random.split(key)
   if start is None:
@@ -345,7 +345,7 @@ def stage_inputs(
   else:
     order, place = None, start.place
 
-  def body(i, rows):
+  def inputs(i):
     begin = i * batch_size
     row = begin + jnp.arange(batch_size)
     mask = row < data.size
@@ -355,14 +355,21 @@ def stage_inputs(
       z = data.batch(at, mask, augment_key).x
     else:
       z = jax.lax.dynamic_slice_in_dim(start.rows, begin, batch_size)
-    z, _ = apply_blocks(stage.model, variables, z, positions, mask, block_key)
-    return jax.lax.dynamic_update_slice_in_dim(rows, z, begin, 0)
+    return apply_blocks(
+        stage.model, variables, z, positions, mask, block_key
+    )[0]
+
+  def body(i, rows):
+    return jax.lax.dynamic_update_slice_in_dim(
+        rows, inputs(i), i * batch_size, 0
+    )
 
   num_rows = -(-length // batch_size) * batch_size
+  z = jax.eval_shape(inputs, 0)
   rows = jax.lax.fori_loop(
       0,
       -(-data.size // batch_size),
       body,
-      jnp.zeros((num_rows, *shape)),
+      jnp.zeros((num_rows, *z.shape[1:]), z.dtype),
   )
   return Cached(rows, place)

@@ -155,7 +155,7 @@ def train_stages(
     if cache_prefix and stage.frozen:
       before = None if inputs is None else (stages[j - 1].frozen, inputs)
       inputs = stage_inputs(
-          stage, end, data, jax.random.fold_in(keys[j], 2),
+          stage, end, data, jax.random.fold_in(visit.key, 2**31 - 1 - j),
           shares[j].batch_size, before,
       )  # fmt: skip
     cached = None if inputs is None else inputs.of_batch

@@ -5,7 +5,10 @@ import jax.numpy as jnp
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.models.intercept import batch_moments_as_stats
+from fedjax_het.models.intercept import (
+    batch_moments_as_stats,
+    keeps_moments_of_batches,
+)
 
 
 def example_order(data: FederatedData) -> tuple[jax.Array, jax.Array]:
@@ -25,6 +28,16 @@ def example_order(data: FederatedData) -> tuple[jax.Array, jax.Array]:
   inside = jnp.arange(data.index.shape[1])[None] < data.sizes[:, None]
   score = jnp.where(inside, score[data.index], 2.0).reshape(-1)
   return data.index.reshape(-1)[jnp.argsort(score)], jnp.sum(data.sizes)
+
+
+def check_static(model: BlockModel) -> None:
+  """Raises ValueError if `static_statistics` cannot compute a model's."""
+  if not keeps_moments_of_batches(model):
+    raise ValueError(
+        f'Static statistics: {model.name!r} keeps statistics of other layers '
+        "than batch norms of this library or of flax.linen, or of norms over "
+        'another axis than the last.'
+    )
 
 
 def static_statistics(
@@ -53,10 +66,14 @@ def static_statistics(
   Returns:
     Running statistics, {block name: tree}.
 
+  Raises:
+    ValueError: If the model has other statistics than those of batch norms.
+
   References:
     Diao et al., `HeteroFL <https://arxiv.org/abs/2010.01264>`_, ICLR 2021,
     static batch normalisation (sBN).
   """
+  check_static(model)
   order, total = example_order(data)
   steps = -(-total // batch_size)
   if num_batches is not None:
@@ -70,9 +87,10 @@ def static_statistics(
     place = i * batch_size + jnp.arange(batch_size)
     example = order[jnp.minimum(place, last)]
     x = data.preprocess(data.images[example])
-    with batch_moments_as_stats():
+    mask = place < total
+    with batch_moments_as_stats(mask):
       _, stats = model.apply_heads(
-          Variables(params, zeros), x, train=True, mask=place < total
+          Variables(params, zeros), x, train=True, mask=mask
       )
     return jax.tree.map(jnp.add, sums, stats)
 

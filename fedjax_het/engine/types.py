@@ -140,6 +140,10 @@ def _check_sizes(sizes, num_clients: int) -> None:
   counts(sizes=sizes)
 
 
+# The label of one example in classification.
+CLASS = jax.ShapeDtypeStruct((), np.int32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Federation:
   """The static description of a run, given to every algorithm.
@@ -154,6 +158,8 @@ class Federation:
     num_public: Size of the public set; see `FederatedData.public`.
     num_rounds: Rounds of the whole run; None where it is not known.
     server_model: The architecture of the server's own model, or None.
+    label: Shape and dtype of the label of one example, for methods that compile
+      a step before there are data; by default a class.
 
   Raises:
     ValueError: If there is no group, groups do not fit together, or a value is
@@ -167,9 +173,11 @@ class Federation:
   num_public: int = 0
   num_rounds: int | None = None
   server_model: BlockModel | None = None
+  label: jax.ShapeDtypeStruct = CLASS
 
   def __post_init__(self):
     check_type('local', self.local, LocalTraining)
+    check_type('label', self.label, jax.ShapeDtypeStruct)
     check_type('server_model', self.server_model, BlockModel | None)
     check_type('groups', self.groups, tuple | list)
     if not self.groups:

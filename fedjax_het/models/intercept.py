@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.models import reach
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.layers import Scaler
 from fedjax_het.models.norm import (
@@ -122,12 +123,45 @@ def scaled_behind_norms(model: BlockModel) -> bool:
   return scaled[0]
 
 
-def batch_moments_as_stats() -> AbstractContextManager:
+def scaled_layers(model: BlockModel) -> set[tuple[str, ...]]:
+  """Paths of the layers whose outputs `scaled_outputs` multiplies.
+
+  Args:
+    model: The model; its blocks are traced, nothing is computed.
+
+  Returns:
+    (block name, names of modules in the block).
+  """
+  found = set()
+  for name, module in model.blocks:
+
+    def follow(call, args, kwargs, context, name=name):
+      if _is_scaled(context.module):
+        found.add((name, *context.module.path))
+      return call(*args, **kwargs)
+
+    def init(key, x, module=module):
+      return module.init(key, x, False, None)
+
+    x = jax.ShapeDtypeStruct((1, *model.inputs[name]), jnp.float32)
+    with nn.intercept_methods(follow):
+      jax.eval_shape(init, jax.random.key(0), x)
+  return found
+
+
+def batch_moments_as_stats(
+    mask: jax.Array | None = None, found: set | None = None
+) -> AbstractContextManager:
   """Training passes return the batch's own moments as running statistics.
 
   These are the mean and the unbiased variance over the examples that are not
   masked; the norm's momentum is ignored. If a norm is applied several times,
   the last time counts. Dropout is disabled.
+
+  Args:
+    mask: [B] bool, the mask for Flax's own norms, whose modules may not pass it
+      on.
+    found: Gets the path of each norm in its block.
 
   Returns:
     A context, for `BlockModel.apply(..., train=True)`.
@@ -138,16 +172,66 @@ def batch_moments_as_stats() -> AbstractContextManager:
     if isinstance(norm, nn.Dropout):
       return next(iter(_bind(norm, args, kwargs).arguments.values()))
     out = call(*args, **kwargs)
-    if isinstance(norm, BatchNorm) and norm.momentum is not None:
-      given = _bind(norm, args, kwargs).arguments
-      x, mask = given['x'], given['mask']
-      mean, var = batch_moments(x, mask)
-      count = x.shape[0] if mask is None else jnp.sum(mask)
+    taken = _taken_by_norm(norm, args, kwargs, mask)
+    if taken is not None:
+      x, counted = taken
+      mean, var = batch_moments(x, counted)
+      count = x.shape[0] if counted is None else jnp.sum(counted)
       count *= x[0, ..., 0].size
       norm.put_variable('batch_stats', 'mean', mean)
       norm.put_variable(
           'batch_stats', 'var', var * count / jnp.maximum(count - 1, 1)
       )
+      if found is not None:
+        found.add(norm.path)
     return out
 
   return nn.intercept_methods(record)
+
+
+def _taken_by_norm(norm: nn.Module, args, kwargs, mask):
+  """The examples whose moments a norm keeps, and their mask.
+
+  None for other layers, and for norms that keep no moments in training.
+  """
+  if isinstance(norm, BatchNorm) and norm.momentum is not None:
+    given = _bind(norm, args, kwargs).arguments
+    return given['x'], given['mask']
+  if isinstance(norm, nn.BatchNorm) and norm.axis == -1:
+    given = _bind(norm, args, kwargs).arguments
+    frozen = given['use_running_average']
+    frozen = norm.use_running_average if frozen is None else frozen
+    return None if frozen else (given['x'], mask)
+  return None
+
+
+def keeps_moments_of_batches(model: BlockModel) -> bool:
+  """Whether `batch_moments_as_stats` sets all of a model's statistics.
+
+  It does not set those of nnx modules, and of other layers than batch norms.
+  Blocks are traced in training, with two examples; nothing is computed.
+
+  Args:
+    model: The model.
+
+  Returns:
+    Whether each leaf of its statistics is a mean or variance of such a norm.
+  """
+  params, stats = model.abstract_variables
+  for name, module in model.all_blocks:
+    if name not in stats:
+      continue
+
+    def train(params, stats, x, key, module=module):
+      return module.apply(
+          dict(params=reach.whole(params), batch_stats=stats), x, True, None,
+          rngs=dict(dropout=key), mutable=['batch_stats'],
+      )  # fmt: skip
+
+    found: set[tuple[str, ...]] = set()
+    x = jax.ShapeDtypeStruct((2, *model.inputs[name]), jnp.float32)
+    with batch_moments_as_stats(found=found):
+      jax.eval_shape(train, params[name], stats[name], x, jax.random.key(0))
+    if len(jax.tree.leaves(stats[name])) != 2 * len(found):
+      return False
+  return True

@@ -28,7 +28,7 @@ _PREFIXES = ('', 'opt/target/', 'target/', 'params/')
 
 
 def load_vit(
-    path: str | os.PathLike, shapes: Mapping[str, Any]
+    path: str | os.PathLike, shapes: Mapping[str, Any], heads: tuple[int, int]
 ) -> dict[str, Any]:
   """Reads the blocks of a vision transformer, all but its head.
 
@@ -40,6 +40,8 @@ def load_vit(
   Args:
     path: An `.npz` file in the AugReg layout.
     shapes: {block name: tree of shapes}, the model's parameters.
+    heads: The number of attention heads, and the features of each; parameters
+      have the same shapes if they are divided into heads otherwise.
 
   Returns:
     {block name: parameters}, float32 arrays of those shapes.
@@ -74,7 +76,7 @@ def load_vit(
   blocks = {}
   for name in (name for name in shapes if name != 'head'):
     try:
-      blocks[name] = _block(path, leaves, name, shapes[name])
+      blocks[name] = _block(path, leaves, name, shapes[name], heads)
     except (IndexError, ValueError) as e:
       if str(path) in str(e):
         raise
@@ -85,14 +87,14 @@ def load_vit(
   return blocks
 
 
-def _block(path, leaves, name, shapes):
+def _block(path, leaves, name, shapes, heads):
   """The parameters of one block."""
   if name == 'embed':
     return _embed(path, leaves, shapes)
   if name == 'token':
     return {'norm': _norm(path, leaves, 'Transformer/encoder_norm')}
   number = int(name.removeprefix('encoder'))
-  return _encoder_block(path, leaves, _NUMBER.format(number))
+  return _encoder_block(path, leaves, _NUMBER.format(number), heads)
 
 
 def _take(path, leaves, name):
@@ -117,8 +119,14 @@ def _dense(path, leaves, name, num_in):
   return {'kernel': kernel.reshape(rows, -1), 'bias': bias}
 
 
-def _encoder_block(path, leaves, prefix):
+def _encoder_block(path, leaves, prefix, heads):
   attention = f'{prefix}MultiHeadDotProductAttention_1/'
+  there = _take(path, leaves, f'{attention}query/kernel').shape[1:]
+  if there != heads:
+    raise ValueError(
+        f'{path} is of another architecture: its attention has (heads, '
+        f'features) {there}, and the model {heads}.'
+    )
   qkv = [
       _dense(path, leaves, attention + name, 1)
       for name in ('query', 'key', 'value')

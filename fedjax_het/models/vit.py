@@ -224,5 +224,7 @@ def vit(
   )
   if pretrained is None:
     return model
-  values = load_vit(pretrained, model.abstract_variables.params)
+  values = load_vit(
+      pretrained, model.abstract_variables.params, (heads, head_dim)
+  )
   return dataclasses.replace(model, pretrained=values)

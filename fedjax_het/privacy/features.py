@@ -61,8 +61,9 @@ def clip_features(x, max_norm):
 
   Returns:
     [B, ...] of the dtype of `x`: x_i min(1, max_norm / ||x_i||), computed in
-    float32 and rounded to that dtype. Differentiable, also at x_i = 0, where
-    the derivative is the identity.
+    float32 and rounded to that dtype; of a narrower one to a norm of
+    (1 - its epsilon) max_norm, so that rounding does not exceed `max_norm`.
+    Differentiable, also at x_i = 0, where the derivative is the identity.
 
   Raises:
     ValueError: If `x` is not floating or has no batch axis, or `max_norm` is
@@ -77,6 +78,8 @@ def clip_features(x, max_norm):
   squared = jnp.sum(jnp.square(wide), axis=range(1, x.ndim), keepdims=True)
   # x_i <- x_i min(1, C / ||x_i||).
   too_long = squared > max_norm**2
+  if wide.dtype != x.dtype:
+    max_norm = (1 - float(jnp.finfo(x.dtype).eps)) * max_norm
   # The inner `where` keeps the square root's gradient finite at zero.
   norm = jnp.sqrt(jnp.where(too_long, squared, 1.0))
   return (wide * jnp.where(too_long, max_norm / norm, 1.0)).astype(x.dtype)

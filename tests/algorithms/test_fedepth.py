@@ -16,12 +16,14 @@ from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedavg
 from fedjax_het.algorithms.fedepth import mutual
 from fedjax_het.depthwise import adapt, share_out
+from fedjax_het.depthwise.memory import paper_costs
 from fedjax_het.engine import rounds
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
-from fedjax_het.models.blocks import Block, Variables
+from fedjax_het.models.blocks import Block, BlockModel, Variables
+from fedjax_het.models.layers import Linear
 from fedjax_het.models.vit import vit
 from tests.algorithms.suite import Case, Clocks
 from tests.depthwise.nets import small_data, small_preresnet
@@ -383,6 +385,31 @@ def test_own_heads_travel_to_those_who_train_them():
   )  # fmt: skip
 
 
+class Rounded(nn.Module):
+  """A dense layer with outputs in bfloat16."""
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    return nn.relu(nn.Dense(4, dtype='bfloat16')(x.reshape(len(x), -1)))
+
+
+@pytest.mark.slow
+def test_cached_prefixes_have_the_dtype_of_the_blocks():
+  names = 'stem', 'a', 'b'
+  blocks = tuple(Block(name, Rounded()) for name in names)
+  blocks += (Block('head', Linear(3)),)
+  model = BlockModel('rounded', blocks, (8, 8, 1), 3, (1, 3))
+  costs = paper_costs(model, 4)
+  federation = federate(model, poor=f'{costs.span(1, 2):.6f}MB')
+  assert costs.span(0, 2) > 1.1 * costs.span(1, 2)  # So it has two stages.
+  data = small_data()
+  got, want = (
+      one_visit(fedepth(federation, cache_prefix=c), federation, data)[2]
+      for c in (True, False)
+  )
+  assert_close(got, want)
+
+
 @pytest.mark.slow
 def test_cached_prefixes_change_nothing_without_batch_statistics():
   federation = federate(small_preresnet((2, 4), norm='group'), poor=EACH)
@@ -628,7 +655,7 @@ def test_calibration_needs_one_model():
 def test_facts_are_the_schedules(monkeypatch):
   monkeypatch.setattr(
       'fedjax_het.depthwise.schedules.step_memory',
-      lambda stage, local: types.SimpleNamespace(mb=1.5),
+      lambda stage, local, label: types.SimpleNamespace(mb=1.5),
   )
   got = fedepth(federate(poor=LAST)).facts()['schedules']
   assert [*got] == ['poor', 'rich']

@@ -562,6 +562,8 @@ def test_bad_options_are_refused_in_one_line():
       (('1', '0', '1'), "tiny2.rate must be a share above 0 and at most"),
       (('1', '3/2', '1'), "and at most 1, got '3/2'"),
       (('1', '', '1'), 'groups.tiny2.rate is missing; give it in every group'),
+      (('1', '1/2', '0.50001'), 'must differ in their first four digits'),
+      (('0.99999', '1/2', '1/2'), 'must differ in their first four digits'),
   ):
     with pytest.raises(ValueError, match=message):
       heterofl(rates(federation, *values))

@@ -41,7 +41,6 @@ from tests.tiny import (
   tiny_data,
   tiny_federation,
   tiny_local,
-  tiny_model,
   with_group_options,
 )
 
@@ -332,23 +331,22 @@ def test_bytes_are_those_of_the_bases_that_travel(
     assert traffic.num_bytes(up).tolist() == [4 * (m * base + 4)] * 2
 
 
-def test_kernels_are_drawn_and_scaled_as_for_the_full_width(federation):
-  narrow_, wide = (
-      splitmix(federation, rescale=rescale).init(jax.random.key(0)).bases.params
-      for rescale in (False, True)
-  )
-  ratio = jax.tree.map(
-      lambda a, b: float(np.linalg.norm(b) / np.linalg.norm(a)),
-      *({name: tree[name]['linear']['kernel'] for name in ('stem', 'layer1')}
-        for tree in (narrow_, wide)),
+@pytest.mark.parametrize('factor', [1, 4])
+def test_kernels_of_convolutions_are_drawn_as_for_the_full_width(factor):
+  model, key = create('simple_cnn', (16, 16, 1), 3), jax.random.key(0)
+  plain, drawn = model.init(key).params, draw_base(model, key, factor).params
+  root = factor**-0.5
+  # Not the stem's; of dense layers, whose outputs are not multiplied, the
+  # classifier's alone.
+  scales = dict(
+      conv1=('conv', 1.0), conv2=('conv', root), hidden1=('linear', 1.0),
+      hidden2=('linear', 1.0), head=('', root),
   )  # fmt: skip
-  np.testing.assert_allclose([ratio['stem'], ratio['layer1']], [1.0, 0.5])
-  model, key = tiny_model(2, norm=False), jax.random.key(0)
-  for factor in (1, 2):
-    plain, drawn = model.init(key).params, draw_base(model, key, factor).params
-    for block, scale in (('stem', 1.0), ('mid0', factor**-0.5)):
-      got, want = (t[block]['Dense_0']['kernel'] for t in (drawn, plain))
-      np.testing.assert_allclose(got, scale * want, rtol=1e-6)
+  assert scales.keys() == plain.keys()
+  for block, (layer, scale) in scales.items():
+    got, want = (t[block][layer] if layer else t[block] for t in (drawn, plain))
+    np.testing.assert_allclose(got['kernel'], scale * want['kernel'], rtol=1e-6)
+    np.testing.assert_allclose(got['bias'], want['bias'], rtol=1e-6)
 
 
 def test_outputs_of_convolutions_and_scalers_are_rescaled_dense_ones_not():

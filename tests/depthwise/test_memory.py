@@ -79,6 +79,15 @@ def test_a_transformers_equal_blocks_are_assigned_evenly(name):
       assert memory.pack(costs, share * costs.full, slack) == want
 
 
+def test_all_units_cost_the_whole_model_with_stem_and_head(preresnet):
+  costs = memory.paper_costs(preresnet)
+  assert costs.span(0, costs.num_units) == costs.full
+  budget = 0.97 * costs.full
+  assert costs.span(1, costs.num_units) < budget
+  spans = memory.pack(costs, budget, 0.0)
+  assert len(spans) > 1 and all(costs.span(*s) <= budget for s in spans)
+
+
 def test_without_slack_the_budgets_do_not_give_them(preresnet):
   spans = memory.pack(memory.paper_costs(preresnet), 19.34, 0.0)
   assert spans[0] == (3, 4)

@@ -1,5 +1,6 @@
 """Where a model is cut, the skip to the head, and stages of a schedule."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from fedjax_het.depthwise import stages
 from fedjax_het.engine.task import CLASSIFICATION
-from fedjax_het.models import Variables, create
+from fedjax_het.models import Block, BlockModel, Variables, create
 from tests.depthwise.nets import small_data, small_preresnet
 
 
@@ -25,6 +26,20 @@ from tests.depthwise.nets import small_data, small_preresnet
 def test_the_head_begins_where_outputs_are_vectors(name, options, head):
   model = create(name, (32, 32, 3), 10, **options)
   assert model.block_names[stages.head_start(model)] == head
+
+
+class Words(nn.Module):
+  """[B, T, D] -> [B, T, 4]."""
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    return nn.Dense(4)(x)
+
+
+def test_the_head_of_a_model_of_sequences_is_its_last_block():
+  blocks = tuple(Block(name, Words()) for name in ('stem', 'a', 'b', 'head'))
+  model = BlockModel('sequences', blocks, (6, 4), 4, (1, 3))
+  assert stages.head_start(model) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Tasks other than classification need no change of algorithms."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -93,13 +95,17 @@ def federation_of(task):
     [
         ('fedavg', REGRESSION),
         ('fedin', SEQUENCE),
+        ('fedepth', SEQUENCE),
         pytest.param('fedavg', SEQUENCE, marks=pytest.mark.slow),
         pytest.param('fedin', REGRESSION, marks=pytest.mark.slow),
     ],
 )
 def test_methods_learn_another_task(name, task):
-  federation = federation_of(task)
   images, labels = examples(task)
+  federation = dataclasses.replace(
+      federation_of(task),
+      label=jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype),
+  )
   data = federate(
       images, labels, [np.arange(k, 24, 4) for k in range(4)], preprocess
   )
@@ -120,6 +126,8 @@ def test_methods_learn_another_task(name, task):
     scores = after[group.name]
     assert set(scores.metrics) == set(task.metrics)
     assert np.all(scores.loss < 0.6 * before[group.name].loss)
+  # FeDepth's compile a step.
+  assert algorithm.facts is None or algorithm.facts()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """Intercepted norms, however a module passes their arguments."""
 
+from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.models import layers
+from fedjax_het.engine.static_norm import check_static
+from fedjax_het.models import BlockModel, layers
 from fedjax_het.models.intercept import (
   batch_moments_as_stats,
+  keeps_moments_of_batches,
   scaled_norm_inputs,
 )
 from fedjax_het.models.norm import norm_layer
@@ -42,6 +45,53 @@ def test_moments_become_statistics(call):
     _, got = net.apply(variables, X, True, mask, mutable=['batch_stats'])
   np.testing.assert_allclose(got['batch_stats']['norm']['mean'], [3, 3.5])
   np.testing.assert_allclose(got['batch_stats']['norm']['var'], [8, 0.5])
+
+
+class Flax(nn.Module):
+  """Flax's own norm, without the mask."""
+
+  axis: int = -1
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    return nn.BatchNorm(not train, name='norm', axis=self.axis)(x)
+
+
+def test_moments_become_the_statistics_of_flax_s_own_norm():
+  net, mask = Flax(), jnp.array([True, True, False])
+  variables = net.init(jax.random.key(0), X, True, mask)
+  with batch_moments_as_stats(mask):
+    _, got = net.apply(variables, X, True, mask, mutable=['batch_stats'])
+  np.testing.assert_allclose(got['batch_stats']['norm']['mean'], [3, 3.5])
+  np.testing.assert_allclose(got['batch_stats']['norm']['var'], [8, 0.5])
+
+
+class NnxNorm(nnx.Module):
+  """A norm of nnx, which cannot be intercepted."""
+
+  def __init__(self, rngs):
+    self.norm = nnx.BatchNorm(2, rngs=rngs)
+
+  def __call__(self, x, train, mask):
+    return self.norm(x, use_running_average=not train)
+
+
+@pytest.mark.parametrize(
+    ('module', 'known'),
+    [
+        (Net('by position'), True),
+        (Net('by position', 'batch_only'), True),
+        (Flax(), True),
+        (Flax(axis=1), False),
+        (nnx.bridge.to_linen(NnxNorm), False),
+    ],
+)
+def test_static_statistics_are_those_of_known_norms(module, known):
+  model = BlockModel.from_module(module, (2, 2), 3, name='net')
+  assert keeps_moments_of_batches(model) == known
+  if not known:
+    with pytest.raises(ValueError, match="'net' keeps statistics of other"):
+      check_static(model)
 
 
 @pytest.mark.parametrize('call', CALLS)

@@ -162,7 +162,17 @@ def test_blocks_of_a_wider_model_are_refused(tmp_path):
   save(tmp_path / 'w.npz')
   shapes = create('vit_t16', (8, 8, 3), 5, patch=PATCH).abstract_variables
   with pytest.raises(ValueError, match=r'embed.*\(64,\) there and \(192,\)'):
-    load_vit(tmp_path / 'w.npz', shapes.params)
+    load_vit(tmp_path / 'w.npz', shapes.params, (1, 64))
+
+
+def test_another_division_into_heads_is_refused(tmp_path):
+  """Its parameters have the same shapes."""
+  save(tmp_path / 'w.npz')
+  options = dict(depth=2, variant='mini', patch=PATCH)
+  shape, path = (8, 8, 3), str(tmp_path / 'w.npz')
+  vit(shape, 5, **options, pretrained=path)
+  with pytest.raises(ValueError, match=r'\(1, 64\), and the model \(2, 32\)'):
+    vit(shape, 5, **options, width=2.0, head_dim=32, pretrained=path)
 
 
 def damaged_header(data):

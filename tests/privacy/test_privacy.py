@@ -128,6 +128,9 @@ def test_clipping_keeps_the_dtype():
   assert got.dtype == jnp.bfloat16
   norms = np.linalg.norm(np.asarray(got, np.float32), axis=1)
   np.testing.assert_allclose(norms, 1.0, rtol=0.01)
+  # The sensitivity, on which epsilon depends, holds after rounding.
+  norms = np.linalg.norm(np.asarray(got, np.float64), axis=1)
+  assert np.all(norms <= 1.0)
 
 
 def test_sigma_of_the_papers_example():

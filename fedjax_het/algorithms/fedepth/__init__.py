@@ -76,7 +76,7 @@ from fedjax_het.depthwise.stages import (
 )
 from fedjax_het.depthwise.training import share_out, take, train_stages
 from fedjax_het.engine.needs import check_task, requires
-from fedjax_het.engine.static_norm import static_statistics
+from fedjax_het.engine.static_norm import check_static, static_statistics
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
@@ -160,14 +160,14 @@ def make_plans(
 
 
 def schedule_facts(
-    schedules: Mapping[str, Schedule], plan: str, local: LocalTraining
+    schedules: Mapping[str, Schedule], plan: str, federation: Federation
 ) -> dict[str, dict[str, Any]]:
   """The memory that the stages take; compiles each stage's step.
 
   Args:
     schedules: See `make_schedules`.
     plan: The option `plan` with which they were made.
-    local: Local training.
+    federation: The federation.
 
   Returns:
     {group: {plan, budget (MB or None), models, stages (see `stage_figures`)}}.
@@ -177,7 +177,7 @@ def schedule_facts(
           plan=plan,
           budget=schedule.budget,
           models=schedule.num_models,
-          stages=stage_figures(schedule, local),
+          stages=stage_figures(schedule, federation.local, federation.label),
       )
       for name, schedule in schedules.items()
   }
@@ -385,7 +385,7 @@ def fedepth(
       one_model=exchange.one_model,
       calibrate=calibrate_fn if calibrate else None,
       facts=lambda: dict(
-          schedules=schedule_facts(schedules, plan, federation.local)
+          schedules=schedule_facts(schedules, plan, federation)
       ),
   )
 
@@ -397,6 +397,7 @@ def _check_calibration(federation: Federation) -> None:
         f'calibrate=True: the norms of {first.model.name} keep no running '
         "statistics; use norm='batch', or calibrate=False."
     )
+  check_static(first.model)
   odd = [group.name for group in others if group.model != first.model]
   if odd or federation.local_stats:
     what = f'group {odd[0]!r} has another' if odd else 'statistics are local'
