@@ -144,7 +144,6 @@ def paper_costs(model: BlockModel, batch_size: int = 32) -> Costs:
       paper_mb(cost, batch_size) for cost in (*table[:-1], logits)
   )
 
-
   def span(first, stop):
     # With all units, stem and head are trained and counted, too.
     return full if stop - first == len(units) else math.fsum(units[first:stop])

@@ -201,7 +201,10 @@ def _taken_by_norm(norm: nn.Module, args, kwargs, mask):
     given = _bind(norm, args, kwargs).arguments
     frozen = given['use_running_average']
     frozen = norm.use_running_average if frozen is None else frozen
-    return None if frozen else (given['x'], mask)
+    x = given['x']
+    # A module may have moved other axes into the first one.
+    fits = mask is not None and len(x) == len(mask)
+    return None if frozen else (x, mask if fits else None)
   return None
 
 
