@@ -282,6 +282,18 @@ def test_a_preview_is_of_the_form_that_a_run_takes(
     preview.lines(config, 'gs://bucket/run')
 
 
+@pytest.mark.parametrize(
+    ('ids', 'text'),
+    [
+        ([4], '4'),
+        ([0, 1, 2, 9], '0-2, 9'),
+        ([0, 2, 4, 6, 8], '0, 2, 4, 6 ...'),
+    ],
+)
+def test_a_preview_names_a_groups_clients(ids, text):
+  assert preview._ranges(ids) == text
+
+
 def test_what_a_config_says_is_kept(folder, library, caplog):
   caplog.set_level('INFO', 'fedjax_het')
   tuned.write(table())
