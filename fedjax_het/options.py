@@ -232,8 +232,8 @@ def group_shares(option: str, given: Mapping[str, Any]) -> dict[str, Fraction]:
       that is missing, None or '' is not given.
 
   Returns:
-    {group name: share}; where no group gives one, 1, 1/2, 1/4, ... in the
-    groups' order.
+    {group name: share}; where no group gives one, 1, 1/2, 1/4, ... in the order
+    of the sorted names: the order of the groups never matters.
 
   Raises:
     ValueError: If a share cannot be read, is not in (0, 1], or only some groups
@@ -242,7 +242,8 @@ def group_shares(option: str, given: Mapping[str, Any]) -> dict[str, Fraction]:
   values = {name: options.get(option, '') for name, options in given.items()}
   missing = [name for name, value in values.items() if value in ('', None)]
   if len(missing) == len(values):
-    return halvings(values)
+    default = halvings(sorted(values))
+    return {name: default[name] for name in values}
   if missing:
     raise ValueError(
         f'groups.{missing[0]}.{option} is missing; give it in every group or '

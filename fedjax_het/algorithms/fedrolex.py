@@ -147,7 +147,7 @@ def fedrolex(
   Args:
     federation: Groups, all of one model, and local training. A group's option
       `rate` is its width, such as '1/2'. If no group has one, widths are 1,
-      1/2, 1/4, ... in the groups' order. The authors' code clips
+      1/2, 1/4, ... in the order of the groups' names. The authors' code clips
       gradients at a global norm of 1: `local.clip_norm`.
     direction: 1 moves the windows up by one channel per round, -1 down.
     scaler: Whether inputs of norms are multiplied by 1 / rate in training.

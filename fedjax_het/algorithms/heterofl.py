@@ -116,7 +116,7 @@ def heterofl(
     federation: Groups, all of one model, and local training. The paper clips
       gradients at a global norm of 1: `local.clip_norm`. A group's option
       `rate` is its width, such as '1/2'. If no group has one, widths are 1,
-      1/2, 1/4, ... in the groups' order.
+      1/2, 1/4, ... in the order of the groups' names.
     levels: Widths that clients draw from, such as ('1', '1/2'); () for 1, 1/2,
       1/4, ..., one for each of `odds`.
     odds: With one number per level, widths are dynamic: at every visit a client

@@ -244,7 +244,8 @@ def splitmix(
   Args:
     federation: Groups, all of one model, and local training. A group's option
       `budget` is the share of the full width that it affords, such as '1/2'.
-      If no group has one, budgets are 1, 1/2, 1/4, ... in the groups' order.
+      If no group has one, budgets are 1, 1/2, 1/4, ... in the order of the
+      groups' names.
     num_bases: B; a base has floor(K / B) of K channels.
     rescale: Whether outputs of convolutions are multiplied by 1 / r in
       training, and kernels drawn as for the full width.
