@@ -1,6 +1,5 @@
 """Fed-ET: an ensemble of small models teaches a large one on the server."""
 
-import jax
 import ml_collections
 
 from fedjax_het.configs import common, fedmd
@@ -52,6 +51,4 @@ def _num_params(config, name: str) -> int:
   model = create(
       spec.model, source.image_shape, source.num_classes, **spec.options
   )
-  return sum(
-      leaf.size for leaf in jax.tree.leaves(model.abstract_variables.params)
-  )
+  return model.num_params

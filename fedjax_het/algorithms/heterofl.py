@@ -238,8 +238,8 @@ def heterofl(
   def sent_shares(group, sizes):
     """The mean over the drawn levels; of the head, all rows."""
     del group, sizes
-    held = [_num_params(level.model) for level in trained]
-    mean = np.average(held, weights=odds) / _num_params(full)
+    held = [level.model.num_params for level in trained]
+    mean = np.average(held, weights=odds) / full.num_params
     return mean, mean
 
   predictions = {
@@ -343,11 +343,6 @@ def _predict(name, level, group, server, x):
 
 def _name(rate: float) -> str:
   return f'rate_{rate:.4g}'
-
-
-def _num_params(model) -> int:
-  params = model.abstract_variables.params
-  return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _zeros(tree):

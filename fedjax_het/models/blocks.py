@@ -441,3 +441,9 @@ class BlockModel:
   def abstract_variables(self) -> Variables:
     """Shapes and dtypes of the variables, without computing them."""
     return jax.eval_shape(self.init, jax.random.key(0))
+
+  @property
+  def num_params(self) -> int:
+    """The number of parameters, heads included."""
+    leaves = jax.tree.leaves(self.abstract_variables.params)
+    return sum(leaf.size for leaf in leaves)

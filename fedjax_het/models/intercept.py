@@ -6,6 +6,7 @@ while a model is traced.
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+import functools
 import inspect
 
 import flax.linen as nn
@@ -123,7 +124,8 @@ def scaled_behind_norms(model: BlockModel) -> bool:
   return scaled[0]
 
 
-def scaled_layers(model: BlockModel) -> set[tuple[str, ...]]:
+@functools.cache
+def scaled_layers(model: BlockModel) -> frozenset[tuple[str, ...]]:
   """Paths of the layers whose outputs `scaled_outputs` multiplies.
 
   Args:
@@ -146,7 +148,7 @@ def scaled_layers(model: BlockModel) -> set[tuple[str, ...]]:
     x = jax.ShapeDtypeStruct((1, *model.inputs[name]), jnp.float32)
     with nn.intercept_methods(follow):
       jax.eval_shape(init, jax.random.key(0), x)
-  return found
+  return frozenset(found)
 
 
 def batch_moments_as_stats(

@@ -14,8 +14,8 @@ def size(tree):
 
 
 def counts(name, shape, num_classes=10, **options):
-  variables = create(name, shape, num_classes, **options).abstract_variables
-  return size(variables.params), size(variables.stats)
+  model = create(name, shape, num_classes, **options)
+  return model.num_params, size(model.abstract_variables.stats)
 
 
 RGB, GREY = (32, 32, 3), (28, 28, 1)
