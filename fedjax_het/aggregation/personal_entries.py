@@ -52,8 +52,8 @@ def masked(
 ) -> optax.GradientTransformation:
   """An optimiser that updates only the entries where a mask is True.
 
-  The gradient of the others is set to 0, so their moments stay 0, and weight
-  decay and momentum do not change them.
+  Gradients and updates of the others are set to 0, so that neither weight decay
+  nor momentum changes them.
   """
 
   def keep(tree):

@@ -69,7 +69,8 @@ def _inside(key: str, tree: Mapping[str, Any]) -> tuple[Path, Any]:
   path = (key,)
   while len(tree) == 1:
     name, inner = next(iter(tree.items()))
-    if not all(isinstance(part, Mapping) for part in inner.values()):
+    parts = [inner, *inner.values()] if isinstance(inner, Mapping) else [inner]
+    if not all(isinstance(part, Mapping) for part in parts):
       break
     path, tree = (*path, name), inner
   return path, tree

@@ -236,6 +236,24 @@ def test_clients_distil_each_example_from_its_own_logits():
     np.testing.assert_allclose(h, features, rtol=1e-5, atol=1e-6)
 
 
+def test_uploads_are_computed_as_in_tests():
+  """With running statistics, which are not those of the client's examples."""
+  model = tiny_model(1)
+  variables = model.init(jax.random.key(0))
+  variables = variables._replace(
+      stats=jax.tree.map(lambda a: a + 0.5, variables.stats)
+  )
+  data = tiny_data(SIZES).client(1)
+  x = data.batch(jnp.arange(SIZES[1])).x
+  h, z_c, _ = publish(model, variables, data, SIZES[1]).value
+  want, _ = model.apply(variables, x)
+  np.testing.assert_allclose(z_c, want, rtol=1e-5, atol=1e-6)
+  want, _ = model.apply(variables, x, stop=1)
+  np.testing.assert_allclose(h, want, rtol=1e-5, atol=1e-6)
+  trained, _ = model.apply(variables, x, train=True)
+  assert np.abs(trained - z_c).max() > 0.1
+
+
 @pytest.mark.slow
 def test_batches_of_the_server_never_mix_clients_and_padding_is_no_step():
   federation = federate_tiny(norm=True, local=tiny_local(optax.adam))

@@ -12,7 +12,7 @@ import pytest
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import Downlink, fedin
 from fedjax_het.algorithms.fedin.pairs import Pairs
-from fedjax_het.algorithms.fedin.passes import forward, in_loss
+from fedjax_het.algorithms.fedin.passes import Features, forward, in_loss
 from fedjax_het.algorithms.fedin.steps import takes_one_pass
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.data.federated import Normalise, federate
@@ -297,6 +297,75 @@ def test_options_train(options):
   if options.get('noise_at') == 'upload':
     clean = run(fedin, 2, num_pairs=4)[1].server.store.pairs.s_in
     assert np.any(state.server.store.pairs.s_in != clean)
+
+
+def variables_and_inputs(norm=False, num=64):
+  """A tiny group, its initial variables, and random inputs."""
+  federation = tiny_federation((2,), 1, norm=norm, local=tiny_local())
+  group, algorithm = federation.groups[0], fedin(federation)
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (num, *SHAPE))
+  return federation, algorithm.client_model(server, client, group), x
+
+
+def test_noise_falls_on_both_features_and_on_all_that_follows():
+  federation, variables, x = variables_and_inputs()
+  model = federation.groups[0].model
+  first, last = model.cut
+
+  def span(rows, **kwargs):
+    return model.apply(variables, rows, **kwargs)[0]
+
+  logits, (s_in, s_out), _, _ = forward(
+      model, variables, x, None, jax.random.key(2), Features(noise=0.8)
+  )
+  clean = span(x, stop=first), span(s_in, start=first, stop=last)
+  for noisy, plain in zip((s_in, s_out), clean, strict=True):
+    # 256 numbers, so that the ratio is known to some 5 %.
+    assert jnp.std(noisy - plain) / jnp.std(plain) == pytest.approx(0.8, 0.2)
+  np.testing.assert_allclose(
+      logits, span(s_out, start=last), rtol=1e-5, atol=1e-6
+  )
+
+
+def test_pairs_of_the_final_pass_are_noisy_where_the_passes_are():
+  """Without training the pairs of two runs are of the same examples."""
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=64)
+  federation = tiny_federation((2,), 1, norm=False, local=local)
+  group, data = federation.groups[0], tiny_data([64]).client(0)
+
+  def s_in(**options):
+    algorithm = fedin(federation, num_pairs=64, capture='final', **options)
+    server = algorithm.init(jax.random.key(0))
+    sent = algorithm.downlink(server, group, visit())
+    client = algorithm.init_client(group, 0, jax.random.key(0))
+    update = jax.jit(lambda sent: algorithm.client_update(
+        group, client, sent, data, visit()
+    )[1].kept.value.s_in)  # fmt: skip
+    return update(sent)
+
+  plain, noisy = s_in(), s_in(noise=0.8)
+  assert jnp.std(noisy - plain) / jnp.std(plain) == pytest.approx(0.8, 0.2)
+
+
+@pytest.mark.parametrize('noise_at', ['forward', 'upload'])
+def test_the_net_in_tests_is_clipped_as_in_training(noise_at):
+  """Noise is for training alone; clipping is no noise."""
+  federation, variables, x = variables_and_inputs()
+  group = federation.groups[0]
+  algorithm = fedin(federation, clip=0.1, noise=0.8, noise_at=noise_at)
+  in_training = Features(clip=0.1) if noise_at == 'forward' else Features()
+  want, (s_in, s_out), _, _ = forward(
+      group.model, variables, x, None, jax.random.key(2), in_training
+  )
+  got = algorithm.predict(group, variables, x)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  if noise_at == 'forward':
+    for feature in (s_in, s_out):
+      assert jnp.linalg.norm(feature, axis=1).max() <= 0.1001
+    plain, _ = group.model.apply(variables, x)
+    assert jnp.abs(plain - got).max() > 0.1
 
 
 def test_the_number_of_pairs_follows_the_batch():

@@ -104,6 +104,22 @@ def test_worked_consensus_digest_loss_and_gradient():
   assert float(value) == 1.5 and grad.tolist() == [[0.5, -0.5]]
 
 
+def test_norms_digest_as_in_training():
+  model = tiny_model(1)
+  variables = model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (8, *SHAPE))
+  consensus = jnp.zeros((8, 3))
+  batch = Batch(x, None, jnp.ones(8, bool), jnp.arange(8))
+  loss, (stats, _) = digest_loss(model, consensus)(variables, batch, None)
+  logits, want = model.apply(variables, x, train=True)
+  np.testing.assert_allclose(loss, jnp.mean(jnp.abs(logits)), rtol=1e-5)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), stats, want
+  )
+  logits, _ = model.apply(variables, x)
+  assert abs(loss - jnp.mean(jnp.abs(logits))) > 0.01
+
+
 def test_consensus_ignores_the_order_of_clients_and_keeps_a_common_shift():
   logits = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
   want = consensus(*logits).consensus.value

@@ -210,6 +210,15 @@ def test_the_first_of_a_shape_in_the_order_of_numbers():
   }
 
 
+@pytest.mark.parametrize('leaf,want', [
+    ('kernel', {('layer2', 'kernel'): ('layer1', 'kernel')}),
+    ('scale', {}),
+])  # fmt: skip
+def test_blocks_of_one_leaf(leaf, want):
+  layer = {leaf: jax.ShapeDtypeStruct((4, 4), jnp.float32)}
+  assert dict(layer_pairs({'layer1': layer, 'layer2': layer})) == want
+
+
 # The server alone, from uploads made by hand.
 
 

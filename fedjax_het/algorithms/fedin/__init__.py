@@ -43,7 +43,11 @@ from fedjax_het.algorithms.fedin.pairs import (
   draw_pairs,
   empty_store,
 )
-from fedjax_het.algorithms.fedin.passes import PLAIN, Features
+from fedjax_het.algorithms.fedin.passes import (
+  PLAIN,
+  Features,
+  clipped_logits,
+)
 from fedjax_het.algorithms.fedin.steps import (
   RULES,
   SCOPES,
@@ -132,7 +136,8 @@ def fedin(
       '+Noise' is 0.8. In a model of texts it also falls on padding, which
       later layers then take for tokens; so does `sigma`.
     noise_at: 'forward' clips and adds noise in the client's own forward passes
-      (v2), 'upload' in the uploaded pairs only.
+      (v2), 'upload' in the uploaded pairs only. With 'forward' clipping is a
+      part of the net, in tests as well; noise is for training alone.
     clip: Largest L2 norm of an example's feature, before noise.
     sigma: Standard deviation of noise in absolute units, such as
       `privacy.gaussian_sigma` gives for a `clip`; see there what it guarantees
@@ -225,7 +230,7 @@ def fedin(
     sent = exchange.download(server.model, group)
     return exchange.assemble(group, client, sent)
 
-  return FederatedAlgorithm(
+  algorithm = FederatedAlgorithm(
       init=init,
       init_client=init_client,
       downlink=downlink,
@@ -234,4 +239,11 @@ def fedin(
       client_model=client_model,
       personal=exchange.personal,
       one_model=exchange.one_model,
+  )
+  if setting.protect.clip is None:
+    return algorithm
+  return algorithm._replace(
+      predict=lambda group, variables, x: clipped_logits(
+          group.model, variables, x, clip
+      )
   )

@@ -98,6 +98,26 @@ def forward(
   return logits, Pairs(s_in, s_out), stats, out
 
 
+def clipped_logits(model: BlockModel, variables, x, clip: float):
+  """A test forward pass of a net whose training clips s_in and s_out.
+
+  Args:
+    model: The client's architecture.
+    variables: Its variables.
+    x: [B, ...] inputs.
+    clip: Largest L2 norm of one example's s_in, and of its s_out.
+
+  Returns:
+    Logits [B, C].
+  """
+  first, last = model.cut
+  s_in, _ = model.apply(variables, x, stop=first)
+  s_in = clip_features(s_in, clip)
+  s_out, _ = model.apply(variables, s_in, start=first, stop=last)
+  s_out = clip_features(s_out, clip)
+  return model.apply(variables, s_out, start=last)[0]
+
+
 def in_loss(model: BlockModel, variables, pairs: Pairs, mask, key):
   """L_IN: mean squared error of the intermediate layers on given pairs.
 
