@@ -4,8 +4,9 @@
     [--output=FILE]
 
 Each work is prepared in two processes: the first has an empty folder of
-compiled programs, the second has the folder that the first has filled. A
-process builds the experiment, compiles the round and evaluates once; it trains
+compiled programs, the second has the folder that the first has filled. The
+round is that of one device with XLA's convolutions (`backend='map'`). A process
+builds the experiment, compiles the round and evaluates once; it trains
 nothing. The table has the CPU seconds of the imports and of the rest of the
 process. For the largest programs it has the seconds of tracing, of lowering to
 XLA, of compiling and of loading from the folder, and then the begin, end and
@@ -132,12 +133,13 @@ def measure(text: str, cache: str) -> dict[str, object]:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   found = Programs()
   with tempfile.TemporaryDirectory() as folder:
+    imports = time.process_time()
     config = _config(text, folder)
-    imports, begin = time.process_time(), time.perf_counter()
+    made, begin = time.process_time(), time.perf_counter()
     prepare(config)
   return dict(
       imports=imports,
-      cpu=time.process_time() - imports,
+      cpu=time.process_time() - made,
       seconds=time.perf_counter() - begin,
       count=found.count,
       programs=found.seconds,

@@ -84,9 +84,12 @@ class Bench:
     if self.device is not None:
       source += f'jax {self.device["machine"]["versions"]["jax"]}, '
     source += datetime.date.today().isoformat()
-    choice = forms.choose(forms.rates(self.results), source)
+    quick = bool(self.device and self.device['quick'])
+    choice = forms.choose(
+        forms.rates(self.results), forms.families(quick), source
+    )
     found = dict(
-        quick=bool(self.device and self.device['quick']),
+        quick=quick,
         device=self.device,
         choice=None if choice is None else choice._asdict(),
         results=self.results,

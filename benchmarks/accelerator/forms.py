@@ -4,7 +4,7 @@ A cell of the grid is one form of a FedAvg round in which 64 clients train a
 model of one family.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import math
 import time
@@ -226,17 +226,27 @@ def scores(found: Rates) -> dict[Form, float]:
   }
 
 
-def choose(found: Rates, source: str) -> Choice | None:
+def families(quick: bool) -> tuple[str, ...]:
+  """The families of nets that the grid measures."""
+  return QUICK_FAMILIES if quick else tuple(FAMILIES)
+
+
+def choose(
+    found: Rates, wanted: Collection[str], source: str
+) -> Choice | None:
   """The row of `kernels.auto` that follows from the grid.
 
   Args:
     found: See `rates`.
+    wanted: The families that must have been measured, see `families`.
     source: The row's text on its measurements.
 
   Returns:
     The row; None if `map` and `vmap` were not both measured in every family
     with both lowerings, or one of them always fails in some family.
   """
+  if not found.keys() >= set(wanted):
+    return None
   by_form, rows = scores(found), {}
   for kind in ('map', 'vmap'):
     mine = {f: score for f, score in by_form.items() if f.backend.kind == kind}

@@ -79,7 +79,7 @@ def _algorithms(quick: bool) -> list[str]:
 def grid(quick: bool, results: Mapping[str, Any]) -> list[list[Step]]:
   """The grid's steps by `forms.stage`, which depends on the results."""
   found, stages = forms.rates(results), [[] for _ in range(5)]
-  for family in forms.QUICK_FAMILIES if quick else forms.FAMILIES:
+  for family in forms.families(quick):
     best = forms.best_form(found.get(family, {}))
     for form in forms.all_forms(family, quick):
       name = forms.cell_name(family, form)
@@ -212,7 +212,7 @@ def plan(
   """
   stages = grid(quick, results)
   first, rest = workloads(quick, kind)
-  choice = forms.choose(forms.rates(results), '')
+  choice = forms.choose(forms.rates(results), forms.families(quick), '')
   ordered = [
       *agreement(quick), *stages[0], *first, *memory(quick), *start(quick),
       *stages[1], *stages[2], *stages[3], *chosen(quick, choice), *rest,

@@ -72,7 +72,6 @@ def summary(found: Rows, platform: str) -> str:
   Ratios are to the fastest peer, or to eager PyTorch if no peer ran.
   """
   peers = [n for n, p in rows.programs(platform).items() if p.peer]
-  forms = (rows.DEFAULT, *rows.by_hand(platform))
   header = [
       'work', 'eager PyTorch', *peers, 'ours by default', 'ours, tuned',
       'ours by hand',
@@ -83,16 +82,18 @@ def summary(found: Rows, platform: str) -> str:
     speeds = {n: _speed(found, work, n) for n in (rows.YARDSTICK, *peers)}
     ran = [speeds[n] for n in peers if speeds[n]]
     base = max(ran) if ran else speeds[rows.YARDSTICK]
-    ours = {n: s for n in forms if (s := _speed(found, work, n))}
-    best = max(ours, key=ours.get, default=None)
+    by_hand = {
+        n: s for n in rows.by_hand(platform) if (s := _speed(found, work, n))
+    }
+    best = max(by_hand, key=by_hand.get, default=None)
     default = found.get((work, rows.DEFAULT), {})
     first = [default.get('first_round'), default.get('first_round_warm')]
     lines.append([
         work,
         *(_ratio(s, None) for s in speeds.values()),
-        _ratio(ours.get(rows.DEFAULT), base),
+        _ratio(_speed(found, work, rows.DEFAULT), base),
         _ratio(_speed(found, work, rows.TUNED), base),
-        _ratio(ours.get(best), base),
+        _ratio(by_hand.get(best), base),
         best or '-',
         ' / '.join('-' if s is None else f'{s:.1f}' for s in first),
     ])

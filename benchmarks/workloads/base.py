@@ -12,7 +12,7 @@ try:
 except ImportError:
   torch = None
 
-# 'auto' selects 'map' or 'vmap'.
+# On one device 'auto' is 'map' or 'vmap'; a run may also take 'shard_map'.
 BACKENDS = ('map', 'vmap', 'shard_map')
 ONE_CLIENT_AT_A_TIME = ('map', 'shard_map')
 

@@ -51,9 +51,14 @@ def test_scores_are_geometric_means_over_families():
   )
 
 
+def chosen(results, source=''):
+  found = forms.rates(results)
+  return forms.choose(found, found, source)
+
+
 def test_the_choice_is_the_best_form_of_all_families():
   def choose(table):
-    return forms.choose(forms.rates(cells(table)), 'here')
+    return chosen(cells(table), 'here')
 
   assert choose(TWO_FAMILIES) == auto.Choice(
       'vmap', 16, 'native', 'gemm', 'here'
@@ -78,21 +83,25 @@ def test_a_family_without_convolutions_counts_for_both_lowerings():
                      'vmap16/native': 0.5, 'vmap16/gemm': 0.125**0.5})
   )  # fmt: skip
   results = cells(both | {'mlp': mlp})
-  choice = forms.choose(forms.rates(results), '')
+  choice = chosen(results)
   assert choice == auto.Choice('map', 16, 'gemm', 'native', '')
   assert report.advice(results, choice)[-1].startswith('- mlp: 100%')
 
 
 def test_there_is_no_choice_before_all_of_it_was_measured():
-  assert forms.choose({}, '') is None
+  assert forms.choose({}, TWO_FAMILIES, '') is None
+  for family in TWO_FAMILIES:
+    found = forms.rates(cells({family: TWO_FAMILIES[family]}))
+    assert forms.choose(found, found, '') is not None
+    assert forms.choose(found, TWO_FAMILIES, '') is None
   for family in TWO_FAMILIES:
     for form in TWO_FAMILIES[family]:
       table = {k: dict(v) for k, v in TWO_FAMILIES.items()}
       del table[family][form]
-      assert forms.choose(forms.rates(cells(table)), '') is None
+      assert chosen(cells(table)) is None
       # A form that fails in a family counts as measured, and is not chosen.
       table[family][form] = 0.0
-      found = forms.choose(forms.rates(cells(table)), '')
+      found = chosen(cells(table))
       ways = dict(map=found.lowering, vmap16=found.batched_lowering)
       mapping, way = form.split('/')
       assert ways[mapping] != way
@@ -102,7 +111,7 @@ def test_other_types_of_products_do_not_decide():
   results = cells(TWO_FAMILIES) | cells(
       {k: {'vmap16/native': 1e6} for k in TWO_FAMILIES}, 'bfloat16'
   )
-  choice = forms.choose(forms.rates(results), '')
+  choice = chosen(results)
   assert choice.batched_lowering == 'gemm'
   text = report.as_markdown(results, None, choice)
   assert 'chunk 16' in text and '| 250000 |' in text
