@@ -13,6 +13,7 @@ the command is wrong, the device is no CPU or the file cannot be written.
 """
 
 from collections.abc import Iterator, Sequence
+import os
 
 from absl import flags
 
@@ -22,7 +23,11 @@ from . import terminal
 def define_flags() -> None:
   """Defines the flags; not at import, since other programs share names."""
   flags.DEFINE_bool('show', False, 'Print what was measured, and stop.')
-  flags.DEFINE_bool('quick', False, 'Tiny batches, to test the command.')
+  flags.DEFINE_bool(
+      'quick', False,
+      'Tiny batches, to test the command. The speeds are stored only if '
+      'FEDJAX_HET_TUNED names a folder.',
+  )  # fmt: skip
   flags.DEFINE_float(
       'seconds', None,
       'No further net is begun after this time, instead of two minutes.', 0.0,
@@ -72,12 +77,16 @@ def main(argv: Sequence[str]) -> None:
   except (ValueError, OSError, RuntimeError) as e:
     terminal.fail(e)
   terminal.show('\n'.join(lines(table)))
-  place = tuned.table_path()
-  terminal.show(f'Measured on {table.date}: {place}')
+  if not values.show and not _is_stored(values):
+    terminal.show('Not stored, as the batches of --quick are tiny.')
+  else:
+    terminal.show(f'Measured on {table.date}: {tuned.table_path()}')
 
 
 def _measure(values):
   """Measures and stores the speeds."""
+  import jax
+
   from fedjax_het.experiment import tune, tuned
 
   if load := tune.busy():
@@ -85,10 +94,23 @@ def _measure(values):
         f'Warning: other processes run (load {load:.1f}); measure again when '
         'the machine is idle.'
     )
+  if jax.default_backend() == 'cpu' and jax.device_count() != tuned.devices():
+    raise ValueError(
+        f'JAX has {jax.device_count()} CPU devices, runs have '
+        f'{tuned.devices()}: leave JAX_NUM_CPU_DEVICES and XLA_FLAGS unset.'
+    )
   limit = {} if values.seconds is None else dict(seconds=values.seconds)
   table = tune.measure(**limit, small=values.quick, say=terminal.show)
-  tuned.write(table)
+  if _is_stored(values):
+    tuned.write(table)
   return table
+
+
+def _is_stored(values) -> bool:
+  """Whether runs may follow what is measured; not by `--quick` unasked."""
+  from fedjax_het.experiment import tuned
+
+  return not values.quick or tuned.FOLDER in os.environ
 
 
 def run() -> None:

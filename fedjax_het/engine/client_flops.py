@@ -8,6 +8,7 @@ a whole one.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.data.federated import FederatedData
 from fedjax_het.engine.types import (
@@ -71,7 +72,7 @@ def _mean_flops(
     program = jax.make_jaxpr(visit)(
         server, client, key, number, number, number
     )
-  sizes = [int(data.sizes[one]) for one in group.client_ids]
+  sizes = np.asarray(data.sizes)[group.client_ids].tolist()
   counts = {
       size: program_flops(program, {len(program.in_avals) - 1: size})
       for size in set(sizes)

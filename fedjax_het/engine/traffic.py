@@ -46,7 +46,10 @@ def measure(tree) -> Traffic:
       if isinstance(part, Maybe)
       for leaf in jax.tree.leaves(part.value)
   ]
-  shares = [jnp.mean(present, dtype=jnp.float32) for _, present in optional]
+  shares = [
+      jnp.mean(present, dtype=jnp.float32) if present.size else jnp.float32(0)
+      for _, present in optional
+  ]
   sizes = [sum(map(_num_bytes, fixed)), *(_num_bytes(x) for x, _ in optional)]
   if max(sizes) > _MOST:
     raise ValueError(

@@ -26,7 +26,7 @@ from fedjax_het.kernels.libraries import AUTO
 _log = logging.getLogger(__name__)
 _FILE = 'form.json'
 # Predicted seconds of a run before which this machine is measured.
-_LONG = 600.0
+LONG = 600.0
 
 
 class Chooser:
@@ -68,11 +68,16 @@ class Chooser:
       if begun and jax.distributed.is_initialized():
         _warn(begun, 'there are several processes')
       return
+    table = tuned.read() or tuned.reference()
+    devices = (table or PLAIN).devices
     if folder is not None and (folder / 'config.json').exists():
       self._begun = _stored(folder) or PLAIN
+      # One on a single device goes on there, but a later run of this process,
+      # as in a sweep, may take several.
+      if self._begun.devices > 1:
+        devices = self._begun.devices
     else:
-      self._table = tuned.read() or tuned.reference()
-    devices = (self._begun or self._table or PLAIN).devices
+      self._table = table
     if config.get('backend') == AUTO and devices > 1:
       tuned.start_devices(devices)
 
@@ -100,7 +105,7 @@ class Chooser:
       form = _choose(config, federation, self._table)
     if config.conv_backend != AUTO:
       form = form._replace(conv_backend=config.conv_backend)
-    self.line = _line(form, config.backend == AUTO)
+    self.line = _line(form, config.backend == AUTO, self._begun is not None)
     _log.info('%s', self.line)
     return form
 
@@ -187,12 +192,23 @@ def _title(form: Form) -> str:
   return f"{libraries.title(form.conv_backend)}'s convolutions on {where}"
 
 
-def _line(form: Form, devices: bool) -> str:
-  """What was chosen, and why; `devices` says whether these were, too."""
+def _line(form: Form, devices: bool, begun: bool) -> str:
+  """What was chosen, and why.
+
+  Args:
+    form: The form.
+    devices: Whether the number of devices was chosen, too.
+    begun: Whether it is the form of a run that goes on.
+
+  Returns:
+    One sentence.
+  """
   how = _title(form)
   if not devices:
     how = how.partition(' on ')[0]
-  if form.date and not form.machine:
+  if begun:
+    how += ', as the run was begun.'
+  elif form.date and not form.machine:
     how += f': measured on this machine on {form.date}.'
   elif form.date:
     how += (
@@ -226,7 +242,7 @@ def _measured(
   if table is None or not table.machine:
     return table
   seconds = max(_seconds(config, federation, table).values(), default=0.0)
-  if seconds < _LONG:
+  if seconds < LONG:
     return table
   how = f'This run may take {seconds / 60:,.0f} minutes or more'
   if load := tune.busy():

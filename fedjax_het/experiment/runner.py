@@ -125,6 +125,8 @@ def run(
   if workdir is not None:
     if not isinstance(workdir, str | os.PathLike):
       raise ValueError(f'workdir must be a path, got {workdir!r}.')
+    if not os.fspath(workdir):
+      raise ValueError('workdir is empty.')
     check_local(workdir, 'workdir')
   with contextlib.ExitStack() as stack:
     choose = form_lib.Chooser(

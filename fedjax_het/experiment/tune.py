@@ -1,6 +1,7 @@
 """Measures the speeds that `auto` follows on a CPU; see `experiment.tuned`."""
 
 from collections.abc import Callable
+import contextlib
 import datetime
 import functools
 import itertools
@@ -22,6 +23,7 @@ from fedjax_het.engine.local import fit_model
 from fedjax_het.engine.mapping import client_mesh
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.experiment import predict, tuned
+from fedjax_het.experiment.workdir import hold
 from fedjax_het.kernels import libraries
 from fedjax_het.kernels.lowering import using_conv_backend
 from fedjax_het.models import BlockModel, create
@@ -119,17 +121,25 @@ def measure_apart(limit: float = 300.0) -> tuned.Table | None:
     limit: Seconds after which that process is ended.
 
   Returns:
-    The speeds; None after a warning if that process fails or takes too long.
+    The speeds; None after a warning if that process fails or takes too long, if
+    another one measures, or if the speeds could not be stored.
   """
-  try:
-    done = subprocess.run(
-        [sys.executable, '-m', __name__],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=limit,
-    )  # fmt: skip
-    failed = done.returncode and (done.stderr.splitlines() or ['nothing'])[-1]
-  except (OSError, subprocess.TimeoutExpired) as e:
-    failed = str(e)
+  with contextlib.ExitStack() as stack:
+    try:
+      path = tuned.table_path()
+      path.parent.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context(open(path.with_suffix('.lock'), 'a'))
+      hold(file, stack)
+      done = subprocess.run(
+          [sys.executable, '-m', __name__],
+          stdin=subprocess.DEVNULL, capture_output=True, text=True,
+          timeout=limit, env=_environment(),
+      )  # fmt: skip
+      failed = done.returncode and (done.stderr.splitlines() or ['nothing'])[-1]
+    except BlockingIOError:
+      failed = 'another process measures it'
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as e:
+      failed = str(e)
   if failed:
     _log.warning(
         'This machine could not be measured (%s); see `fedjax-het tune`.',
@@ -137,6 +147,14 @@ def measure_apart(limit: float = 300.0) -> tuned.Table | None:
     )
     return None
   return tuned.read()
+
+
+def _environment() -> dict[str, str]:
+  """This process' variables, but for those that set the number of devices."""
+  env = {k: v for k, v in os.environ.items() if k != 'JAX_NUM_CPU_DEVICES'}
+  options = env.pop('XLA_FLAGS', '').split()
+  kept = [o for o in options if not o.startswith(f'--{tuned.DEVICES_FLAG}')]
+  return env | ({'XLA_FLAGS': ' '.join(kept)} if kept else {})
 
 
 def measure(

@@ -25,7 +25,9 @@ from fedjax_het.files import read_json, write_atomically
 _log = logging.getLogger(__name__)
 # Another format is another file, so that old ones are not read.
 _FORMAT = 1
-_FOLDER = 'FEDJAX_HET_TUNED'
+FOLDER = 'FEDJAX_HET_TUNED'
+# An older way to set JAX's number of CPU devices.
+DEVICES_FLAG = 'xla_force_host_platform_device_count'
 # What `fedjax-het tune` has stored on a machine of two cores.
 _REFERENCE = pathlib.Path(__file__).with_name('reference_speeds.json')
 # Each device has a copy of the data.
@@ -101,7 +103,7 @@ def cores() -> int:
 
 
 def devices() -> int:
-  """The most devices of a form: one per core, as far as memory allows."""
+  """The most devices of a form: one per core, but few enough for memory."""
   return min(cores(), _MOST_DEVICES)
 
 
@@ -129,7 +131,7 @@ def table_path() -> pathlib.Path:
   Raises:
     RuntimeError: If there is no home folder.
   """
-  folder = os.environ.get(_FOLDER) or user_folder('tuned')
+  folder = os.environ.get(FOLDER) or user_folder('tuned')
   name = zlib.crc32(json.dumps(key()).encode())
   return pathlib.Path(folder) / f'{name:08x}.json'
 
@@ -187,7 +189,7 @@ def reference() -> Table | None:
     The speeds; None on one core, or if `FEDJAX_HET_TUNED` is set.
   """
   number = devices()
-  if number == 1 or os.environ.get(_FOLDER):
+  if number == 1 or os.environ.get(FOLDER):
     return None
   measured, table = _parse(**json.loads(_REFERENCE.read_text()))
 
@@ -233,8 +235,7 @@ def start_devices(number: int) -> None:
   Args:
     number: How many.
   """
-  flag = 'xla_force_host_platform_device_count'
   asked = jax.config.jax_num_cpu_devices >= 0
-  if not asked and flag not in os.environ.get('XLA_FLAGS', ''):
+  if not asked and DEVICES_FLAG not in os.environ.get('XLA_FLAGS', ''):
     with contextlib.suppress(RuntimeError):  # JAX has started.
       jax.config.update('jax_num_cpu_devices', number)

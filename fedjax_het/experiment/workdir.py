@@ -95,7 +95,7 @@ def _check_places(folder: pathlib.Path) -> None:
         raise ValueError(f'{path} is not {words}; move it away.')
 
 
-def _hold(file: IO[str], stack: contextlib.ExitStack) -> None:
+def hold(file: IO[str], stack: contextlib.ExitStack) -> None:
   """Locks an open file until the stack or the process ends.
 
   Args:
@@ -148,7 +148,7 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     ) from e
   with file, contextlib.ExitStack() as stack:
     try:
-      _hold(file, stack)
+      hold(file, stack)
     except BlockingIOError as e:
       file.seek(0)
       owner = file.read(20).split('\n')[0].strip()

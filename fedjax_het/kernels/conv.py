@@ -129,6 +129,7 @@ def conv(
     dimension_numbers = native.DIMS
   if not (
       lhs.ndim == 4
+      and lhs.shape[0]  # An empty batch has no parts to divide.
       and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
       == lax.conv_dimension_numbers(lhs.shape, rhs.shape, native.DIMS)
       and feature_group_count == batch_group_count == 1

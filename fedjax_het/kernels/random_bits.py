@@ -23,7 +23,7 @@ _PARITY = 0x1BD11BDA
 
 
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """`jax.random.bits(key, shape)`.
+  """`jax.random.bits(key, shape, jnp.uint32)`.
 
   Args:
     key: A random key.
@@ -35,7 +35,7 @@ def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """
   size = math.prod(shape)
   if not _is_threefry(key) or jax.default_backend() != 'cpu' or size >> 32:
-    return jax.random.bits(key, shape)
+    return jax.random.bits(key, shape, jnp.uint32)
   low = jnp.arange(size, dtype=jnp.uint32)
   left, right = _threefry(jax.random.key_data(key), jnp.zeros_like(low), low)
   return (left ^ right).reshape(shape)

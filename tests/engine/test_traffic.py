@@ -21,3 +21,8 @@ def test_a_message_of_4_gib_is_refused():
   message = dict(a=jax.ShapeDtypeStruct((2**15, 2**15), jnp.float32))
   with pytest.raises(ValueError, match='A message of 4294967296 bytes'):
     jax.eval_shape(traffic.measure, message)
+
+
+def test_an_optional_part_without_entries_counts_nothing():
+  message = (jnp.zeros(4), Maybe(jnp.zeros((0, 3)), jnp.zeros(0, bool)))
+  assert traffic.num_bytes(traffic.measure(message)) == 16

@@ -253,6 +253,37 @@ def test_before_the_first_long_run_the_machine_is_measured(
   assert chosen(long, measures=True).date == DATE and len(commands) == 2
 
 
+def test_one_process_measures_and_with_devices_of_its_own(
+    folder, monkeypatch, caplog
+):
+  environments = []
+
+  def measured(command, *, env, **options):
+    environments.append(env)
+    assert tune.measure_apart() is None  # Another process, meanwhile.
+    tuned.write(table())
+    return subprocess.CompletedProcess(command, 0)
+
+  monkeypatch.setattr(tune.subprocess, 'run', measured)
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '7')
+  flags = '--xla_a=1 --xla_force_host_platform_device_count=7 --xla_b=2'
+  monkeypatch.setenv('XLA_FLAGS', flags)
+  assert tune.measure_apart() == table()
+  assert 'another process measures it' in caplog.text
+  (env,) = environments
+  assert env['XLA_FLAGS'] == '--xla_a=1 --xla_b=2'
+  assert 'JAX_NUM_CPU_DEVICES' not in env and env['PATH']
+
+
+def test_nothing_is_measured_that_cannot_be_stored(
+    folder, monkeypatch, caplog
+):
+  (folder / 'tuned').write_text('a file')
+  monkeypatch.setattr(tune.subprocess, 'run', None)
+  assert tune.measure_apart() is None
+  assert 'could not be measured' in caplog.text
+
+
 @pytest.mark.parametrize('number, found', [(1, None), (2, 2), (64, 16)])
 def test_devices_without_measurements_are_bounded(monkeypatch, number, found):
   monkeypatch.delenv('FEDJAX_HET_TUNED')
@@ -276,7 +307,7 @@ def test_a_preview_is_of_the_form_that_a_run_takes(
   config = tiny_config()
   settle_config(begun, config)
   text = '\n'.join(preview.lines(config, begun))
-  assert 'on one device: not measured here' in text
+  assert 'on one device, as the run was begun' in text
   assert 'local training a round, ' in text
   with pytest.raises(ValueError, match='cloud folders are not supported'):
     preview.lines(config, 'gs://bucket/run')
@@ -331,6 +362,20 @@ def test_a_form_that_is_not_possible_here_is_not_resumed(folder, caplog):
   (folder / 'form.json').write_text('{')
   assert chosen(tiny_config(), folder) == predict_lib.PLAIN
   assert 'the run goes on with the plain form' in caplog.text
+
+
+def test_a_run_that_goes_on_leaves_devices_to_the_next(folder, monkeypatch):
+  """In a sweep JAX starts once; the first cell may be an unmeasured one."""
+  started = []
+  monkeypatch.setattr(tuned, 'start_devices', started.append)
+  tuned.write(table())
+  (folder / 'config.json').write_text('{}')
+  for form in (None, Form('xla', 1, DATE), Form('xla', 2, DATE)):
+    if form is not None:
+      (folder / 'form.json').write_text(json.dumps(form._asdict()))
+    with contextlib.ExitStack() as stack:
+      form_lib.Chooser(tiny_config(), folder, stack)
+  assert started == [DEVICES, DEVICES, 2]
 
 
 def test_a_library_that_is_gone_is_not_resumed_with(

@@ -346,6 +346,15 @@ def test_max_pool_and_its_gradient(size, window, strides, padding):
   np.testing.assert_array_equal(batched[0], want)
 
 
+@pytest.mark.parametrize('way', [None, *WAYS, STRIPS])
+def test_an_empty_batch_has_gradients(way):
+  x, w = jnp.zeros((0, 6, 6, 2)), jnp.ones((3, 3, 2, 4))
+  value, grads = jax.value_and_grad(
+      lambda x, w: conv(x, w, lowering=way).sum(), (0, 1)
+  )(x, w)
+  assert value == 0 and grads[0].shape == x.shape and not grads[1].any()
+
+
 def test_windows_that_cannot_be_are_refused():
   x = jnp.zeros((1, 20, 20, 1))
   assert max_pool(x, (16, 16)).shape == (1, 5, 5, 1)

@@ -57,6 +57,15 @@ def test_other_generators_are_left_to_jax(impl):
   )
 
 
+@pytest.mark.parametrize('impl', ['threefry2x32', 'rbg'])
+def test_half_are_true_if_numbers_have_64_bits(impl):
+  with jax.enable_x64(True):
+    key = jax.random.key(7, impl=impl)
+    assert random_bits.bits(key, (9,)).dtype == jnp.uint32
+    share = random_bits.bernoulli(key, 0.5, (1000,)).mean()
+  assert 0.45 < share < 0.55
+
+
 def test_bits_of_older_jax_are_left_to_jax():
   """Without `jax_threefry_partitionable` an element depends on the shape."""
   with jax.threefry_partitionable(False):

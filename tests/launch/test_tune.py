@@ -11,14 +11,18 @@ from launch import tune
 from tests.experiment.test_form import table
 
 
-def run(folder, *flags):
+def run(folder, *flags, variable='FEDJAX_HET_TUNED', **variables):
+  env = {
+      **os.environ,
+      variable: str(folder),
+      'JAX_DEFAULT_PRNG_IMPL': 'threefry2x32',  # For several devices.
+      **variables,
+  }
+  if variable != 'FEDJAX_HET_TUNED':
+    env.pop('FEDJAX_HET_TUNED', None)
   return subprocess.run(
       [sys.executable, '-m', 'launch.tune', *flags],
-      env={
-          **os.environ,
-          'FEDJAX_HET_TUNED': str(folder),
-          'JAX_DEFAULT_PRNG_IMPL': 'threefry2x32',  # For several devices.
-      },
+      env=env,
       capture_output=True,
       text=True,
   )
@@ -45,3 +49,14 @@ def test_measured_once_and_shown(tmp_path):
     assert {row['devices'] for row in case['rows']} == {1, found['devices']}
   shown = run(tmp_path, '--show')
   assert measured.stdout.endswith(shown.stdout)
+
+
+@pytest.mark.slow
+def test_speeds_that_no_run_should_follow_are_not_stored(tmp_path):
+  args = '--quick', '--seconds=0'
+  quick = run(tmp_path, *args, variable='XDG_CACHE_HOME')
+  assert quick.returncode == 0 and not list(tmp_path.rglob('*.json'))
+  assert quick.stdout.splitlines()[-1].startswith('Not stored')
+  several = run(tmp_path, *args, JAX_NUM_CPU_DEVICES='5')
+  assert several.returncode == 2 and not list(tmp_path.rglob('*.json'))
+  assert 'JAX has 5 CPU devices' in several.stderr
