@@ -381,7 +381,12 @@ def main(argv: Sequence[str]) -> None:
     lpips = None
     if options.lpips is not None:
       lpips = read_lpips(expanded(options.lpips, '--lpips'))
-    runs = open_runs(options.workdir, options.data_dir, options.data_file)
+    runs = open_runs(
+        options.workdir,
+        options.data_dir,
+        options.data_file,
+        options.partition_file,
+    )
     targets = [
         read_target(run, options.client, options.num_images) for run in runs
     ]

@@ -205,7 +205,9 @@ def overheads(table, data_dir: str | None = None) -> Iterator[list[str]]:
   ]  # fmt: skip
   for row in table.rows:
     of_row = (table.config(row, column) for column in table.columns)
-    config = next(config for config in of_row if config is not None)
+    config = next((config for config in of_row if config is not None), None)
+    if config is None:
+      continue  # The row has no cell in these columns.
     if data_dir is not None:
       config = config.copy_and_resolve_references()
       config.data_dir = data_dir

@@ -12,7 +12,6 @@ partition, name that file by --config.
 """
 
 from collections.abc import Sequence
-import logging
 
 from absl import flags
 
@@ -57,8 +56,7 @@ def main(argv: Sequence[str]) -> None:
     if clients < 0:
       fail(f'--eval_clients_per_group must be at least 0, got {clients}.')
     entries['eval_clients_per_group'] = clients or None
-  # Warnings about the config were shown during the run.
-  logging.getLogger('fedjax_het').setLevel(logging.ERROR)
+  stored_runs.hide_warnings_of_configs()
   try:
     run = stored_runs.open_one()
     row = run.evaluate(**entries)
@@ -67,7 +65,8 @@ def main(argv: Sequence[str]) -> None:
   except OSError as e:
     fail(e, 1)
   metric = main_metric(run.facts)
-  print(f'{run.workdir} after {row["round"]} rounds, {metric.name}:\n')
+  rounds = f'{row["round"]} of {run.config.num_rounds} rounds'
+  print(f'{run.workdir} after {rounds}, {metric.name}:\n')
   print(tables.as_text(tables.evaluation(row, run.facts, metric)))
   if own := tables.personal(summarise([row], None, metric), run.facts):
     print('\nEach client on its own test examples:\n')

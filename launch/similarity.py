@@ -190,7 +190,7 @@ def _main_of_stages(options) -> None:
   out = folder('--out', options.out)
   config = options.config
   runs = open_runs(
-      options.workdirs, config.data_dir, config.data_file, '--workdirs'
+      options.workdirs, config.data_dir, config.data_file, flag='--workdirs'
   )
   common, results, numbers = compare_stages(
       runs, options.num_examples, options.num_clients

@@ -29,6 +29,9 @@ def define_flags() -> None:
   flags.DEFINE_string('data_dir', None, "Folder of the run's data here.")
   flags.DEFINE_string('data_file', None, "File of the run's data here.")
   flags.DEFINE_string(
+      'partition_file', None, "File of the run's partition here."
+  )
+  flags.DEFINE_string(
       'config', None,
       'Config file of the run, if it registers data sets, partitions, methods '
       'or models; variants do not matter.',
@@ -69,14 +72,21 @@ def open_one() -> Any:
       expanded(options.workdir, '--workdir'),
       data_dir=options.data_dir,
       data_file=options.data_file,
+      partition_file=options.partition_file,
       best=options.best,
   )
+
+
+def hide_warnings_of_configs() -> None:
+  """Hides what was shown during the runs; damaged files are still warned of."""
+  logging.getLogger('fedjax_het.experiment.build').setLevel(logging.ERROR)
 
 
 def open_runs(
     texts: Sequence[str],
     data_dir: str | None,
     data_file: str | None,
+    partition_file: str | None = None,
     flag: str = '--workdir',
 ) -> list[Any]:
   """The runs of some workdirs, as `load_run` returns them.
@@ -87,6 +97,7 @@ def open_runs(
     texts: The workdirs, as the flag names them.
     data_dir: Folder of their data on this machine; None for the configs' own.
     data_file: File of their data, likewise.
+    partition_file: File of their partition, likewise.
     flag: The flag, for messages.
 
   Returns:
@@ -98,9 +109,14 @@ def open_runs(
   """
   from fedjax_het.experiment import load_run
 
-  logging.getLogger('fedjax_het').setLevel(logging.ERROR)
+  hide_warnings_of_configs()
   return [
-      load_run(expanded(text, flag), data_dir=data_dir, data_file=data_file)
+      load_run(
+          expanded(text, flag),
+          data_dir=data_dir,
+          data_file=data_file,
+          partition_file=partition_file,
+      )
       for text in texts
   ]
 

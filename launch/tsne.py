@@ -172,7 +172,12 @@ def main(argv: Sequence[str]) -> None:
         for name in ('stage', 'label', 'num_examples', 'num_clients',
                      'perplexity', 'seed')
     }  # fmt: skip
-    runs = open_runs(options.workdir, options.data_dir, options.data_file)
+    runs = open_runs(
+        options.workdir,
+        options.data_dir,
+        options.data_file,
+        options.partition_file,
+    )
     points = [
         embed_run(run, name, **setting)
         for run, name in zip(runs, names_of(runs), strict=True)

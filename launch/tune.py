@@ -101,6 +101,8 @@ def _measure(values):
     )
   limit = {} if values.seconds is None else dict(seconds=values.seconds)
   table = tune.measure(**limit, small=values.quick, say=terminal.show)
+  if not table.cases:
+    raise ValueError('No net was measured; give more --seconds.')
   if _is_stored(values):
     tuned.write(table)
   return table

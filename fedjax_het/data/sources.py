@@ -157,7 +157,7 @@ def load_raw(name: str, data_dir, *, verify: bool = True) -> Dataset:
   names.check_name('data set', name, DATASETS)
   source = DATASETS[name]
   if not source.files:
-    return _dataset(name, source.read(None), 'scikit-learn', verify)
+    return _dataset(name, source.read(None), f'the reader of {name}', verify)
   folder = _find_raw(name, data_dir)
   if verify:
     for file in source.files:

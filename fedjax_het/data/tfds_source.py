@@ -6,6 +6,7 @@ with `file_format='array_record'`. tensorflow-datasets is imported only inside
 the functions that need it.
 """
 
+from collections.abc import Sequence
 import contextlib
 import errno
 import hashlib
@@ -91,6 +92,15 @@ class _Unsuited(Exception):
   """An intact data set that is not read, and why."""
 
 
+def _check_parts(kind: str, wanted: Sequence[str], found) -> None:
+  """Raises `_Unsuited` unless all splits or features are there."""
+  for name in wanted:
+    if name not in found:
+      raise _Unsuited(
+          f'it has no {kind} {name!r}, only {", ".join(map(repr, found))}'
+      )
+
+
 def _read_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
   """[N, H, W, C] images of the stored type and [N] int32 labels of a split."""
   source = builder.as_data_source(split=split)
@@ -117,7 +127,10 @@ def _read_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
             f'{record["image"].shape}; all must have one size'
         )
     images[start:stop] = [record['image'] for record in records]
-    labels[start:stop] = [record['label'] for record in records]
+    classes = np.asarray([record['label'] for record in records])
+    if classes.dtype.kind not in 'iu' or classes.ndim != 1:
+      raise _Unsuited('its labels are not one integer each')
+    labels[start:stop] = classes
   return images, labels
 
 
@@ -145,6 +158,8 @@ def read_prepared(
     raw_formats.check_file(path)
   try:
     builder = tfds.builder_from_directory(str(folder))
+    _check_parts('split', ('train', 'test'), builder.info.splits)
+    _check_parts('feature', ('image', 'label'), builder.info.features)
     splits = raw_formats.Splits(
         *_read_split(builder, 'train'), *_read_split(builder, 'test')
     )

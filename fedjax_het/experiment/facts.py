@@ -1,6 +1,6 @@
 """Facts of a run before its first round: sizes, bytes, versions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import logging
 import math
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.data.sources import Dataset
 from fedjax_het.engine.task import ACCURACY
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import read_json, write_atomically
@@ -19,7 +20,7 @@ from fedjax_het.names import natural_key
 
 _log = logging.getLogger(__name__)
 # Facts that runs of older versions did not store.
-_NEW = {'personal'}
+_NEW = {'personal', 'data'}
 
 
 def _count(tree) -> int:
@@ -34,6 +35,20 @@ def _bytes(tree) -> int:
   )
 
 
+def _crc(arrays: Iterable[np.ndarray], crc: int = 0) -> int:
+  """The CRC-32 of arrays in turn, after that of others."""
+  for array in arrays:
+    crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view('u1'), crc)
+  return crc
+
+
+def data_crc(data: Dataset) -> int:
+  """The CRC-32 of all arrays of a data set in turn."""
+  return _crc((
+      data.train_images, data.train_labels, data.test_images, data.test_labels,
+  ))  # fmt: skip
+
+
 def fingerprint(experiment: Experiment) -> dict[str, int]:
   """CRC-32s that identify the data and the partition.
 
@@ -41,23 +56,23 @@ def fingerprint(experiment: Experiment) -> dict[str, int]:
     experiment: The experiment.
 
   Returns:
-    `data`, of all arrays and the clients' examples in turn; and `sizes`, of the
-    number of examples of each client. Checkpoints of older versions have no
-    `sizes`.
+    `data`, of all arrays and the clients' examples in turn; `sizes`, of the
+    number of examples of each client; and `own_tests`, of the clients' test
+    examples, if they have some. Checkpoints of older versions lack the last
+    two.
   """
-  crc = 0
-  data = experiment.dataset
-  arrays = (
-      data.train_images,
-      data.train_labels,
-      data.test_images,
-      data.test_labels,
-      *experiment.parts,
+  parts, own = experiment.parts, experiment.own_tests
+  found = dict(
+      data=_crc(parts, data_crc(experiment.dataset)), sizes=_sizes(parts)
   )
-  for array in arrays:
-    crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view('u1'), crc)
-  sizes = np.array([len(part) for part in experiment.parts], '<i8')
-  return dict(data=crc, sizes=zlib.crc32(sizes.tobytes()))
+  if own is not None:
+    found['own_tests'] = _crc(own, _sizes(own))
+  return found
+
+
+def _sizes(parts: Sequence[np.ndarray]) -> int:
+  """The CRC-32 of the clients' numbers of examples."""
+  return _crc([np.array([len(part) for part in parts], '<i8')])
 
 
 def is_of(notes: Mapping[str, Any], found: Mapping[str, int]) -> bool:
@@ -85,7 +100,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     its visits)}; `server_bytes`; `cohort_size`; `partition`, counts [clients,
     classes]; `group_of` [clients]; `test_examples`; `versions`; `metric`, the
     task's main metric, unless it is accuracy; `personal`, whether each client
-    has a model of its own.
+    has a model of its own; `data`, the CRC-32 of the data set.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
@@ -122,6 +137,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
       ],
       test_examples=len(experiment.dataset.test_labels),
       personal=algorithm.personal,
+      data=data_crc(experiment.dataset),
       versions=versions(),
       # No metric means accuracy, as in the facts of older runs.
       **({} if main == ACCURACY else dict(metric=main._asdict())),

@@ -248,6 +248,7 @@ def load_run(
     *,
     data_dir: str | None = None,
     data_file: str | None = None,
+    partition_file: str | None = None,
     best: bool = False,
 ) -> Run:
   """Reads a run from its workdir, without changing the workdir.
@@ -259,6 +260,7 @@ def load_run(
     workdir: Its folder.
     data_dir: Folder of its data on this machine; None for the config's.
     data_file: The same for an .npz file.
+    partition_file: The same for a partition file.
     best: Whether to read the models that a `BestCheckpoint` has kept instead
       of those of the last checkpoint.
 
@@ -273,7 +275,11 @@ def load_run(
   folder = pathlib.Path(workdir)
   stored, facts, rows = read_run(folder)
   config = ml_collections.ConfigDict(_with_tuples(with_new_entries(stored)))
-  places = dict(data_dir=data_dir, data_file=data_file)
+  places = {
+      'data_dir': data_dir,
+      'data_file': data_file,
+      'partition.file': partition_file,
+  }
   given = {name: str(place) for name, place in places.items() if place}
   return Run(folder, config.lock(), facts, rows, given, best)
 
@@ -292,7 +298,7 @@ def _restore(run: Run, entries: Mapping[str, Any] = {}) -> Trained:
   config = ml_collections.ConfigDict(run.config.to_dict())
   for name, value in {**_ANY_MACHINE, **run.places, **entries}.items():
     with config.ignore_type():
-      config[name] = value
+      config.update_from_flattened_dict({name: value})
   try:
     experiment = build(config)
   except ValueError as e:
@@ -319,6 +325,7 @@ def _restore(run: Run, entries: Mapping[str, Any] = {}) -> Trained:
   if not facts_lib.is_of(restored.notes, facts_lib.fingerprint(experiment)):
     raise ValueError(
         'The data or their partition are not those of the run in '
-        f'{run.workdir}; give their place by data_dir or data_file.'
+        f'{run.workdir}; give their place by data_dir, data_file or '
+        'partition_file.'
     )
   return Reader(experiment)(restored.step, restored.state)

@@ -144,7 +144,7 @@ class Progress:
     ran = done - self._first
     seconds = time.perf_counter() - self._begin
     left = ''
-    if ran and done < self._num_rounds:
+    if ran and self._compiled and done < self._num_rounds:
       left = f', {seconds / ran * (self._num_rounds - done):.0f} s left'
     print(
         f'Round {done}/{self._num_rounds}: {self._score}{left}',

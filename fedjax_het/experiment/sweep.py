@@ -128,11 +128,12 @@ def copy_cells(
   Raises:
     OSError: If a result cannot be written.
   """
+  checked: dict[tuple[Any, ...], int | None] = {}
   for job in jobs(table, out, '', {}):
     if job.path.exists():
       continue
     found = find_cell(job.config, job.mean, folders)
-    if found is not None:
+    if found is not None and _is_of_data(job, found[1], checked):
       path, cell = found
       cell = dict(cell, row=job.row, column=job.column, mean=job.mean)
       if not job.column:
@@ -205,6 +206,31 @@ def _write(job: Job, cell: dict[str, Any]) -> None:
   write_atomically(job.path, json.dumps(cell, indent=1))
 
 
+def _is_of_data(
+    job: Job,
+    cell: Mapping[str, Any],
+    found: dict[tuple[Any, ...], int | None],
+) -> bool:
+  """Whether a stored result is of the user's data that a job names.
+
+  Args:
+    job: The job.
+    cell: The stored result; those of the library's data sets do not say.
+    found: {entries of the data: their CRC-32, None for absent data}, extended.
+
+  Returns:
+    Whether it is, or may be.
+  """
+  if 'data' not in cell:
+    return True
+  data = tuple(job.config[entry] for entry in sources.ENTRIES)
+  if data not in found:
+    found[data] = None
+    with contextlib.suppress(FileNotFoundError):
+      found[data] = facts_lib.data_crc(sources.load_entries(*data))
+  return found[data] in (None, cell['data'])
+
+
 # Entries that do not matter to a method's and a model's options.
 _CHANCE = ('seed', 'sampling_seed', 'group_seed', 'partition')
 
@@ -220,9 +246,14 @@ def check_cells(chosen: Sequence[Job]) -> None:
     FileNotFoundError: If data are missing, after all other checks.
   """
   columns: dict[tuple[Any, ...], list[Job]] = {}
+  checked: dict[tuple[Any, ...], int | None] = {}
   for job in chosen:
     if job.path.exists():
-      _read(job)
+      if not _is_of_data(job, _read(job), checked):
+        raise ValueError(
+            f'{job.path} is of other data than those of data_file or data_dir '
+            'here; delete it, or choose another folder.'
+        )
     else:
       with naming(f'Cell {job.name}'):
         check(job.config)
@@ -359,6 +390,8 @@ def _cell(job: Job, result) -> dict[str, Any]:
     more['personal'] = personal
   if all('virtual_time' in row for row in tests):
     more['virtual_times'] = [row['virtual_time'] for row in tests]
+  if config['dataset'] not in sources.DATASETS:
+    more['data'] = result.facts['data']
   seconds = result.facts.get('compile_seconds')
   if seconds is not None:  # A run without a round that is compiled has none.
     more['compile_seconds'] = seconds

@@ -53,6 +53,7 @@ class _Run(NamedTuple):
   config: dict[str, Any]
   rows: list[Row]
   summary: Summary
+  data: int | None = None  # Runs of older versions do not say.
 
 
 def _read(folders: Sequence[pathlib.Path]) -> list[_Run]:
@@ -62,7 +63,9 @@ def _read(folders: Sequence[pathlib.Path]) -> list[_Run]:
     with fitting(folder):
       metric = main_metric(facts)
       summary = summarise(rows, config['target_accuracy'], metric)
-      runs.append(_Run(folder, name, config, rows, summary))
+      runs.append(
+          _Run(folder, name, config, rows, summary, facts.get('data'))
+      )
   return runs
 
 
@@ -94,7 +97,7 @@ def _repetitions(runs: Sequence[_Run]) -> list[list[_Run]]:
   """Sets of two or more runs that differ in their seeds alone."""
   found: dict[str, dict[str, _Run]] = {}
   for run in runs:
-    key = json.dumps(_without_seeds(run.config), sort_keys=True)
+    key = json.dumps([_without_seeds(run.config), run.data], sort_keys=True)
     found.setdefault(key, {})[_seeds(run.config)] = run
   return [[*same.values()] for same in found.values() if len(same) > 1]
 

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import socket
 import sys
 
@@ -245,8 +246,9 @@ def test_stock_features_are_read(tmp_path):
   assert examples(*data[3:5]) == examples(*splits[2:])
 
 
-def stock(data_dir, feature, train, test):
-  """Prepares a builder `own` with such images, all of class 0."""
+def stock(data_dir, feature, train, test, label=None, splits=None):
+  """Prepares a builder `own` with such images, all of label 0."""
+  label = label or tfds.features.ClassLabel(num_classes=1)
 
   class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version('1.0.0')
@@ -254,14 +256,16 @@ def stock(data_dir, feature, train, test):
 
     def _info(self):
       features = tfds.features.FeaturesDict(
-          {'image': feature, 'label': tfds.features.ClassLabel(num_classes=1)}
+          {'image': feature, 'label': label}
       )
       return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
       return {
           name: self._generate_examples(images)
-          for name, images in (('train', train), ('test', test))
+          for name, images in zip(
+              splits or ('train', 'test'), (train, test), strict=True
+          )
       }
 
     def _generate_examples(self, images):
@@ -307,6 +311,30 @@ def test_images_of_undeclared_size(tmp_path):
   folder = saved('b', 4, 4, 6)
   with pytest.raises(ValueError, match=r'0: it has images of .*size\.$') as e:
     sources.load('tfds:own', folder)
+  assert 'remove it' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ('options', 'reason'),
+    [
+        (
+            dict(splits=('train', 'validation')),
+            "it has no split 'test', only 'train', 'validation'.",
+        ),
+        (
+            dict(label=tfds.features.Scalar(np.float32)),
+            'its labels are not one integer each.',
+        ),
+    ],
+)
+def test_an_intact_set_of_another_kind_is_not_called_broken(
+    tmp_path, options, reason
+):
+  images = np.zeros((3, 4, 4, 1), np.uint8)
+  feature = tfds.features.Tensor(shape=(4, 4, 1), dtype=np.uint8)
+  stock(tmp_path, feature, images, images, **options)
+  with pytest.raises(ValueError, match=re.escape(reason)) as e:
+    sources.load('tfds:own', tmp_path)
   assert 'remove it' not in str(e.value)
 
 

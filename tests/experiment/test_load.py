@@ -1,5 +1,7 @@
 """Reading a run back: config, metrics and models are those of the run."""
 
+import json
+
 import flax.serialization
 import jax
 import numpy as np
@@ -198,6 +200,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(tmp_path):
   )
   rows = [row for row in result.rows if row['split'] == 'test']
   assert found == pytest.approx(rows[1]['accuracy/small/models'][0])
+
+
+def test_a_partition_file_may_have_moved(tmp_path):
+  labels = sources.load('digits').train_labels
+  parts = [[*map(int, part)] for part in np.array_split(range(len(labels)), 5)]
+  file = tmp_path / 'parts.json'
+  file.write_text(json.dumps(parts))
+  config = tiny('private')
+  config.partition = dict(name='file', seed=0, file=str(file))
+  experiment.run(config, tmp_path / 'run')
+  moved = file.rename(tmp_path / 'moved.json')
+  with pytest.raises(FileNotFoundError, match='no such partition file'):
+    fh.load_run(tmp_path / 'run').models()
+  run = fh.load_run(tmp_path / 'run', partition_file=str(moved))
+  assert run.rounds == 2 and run.config.partition.file == str(file)
 
 
 @pytest.mark.parametrize('read_back', [False, True])

@@ -459,9 +459,10 @@ def test_facts_of_an_older_version_get_what_is_new(finished, tmp_path, caplog):
   old = json.loads(json.dumps(finished.facts))
   old['versions']['jax'] = '0.1'
   assert old.pop('personal') is False
+  data = old.pop('data')
   (folder / 'facts.json').write_text(json.dumps(old))
   again = experiment.run(tiny_config(), folder)
-  assert again.facts == dict(old, personal=False)
+  assert again.facts == dict(old, personal=False, data=data)
   assert 'measured again' not in caplog.text
 
 
@@ -528,6 +529,20 @@ def test_the_border_between_two_clients_is_part_of_the_data(finished):
   # Checkpoints of older versions do not know the sizes.
   assert runner.facts_lib.is_of(dict(data=found['data']), found)
   assert not runner.facts_lib.is_of(dict(data=found['data'] + 1), found)
+
+
+def test_the_clients_test_examples_are_part_of_the_data():
+  built = experiment.build(tiny_config(personal_test=True))
+  first, second, *others = built.own_tests
+  moved = built._replace(own_tests=[second, first, *others])
+  without = built._replace(own_tests=None)
+  found, changed, none = map(
+      runner.facts_lib.fingerprint, (built, moved, without)
+  )
+  assert not runner.facts_lib.is_of(found, changed)
+  # Runs without such tests, and of older versions, can have them later.
+  assert runner.facts_lib.is_of(none, found)
+  assert runner.facts_lib.is_of(found, none)
 
 
 def test_refuses_a_file_as_workdir(tmp_path):

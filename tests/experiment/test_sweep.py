@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import jax
+import numpy as np
 import pytest
 
 from configs import common, fedavg, private
@@ -395,6 +396,36 @@ def test_a_result_of_another_config_is_refused(table, finished):
   rows['Private'].num_rounds = 3
   with pytest.raises(ValueError, match='num_rounds is 2 there and 3 here'):
     sweep_table.read_cells(table._replace(rows=rows), out / 'results')
+
+
+def test_a_result_of_other_data_is_refused_and_not_copied(
+    tmp_path, monkeypatch
+):
+  """Of a user's file; it may have moved."""
+
+  def made(name, seed):
+    path, rng = tmp_path / f'{name}.npz', np.random.default_rng(seed)
+    parts = {}
+    for part in ('train', 'test'):
+      parts[f'x_{part}'] = rng.normal(size=(240, 4))
+      parts[f'y_{part}'] = np.arange(240) % 3
+    np.savez(path, **parts)
+    config = tiny(private)
+    config.dataset, config.data_file = 'npz', str(path)
+    config.num_rounds = 1
+    return sweep_table.Table('', '', {'Private': config}, {}, (0,))
+
+  place = tmp_path / 'results', tmp_path / 'runs'
+  (cell,) = sweep.run_cells(made('a', 0), *place)
+  assert isinstance(cell['data'], int) and 'data_file' not in cell['config']
+  runs = Runs(monkeypatch)
+  (again,) = sweep.run_cells(made('moved', 0), *place)
+  assert again['data'] == cell['data'] and not runs.begun
+  with pytest.raises(ValueError, match='is of other data than those of data_f'):
+    sweep.run_cells(made('b', 1), *place)
+  for name, seed, copied in (('a', 0, 1), ('b', 1, 0)):
+    sweep.copy_cells(made(name, seed), tmp_path / name, [tmp_path / 'results'])
+    assert len(list((tmp_path / name).rglob('*.json'))) == copied
 
 
 def test_early_stopping_makes_another_cell_but_loggers_do_not(tmp_path):

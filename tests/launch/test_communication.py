@@ -136,6 +136,19 @@ def test_the_table_of_what_is_held_has_the_papers_numbers_beside(monkeypatch):
   assert set(full.overheads) <= set(full.rows) and not table.overheads
 
 
+def test_rows_without_a_cell_are_left_out():
+  table = table_files.find_table('fedepth_nets', 'quick').table
+  missing = next(
+      column for column in table.columns
+      if any(table.config(row, column) is None for row in table.rows)
+  )  # fmt: skip
+  part = table_files.choose(table, None, None, [missing])
+  _, *lines = communication.overheads(part)
+  assert [line[0] for line in lines] == [
+      row for row in table.rows if table.config(row, missing) is not None
+  ]
+
+
 @pytest.mark.parametrize(
     ('args', 'error'),
     [

@@ -125,8 +125,15 @@ def test_the_command_prints_what_the_run_would_have_stored(tmp_path):
   last = result.summary.last
   table = tables.evaluation(last, result.facts, result.summary.metric)
   assert tables.as_text(table) in done.out
-  assert 'after 1 rounds, accuracy:' in done.out
+  assert 'after 1 of 1 rounds, accuracy:' in done.out
   without = [f'--workdir={tmp_path}', '--nopersonal_test']
   done = forks.run('evaluate', without, ROOT)
   assert done.code == 0 and 'own test' not in done.out
   assert (tmp_path / 'metrics.jsonl').read_bytes() == stored
+  # The newest checkpoint is damaged: an older one is tested, and says so.
+  for path in (tmp_path / 'checkpoints' / '1').rglob('*'):
+    if path.is_file():
+      path.write_bytes(b'')
+  done = forks.run('evaluate', without, ROOT)
+  assert done.code == 0 and 'after 0 of 1 rounds' in done.out
+  assert 'is damaged' in done.err

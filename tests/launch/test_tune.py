@@ -53,10 +53,12 @@ def test_measured_once_and_shown(tmp_path):
 
 @pytest.mark.slow
 def test_speeds_that_no_run_should_follow_are_not_stored(tmp_path):
-  args = '--quick', '--seconds=0'
+  args = '--quick', '--seconds=0.001'
   quick = run(tmp_path, *args, variable='XDG_CACHE_HOME')
   assert quick.returncode == 0 and not list(tmp_path.rglob('*.json'))
   assert quick.stdout.splitlines()[-1].startswith('Not stored')
+  nothing = run(tmp_path, '--seconds=0')
+  assert nothing.returncode == 2 and 'No net was measured' in nothing.stderr
   several = run(tmp_path, *args, JAX_NUM_CPU_DEVICES='5')
   assert several.returncode == 2 and not list(tmp_path.rglob('*.json'))
   assert 'JAX has 5 CPU devices' in several.stderr

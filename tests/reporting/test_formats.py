@@ -134,6 +134,13 @@ def test_other_differences_and_equal_seeds_are_no_repetition(seeds, tmp_path):
     config['callbacks'].update(callbacks)
     (other / 'config.json').write_text(json.dumps(config))
     assert ('mean of' in comparison.compare([seeds[1], other])) == word
+  # So are other data in a file of the same kind.
+  config['callbacks'].update(patience=None)
+  (other / 'config.json').write_text(json.dumps(config))
+  facts = json.loads((other / 'facts.json').read_text())
+  for data, word in ((facts['data'], True), (facts['data'] + 1, False)):
+    (other / 'facts.json').write_text(json.dumps(dict(facts, data=data)))
+    assert ('mean of' in comparison.compare([seeds[1], other])) == word
   # So are two runs of one seed.
   config = json.loads((seeds[1] / 'config.json').read_text())
   config['callbacks'].update(csv=True)
