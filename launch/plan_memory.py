@@ -358,6 +358,8 @@ def main(argv: Sequence[str]) -> None:
   picture = flags.FLAGS.picture
   if picture is not None and not flags.FLAGS.paper_table:
     terminal.fail('--picture draws the table of --paper_table; give both.', 2)
+  if flags.FLAGS.paper_table and flags.FLAGS.budget_mb:
+    terminal.fail('--paper_table has no budget; leave out --budget_mb.', 2)
   try:
     if picture is not None:
       picture = check_path(terminal.expanded(picture, '--picture'))

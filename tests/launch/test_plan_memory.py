@@ -163,6 +163,10 @@ def test_the_command(tmp_path):
   for args, message in (
       ((config, '--nomeasure', '--budget_mb=1'), 'Error: A budget of 1 MB '),
       ((config, '--nomeasure', '--budget_mb=x'), 'Error: --budget_mb must be'),
+      (
+          ('--paper_table', '--budget_mb=5'),
+          'Error: --paper_table has no budget; leave out --budget_mb.',
+      ),
       ((config, '--budgets=1'), "Error: Unknown command line flag 'budgets'"),
       (
           (config, '--picture=a.png'),
