@@ -112,7 +112,7 @@ def _is_stored(values) -> bool:
   """Whether runs may follow what is measured; not by `--quick` unasked."""
   from fedjax_het.experiment import tuned
 
-  return not values.quick or tuned.FOLDER in os.environ
+  return not values.quick or bool(os.environ.get(tuned.FOLDER))
 
 
 def run() -> None:

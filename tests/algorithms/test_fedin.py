@@ -299,13 +299,13 @@ def test_options_train(options):
     assert np.any(state.server.store.pairs.s_in != clean)
 
 
-def variables_and_inputs(norm=False, num=64):
+def variables_and_inputs():
   """A tiny group, its initial variables, and random inputs."""
-  federation = tiny_federation((2,), 1, norm=norm, local=tiny_local())
+  federation = tiny_federation((2,), 1, norm=False)
   group, algorithm = federation.groups[0], fedin(federation)
   server = algorithm.init(jax.random.key(0))
   client = algorithm.init_client(group, 0, jax.random.key(0))
-  x = jax.random.normal(jax.random.key(1), (num, *SHAPE))
+  x = jax.random.normal(jax.random.key(1), (64, *SHAPE))
   return federation, algorithm.client_model(server, client, group), x
 
 
