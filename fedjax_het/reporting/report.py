@@ -214,14 +214,13 @@ def _paper(config, facts, summary: Summary) -> list[str]:
     return []
   table = [['source', 'method', 'accuracy', 'first round', 'setting']]
   for target in targets:
-    spread = '' if target.spread is None else f' ± {target.spread:g}'
     reached = '-'
     if target.reached is not None:
       reached = f'{target.reached} (at {target.level:g} %)'
     table.append([
         target.source,
         target.method,
-        f'{target.accuracy:g}{spread} %',
+        f'{target.text} %',
         reached,
         target.setting,
     ])

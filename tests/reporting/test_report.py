@@ -1,5 +1,6 @@
 """The report shows the metrics, with the paper's numbers beside them."""
 
+from importlib import import_module
 import json
 import pathlib
 import re
@@ -295,6 +296,14 @@ def config_of(algorithm, dataset, partition, groups=None, **options):
             [],
         ),
         (config_of('private', 'cifar10', 'iid'), []),
+        # FedHe's words, for its nets and IID clients alone.
+        (
+            config_of('fedmd', 'mnist', 'iid', {'fedhe_cnn9': 10}),
+            [('sections V-C to V-E', 97.9, None, None)],
+        ),
+        (config_of('fedmd', 'mnist', 'iid', {'fedhe_cnn8': 10}), []),
+        (config_of('fedmd', 'mnist', 'dirichlet', {'fedhe_cnn9': 10}), []),
+        (config_of('fedasync', 'mnist', 'iid', {'fedhe_cnn9': 10}), []),
         (config_of('fedin', 'digits', 'iid'), []),
     ],
 )
@@ -304,6 +313,52 @@ def test_paper_targets(config, expected):
       for t in paper_targets.find(config)
   ]
   assert got == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'paper'),
+    [('fedepth_table2', 'FeDepth'), ('fedepth_table3', 'FeDepth'),
+     ('fedhe_section5', 'FedHe')],
+)  # fmt: skip
+def test_a_run_finds_what_its_papers_table_prints(name, paper):
+  table = import_module(f'fedjax_het.configs.tables.{name}').get_table('full')
+  cells = 0
+  for label, configs in table.rows.items():
+    for column, config in configs.items():
+      expected = table.paper.get(label, {}).get(column)
+      got = [
+          target
+          for target in paper_targets.find(config.to_dict())
+          if target.source.startswith(paper)
+      ]
+      if expected is not None:
+        assert got == [expected], (label, column)
+        cells += 1
+      else:  # None but a variant of the method, such as 'FedHe as coded'.
+        assert all(label.startswith(f'{target.method} ') for target in got)
+  assert cells >= 12
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'groups', 'model', 'options'),
+    [
+        # Another net, budgets of no scenario, a width of no row.
+        ('fedepth', {'preresnet20': dict(budget='1/2')}, {}, {}),
+        ('fedepth', {'mini_resnet8': dict(budget='1')}, {}, {}),
+        ('heterofl', {'preresnet20': 3}, {}, {}),
+        ('fedavg', {'preresnet20': 3}, dict(width=0.7), {}),
+        ('fedavg', {'preresnet20': 3}, {}, dict(server_momentum=0.9)),
+        ('scaffold', {'preresnet20': 3}, {}, {}),
+    ],
+)
+def test_other_settings_have_no_number_of_fedepth(
+    algorithm, groups, model, options
+):
+  config = config_of(algorithm, 'cifar10', 'dirichlet_balanced', groups,
+                     **options)  # fmt: skip
+  config['partition']['alpha'] = 0.3
+  config['model'] = dict(width=1.0) | model
+  assert paper_targets.find(config) == []
 
 
 def test_paper_numbers_stand_beside_our_setting(workdir, tmp_path):

@@ -1,46 +1,13 @@
-"""The papers' results for a setting, printed beside a result of ours.
+"""FedIN's tables.
 
-Accuracies are in percent. FedIN v1 is arXiv 2304.00759; FedIN v2 is the later
-journal version of the same title; FedHe is arXiv 2110.09910; FeDepth is arXiv
-2303.04887. Left out are values that the papers only plot, values that are
-missing from the available texts (FedIN v2's Tables 5 and 7), and methods that
-the library lacks. `find` takes a run's config, and knows FedIN's tables alone;
-the other functions look up one number and return None if the paper prints none.
+v1 is arXiv 2304.00759; v2 is the later journal version of the same title. v2's
+Tables 5 and 7 are missing from the available texts.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Target(NamedTuple):
-  """One printed accuracy.
-
-  Attributes:
-    source: Paper and table.
-    method: As printed.
-    setting: The paper's setting in words.
-    accuracy: In percent.
-    spread: Standard deviation over seeds; None if none is printed.
-    reached: First round that reaches `level`; None if none is printed.
-    level: Accuracy in percent to which `reached` refers.
-    printed: The paper's words, if they say more than `accuracy`.
-  """
-
-  source: str
-  method: str
-  setting: str
-  accuracy: float
-  spread: float | None = None
-  reached: int | None = None
-  level: float | None = None
-  printed: str = ''
-
-  @property
-  def text(self) -> str:
-    """The number as the paper prints it, with its deviation."""
-    shown = self.printed or str(self.accuracy)
-    return shown if self.spread is None else f'{shown} ± {self.spread}'
-
+from .target import Target, models
 
 _V1 = (
     '10 clients{nets}, all sampled, 200 rounds, {training}, {split}, one run, '
@@ -170,77 +137,8 @@ _V2_TABLE_6 = {
     'FedIN': ((82.8, 83.1, 81.0, 80.5, 74.3), (76.7, 76.3, 74.1, 75.9, 72.2)),
 }
 
-_FEDHE_SETTING = (
-    '10 clients with {nets}, IID, three minibatches a visit, Adam 1e-3, full '
-    'width'
-)
-# Homogeneous MNIST and CIFAR-10, then heterogeneous ones; in words.
-_FEDHE = {
-    'FedAvg': ('99', 'almost 69', None, None),
-    'FedHe': ('98.9', '66', '98.5', '62'),
-    'Private': ('98.4', '62.5', '98', '57'),
-    'FedMD': ('97.9', '60.9', '98', '57.5'),
-}
-# Section V-E, heterogeneous CIFAR-10: clients 0 to 4, then clients 5 to 9.
-_FEDHE_FAMILIES = {'FedHe': ('58', '65'), 'Private': ('52-53', '61')}
-_FEDHE_CLIENTS = ('57-59', 'near 62-66')
-_FEDEPTH_SETTING = (
-    '100 clients, 10 sampled, PreResNet-20, 500 rounds of 10 epochs, batch '
-    '128, SGD 0.1 with a cosine schedule, {} examples a client for training'
-)
-# By table; the clients of Table 3 are of unequal sizes.
-_FEDEPTH_EXAMPLES = {2: '400', 3: 'on average 399'}
-# By table: its columns, and its rows with the decimals that are printed.
-_FEDEPTH = {
-    2: (
-        (
-            'cifar10 alpha 0.3', 'cifar10 alpha 1.0', 'cifar10 beta 2',
-            'cifar10 beta 5', 'cifar100 alpha 0.3', 'cifar100 alpha 1.0',
-            'cifar100 beta 10', 'cifar100 beta 30',
-        ),
-        {
-            'FedAvg x1': '61.00 66.33 32.72 69.95 28.44 29.58 31.86 43.84',
-            'FedAvg x1/6': '48.82 54.57 24.94 52.69 15.52 16.50 12.60 18.48',
-            'HeteroFL': '52.08 55.53 26.68 56.71 16.76 18.84 19.79 30.26',
-            'SplitMix': '54.80 57.61 28.88 57.11 22.10 24.25 19.69 25.00',
-            'FeDepth': '59.79 63.39 29.14 60.43 24.51 25.90 22.74 33.49',
-            'm-FeDepth': '58.89 62.12 30.50 62.26 30.10 31.26 23.41 38.69',
-            'FedAvg x1/8': '46.04 52.86 23.78 47.26 14.25 14.48 11.82 15.93',
-            'HeteroFL Lack': '52.21 55.50 26.71 56.01 16.60 18.99 18.90 29.53',
-            'SplitMix Lack': '50.34 53.22 25.35 52.73 21.40 22.80 17.91 22.78',
-            'FeDepth Lack': '56.79 63.30 28.89 59.09 23.51 26.17 23.15 34.91',
-            'm-FeDepth Lack': '57.72 61.08 28.22 59.06 30.59 31.28 23.78 37.54',
-            'FeDepth Surplus': '59.82 65.26 30.79 63.27 25.16 27.33 24.21 '
-            '35.81',
-            'm-FeDepth Surplus': '60.76 64.76 31.34 65.63 32.07 36.52 25.67 '
-            '39.90',
-        },
-    ),
-    3: (
-        (
-            'cifar10 alpha_u 0.3', 'cifar10 alpha_u 1.0',
-            'cifar100 alpha_u 0.3', 'cifar100 alpha_u 1.0',
-        ),
-        {
-            'FedAvg x1/6': '46.46 52.02 15.62 17.99',
-            'HeteroFL': '46.14 52.20 16.02 18.36',
-            'SplitMix': '31.23 44.70 22.68 25.28',
-            'FeDepth': '52.61 58.55 23.25 26.16',
-            'm-FeDepth': '51.58 57.91 27.86 29.56',
-        },
-    ),
-}  # fmt: skip
 
-
-def _averages(algorithm: Mapping[str, Any]) -> bool:
-  """Whether the server averages instead of using a server optimiser."""
-  return (
-      algorithm.get('server_optimizer', 'sgd') == 'sgd'
-      and not algorithm.get('server_momentum')
-  )
-
-
-def method_name(algorithm: Mapping[str, Any]) -> str | None:
+def _method_name(algorithm: Mapping[str, Any]) -> str | None:
   """The papers' name of a method with these options; None if they have none.
 
   Args:
@@ -268,8 +166,6 @@ def method_name(algorithm: Mapping[str, Any]) -> str | None:
       scalefl='ScaleFL',
       fedselect='FedSelect',
   )
-  if not _averages(algorithm):
-    return None  # The papers' servers average.
   if name in plain:
     return plain[name]
   if name != 'fedin' or not algorithm.get('in_training', True):
@@ -288,13 +184,12 @@ def find(config: Mapping[str, Any]) -> list[Target]:
   """The printed accuracies of a config's method on its data and split.
 
   Args:
-    config: The config as nested dicts. Models, rounds and all else may differ
-      from the paper's: each target states its own setting.
+    config: The config as nested dicts.
 
   Returns:
     The targets; [] if there are none.
   """
-  method = method_name(config['algorithm'])
+  method = _method_name(config['algorithm'])
   partition = config['partition']
   iid = partition['name'] == 'iid'
   if method is None or not (
@@ -312,13 +207,13 @@ def _lookup(
 ) -> list[Target | None]:
   aggregation = config['algorithm'].get('aggregation', 'layerwise')
   dataset = config['dataset']
-  models = {_model(name, g) for name, g in config['groups'].items()}
+  nets = models(config)
   if aggregation == 'ends':
     # Averaging the shared parts alone is not what the paper calls FedAvg.
     if method != 'FedIN':
       return []
     return [fedin_v1_table_2(method, dataset, iid)]
-  if method in ('FedAvg', 'HeteroFL') and models == {'fedin_a'}:
+  if method in ('FedAvg', 'HeteroFL') and nets == {'fedin_a'}:
     return [fedin_v1_table_2(method, dataset, iid)]
   if aggregation == 'classifier':
     return []
@@ -326,7 +221,7 @@ def _lookup(
     if dataset != 'fashion_mnist':
       return []
     return [fedin_v2_table_4(method, iid)]
-  vits = all(model.startswith('vit') for model in models)
+  vits = all(model.startswith('vit') for model in nets)
   number = sum(
       g['clients'] if isinstance(g, Mapping) else g
       for g in config['groups'].values()
@@ -335,10 +230,6 @@ def _lookup(
   if not vits and dataset == 'cifar10':
     targets.append(fedin_v2_table_6(method, number, iid))
   return targets
-
-
-def _model(name: str, group: Any) -> str:
-  return group.get('model', name) if isinstance(group, Mapping) else name
 
 
 def _split(iid: bool) -> str:
@@ -396,66 +287,3 @@ def fedin_v2_table_6(method: str, clients: int, iid: bool) -> Target | None:
   value = _V2_TABLE_6[method][not iid][_V2_CLIENTS.index(clients)]
   setting = _v2(iid).replace('100 clients, 10', f'{clients} clients, some', 1)
   return Target('FedIN v2, Table 6', method, setting, value)
-
-
-def fedhe(method: str, dataset: str, homogeneous: bool) -> Target | None:
-  """The accuracies in the text of FedHe's sections V-C to V-E."""
-  if dataset not in ('mnist', 'cifar10') or method not in _FEDHE:
-    return None
-  words = _FEDHE[method][2 * (not homogeneous) + (dataset == 'cifar10')]
-  if words is None:
-    return None
-  nets = 'model 9 everywhere' if homogeneous else 'the ten CNNs of Table II'
-  return Target(
-      'FedHe, sections V-C to V-E', method, _FEDHE_SETTING.format(nets=nets),
-      float(words.split()[-1]), printed=words,
-  )  # fmt: skip
-
-
-def fedhe_family(method: str, deeper: bool) -> Target | None:
-  """FedHe's Fig. 8 in words: the mean over half of the clients on CIFAR-10."""
-  if method not in _FEDHE_FAMILIES:
-    return None
-  return _fedhe_models(8, method, _FEDHE_FAMILIES[method][deeper], deeper)
-
-
-def fedhe_client(number: int) -> Target:
-  """FedHe's Fig. 7 in words: one of its ten clients on CIFAR-10."""
-  deeper = number > 4
-  return _fedhe_models(7, 'FedHe', _FEDHE_CLIENTS[deeper], deeper)
-
-
-def _fedhe_models(
-    figure: int, method: str, words: str, deeper: bool
-) -> Target:
-  ends = [float(end) for end in words.split()[-1].split('-')]
-  nets = 'clients 5-9, three' if deeper else 'clients 0-4, two'
-  return Target(
-      f'FedHe, Fig. {figure} and section V-E', method,
-      _FEDHE_SETTING.format(nets=f'the ten CNNs of Table II ({nets} '
-                            'convolutions)'),
-      sum(ends) / len(ends), printed=words,
-  )  # fmt: skip
-
-
-def fedepth(method: str, column: str) -> Target | None:
-  """FeDepth's Tables 2 and 3.
-
-  Args:
-    method: The method's name, followed by the budgets if these are not Fair:
-      'FeDepth', 'FeDepth Lack'.
-    column: Column of Table 2 or 3, such as 'cifar10 alpha 0.3' or 'cifar10
-      alpha_u 1.0' (unbalanced).
-
-  Returns:
-    The target; None if the paper prints none.
-  """
-  for number, (columns, rows) in _FEDEPTH.items():
-    if column in columns and method in rows:
-      words = rows[method].split()[columns.index(column)]
-      return Target(
-          f'FeDepth, Table {number}', method,
-          _FEDEPTH_SETTING.format(_FEDEPTH_EXAMPLES[number]), float(words),
-          printed=words,
-      )  # fmt: skip
-  return None
