@@ -154,6 +154,8 @@ def build(
       public_labels=needs_in(config).public != 'unlabelled',
   )
   if mesh is not None:
+    if check_memory:
+      footprint.check_copies(data, len(mesh.local_devices))
     data = placement.put(data, placement.everywhere(mesh))
   experiment = Experiment(
       ml_collections.FrozenConfigDict(config),

@@ -109,6 +109,23 @@ def check_images(num_images: int, pixel_bytes: int, size: int) -> None:
   )
 
 
+def check_copies(data, num_devices: int) -> None:
+  """Raises ValueError if a copy of the data on each device does not fit.
+
+  Args:
+    data: The clients' data, before it is placed.
+    num_devices: Devices of this process that each take a copy.
+
+  Raises:
+    ValueError: If they do not fit; names `dataset`.
+  """
+  need = num_devices * _bytes(data)
+  refuse_if_too_large(
+      {'dataset': need},
+      f'a copy for each of the {num_devices} devices (shard_map) needs',
+  )
+
+
 def check(experiment) -> None:
   """Raises ValueError if an experiment needs too much memory; computes nothing.
 

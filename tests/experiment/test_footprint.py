@@ -109,6 +109,22 @@ def test_clients_states_are_counted(monkeypatch):
   assert needs['dataset'] == 1797 * 64
 
 
+def test_each_device_has_a_copy_of_the_data(monkeypatch):
+  asked = []
+  monkeypatch.setattr(
+      footprint, 'refuse_if_too_large', lambda n, what: asked.append((n, what))
+  )
+  built = experiment.build(tiny_config(backend='shard_map'))
+  (needs, what), (whole, _) = asked
+  one = sum(leaf.nbytes for leaf in jax.tree.leaves(built.data))
+  assert needs == {'dataset': len(jax.devices()) * one}
+  assert what.startswith(f'a copy for each of the {len(jax.devices())} devices')
+  assert 'groups' in whole
+  asked.clear()
+  experiment.build(tiny_config(backend='map'))
+  assert [n for n, _ in asked] == [whole]
+
+
 def test_a_run_that_fits_is_not_refused(gigabyte):
   experiment.build(tiny_config())
   footprint.refuse_if_too_large({'a': 5 * 10**8, 'b': 5 * 10**8}, 'it needs')
