@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedin import Downlink, fedin
+from fedjax_het.algorithms.fedin.capture import Sizes, empty_buffer, write
 from fedjax_het.algorithms.fedin.pairs import Pairs
 from fedjax_het.algorithms.fedin.passes import Features, forward, in_loss
 from fedjax_het.algorithms.fedin.steps import takes_one_pass
@@ -42,6 +43,15 @@ def fixed_pairs():
   return Pairs(*(jax.random.normal(key, (4, 4)) for key in keys))
 
 
+def written_loss(model, variables, pairs):
+  """L_IN of v2's Eq. 7, with all pairs: the mean of (f(s_in) - s_out)^2."""
+  first, last = model.cut
+  out, _ = model.apply(
+      variables, pairs.s_in, start=first, stop=last, train=True
+  )
+  return jnp.mean((out - pairs.s_out) ** 2)
+
+
 def one_step(**options):
   """The change by one full-batch SGD step, and the gradients at its start."""
   local = tiny_local(optax.sgd, RATE, epochs=1, batch_size=4)
@@ -71,8 +81,7 @@ def one_step(**options):
     return CLASSIFICATION.loss(logits, batch.y)
 
   def loss_in(params):
-    variables = Variables(params, start.stats)
-    return in_loss(group.model, variables, pairs, jnp.ones(4, bool), None)
+    return written_loss(group.model, Variables(params, start.stats), pairs)
 
   @jax.jit
   def gradients(params):
@@ -110,6 +119,88 @@ def test_fixed_rule_steps_with_the_combination(lam):
   np.testing.assert_allclose(metrics['in_loss'], value, rtol=1e-5)
 
 
+def test_the_loss_counts_the_pairs_that_are_there():
+  """The mean over two of four pairs is that of the two alone."""
+  group = tiny_federation(depths=(2,), per_group=1, norm=False).groups[0]
+  variables, pairs = group.model.init(jax.random.key(0)), fixed_pairs()
+  mask = jnp.array([True, False, True, False])
+  got = in_loss(group.model, variables, pairs, mask, None)
+  two = jax.tree.map(lambda a: a[::2], pairs)
+  want = written_loss(group.model, variables, two)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_exact_rule_over_the_whole_tree():
+  """With scope 'tree' b and a are sums over all intermediate layers."""
+  model, change, g_loc, g_in, _, _ = one_step(rule='exact', scope='tree')
+  leaves = [
+      jax.tree.leaves([t[name] for name in model.intermediate])
+      for t in (g_in, g_loc, change)
+  ]
+  inner = lambda x, y: sum(  # noqa: E731
+      float(jnp.vdot(i, j)) for i, j in zip(x, y, strict=True)
+  )
+  b, a = inner(leaves[0], leaves[1]), inner(leaves[1], leaves[1])
+  each = [float(jnp.vdot(i, g)) for i, g in zip(leaves[0], leaves[1])]
+  # Leaf by leaf some oppose G_loc where the whole does not, or the reverse.
+  assert len({value < 0 for value in each}) == 2
+  for i, g, z in zip(*leaves, strict=True):
+    want = i if b >= 0 else i - b / a * g
+    np.testing.assert_allclose(-z / RATE, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('rule', ['fixed', 'sequential'])
+def test_two_steps_with_momentum_and_the_proximal_term(rule):
+  """The prox is a part of G_loc; the second step has momentum of its own."""
+  rate, beta, mu, lam = 0.1, 0.9, 0.7, 2.0
+  local = tiny_local(lr=rate, epochs=2, batch_size=4)
+  federation = tiny_federation((2,), 1, local=local, norm=False)
+  (group,) = federation.groups
+  algorithm = fedin(federation, num_pairs=4, rule=rule, mu=mu, lam=lam)
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  data, pairs, model = tiny_data([4]).client(0), fixed_pairs(), group.model
+  sent = Downlink(server.model, Maybe(pairs, jnp.ones(4, bool)))
+  _, uplink, _ = jax.jit(
+      lambda sent: algorithm.client_update(group, client, sent, data, visit())
+  )(sent)
+  start = algorithm.client_model(server, client, group).params
+  batch = data.batch(jnp.arange(4))
+
+  def local_loss(params):
+    logits, _ = model.apply(Variables(params, {}), batch.x, train=True)
+    prox = sum(
+        jnp.sum((a - b) ** 2)
+        for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(start))
+    )
+    return CLASSIFICATION.loss(logits, batch.y) + mu / 2 * prox
+
+  @jax.jit
+  def gradients(params):
+    g_in = jax.grad(
+        lambda p: written_loss(model, Variables(p, {}), pairs)
+    )(params)  # fmt: skip
+    return jax.grad(local_loss)(params), g_in
+
+  def add(tree, other, factor):
+    return jax.tree.map(lambda a, b: a + factor * b, tree, other)
+
+  params, zeros = start, jax.tree.map(jnp.zeros_like, start)
+  trace, own_trace = zeros, zeros
+  for _ in range(2):
+    g_loc, g_in = gradients(params)
+    if rule == 'fixed':
+      # Extractor and classifier: G_IN is 0 there, and lam / 2 = 1.
+      trace = add(add(g_in, g_loc, lam / 2), trace, beta)
+      params = add(params, trace, -rate)
+    else:
+      trace = add(g_loc, trace, beta)
+      params = add(params, trace, -rate)
+      own_trace = add(gradients(params)[1], own_trace, beta)
+      params = add(params, own_trace, -rate)
+  assert_tree_close(uplink.summed.change, add(params, start, -1.0))
+
+
 def test_exact_rule_never_opposes_the_local_gradient():
   model, change, g_loc, g_in, _, _ = one_step(rule='exact')
   conflicts = 0
@@ -135,11 +226,10 @@ def test_sequential_rule_takes_two_steps():
   start = model.init(jax.random.key(0))
   after = jax.tree.map(lambda w, g: w - RATE * g, start.params, g_loc)
   g_in = jax.grad(
-      lambda params: in_loss(
-          model, start._replace(params=params), fixed_pairs(),
-          jnp.ones(4, bool), None,
+      lambda params: written_loss(
+          model, start._replace(params=params), fixed_pairs()
       )
-  )(after)  # fmt: skip
+  )(after)
   for name in model.intermediate:
     want = jax.tree.map(
         lambda a, b: -RATE * (a + b), g_loc[name], g_in[name]
@@ -167,12 +257,11 @@ def test_steps_take_the_received_pairs_in_turn():
   )
   model = algorithm.client_model(server, client, group)
   first, second = (
-      in_loss(
-          group.model, model, jax.tree.map(lambda a, i=i: a[i : i + 4], pairs),
-          jnp.ones(4, bool), None,
+      written_loss(
+          group.model, model, jax.tree.map(lambda a, i=i: a[i : i + 4], pairs)
       )
       for i in (0, 4)
-  )  # fmt: skip
+  )
   assert abs(first - second) > 1e-3
   np.testing.assert_allclose(
       metrics['in_loss'], (first + second) / 2, rtol=1e-5
@@ -326,6 +415,100 @@ def test_noise_falls_on_both_features_and_on_all_that_follows():
     assert jnp.std(noisy - plain) / jnp.std(plain) == pytest.approx(0.8, 0.2)
   np.testing.assert_allclose(
       logits, span(s_out, start=last), rtol=1e-5, atol=1e-6
+  )
+
+
+def clipped(feature, clip):
+  """Rows of at most this L2 norm."""
+  norms = np.linalg.norm(feature, axis=1, keepdims=True) + 1e-12
+  return feature * np.minimum(1, clip / norms)
+
+
+@pytest.mark.parametrize('noise_at', ['forward', 'upload'])
+def test_uploaded_pairs_are_clipped_and_have_noise_of_sigma(noise_at):
+  """Without training the pairs of two runs are of the same examples."""
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=64)
+  federation = tiny_federation((2,), 1, norm=False, local=local)
+  group, data = federation.groups[0], tiny_data([64]).client(0)
+  model = group.model
+
+  def uploaded(**options):
+    algorithm = fedin(federation, num_pairs=64, capture='final', **options)
+    server = algorithm.init(jax.random.key(0))
+    client = algorithm.init_client(group, 0, jax.random.key(0))
+    sent = algorithm.downlink(server, group, visit())
+    _, uplink, _ = jax.jit(lambda sent: algorithm.client_update(
+        group, client, sent, data, visit()
+    ))(sent)  # fmt: skip
+    return algorithm.client_model(server, client, group), uplink.kept.value
+
+  variables, plain = uploaded()
+  _, got = uploaded(clip=0.05, sigma=0.02, noise_at=noise_at)
+  s_in, s_out = clipped(plain.s_in, 0.05), clipped(plain.s_out, 0.05)
+  if noise_at == 'forward':  # s_out follows from the noisy s_in.
+    first, last = model.cut
+    s_out, _ = model.apply(variables, got.s_in, start=first, stop=last)
+    s_out = clipped(s_out, 0.05)
+  for feature in plain:
+    assert np.linalg.norm(feature, axis=1).max() > 0.1  # Clipping acts.
+  for want, protected in ((s_in, got.s_in), (s_out, got.s_out)):
+    # 256 numbers, so that the deviation is known to some 5 %.
+    assert np.std(protected - want) == pytest.approx(0.02, rel=0.2)
+  # The two draws are independent.
+  draws = [np.ravel(p - w) for w, p in ((s_in, got.s_in), (s_out, got.s_out))]
+  assert abs(np.corrcoef(draws)[0, 1]) < 0.3
+
+
+def test_final_pairs_are_those_of_the_trained_model():
+  local = tiny_local(optax.sgd, RATE, epochs=1, batch_size=4)
+  federation = tiny_federation((2,), 1, norm=False, local=local)
+  (group,) = federation.groups
+  algorithm = fedin(federation, num_pairs=4, capture='final')
+  data = tiny_data([4]).client(0)
+  server = algorithm.init(jax.random.key(0))
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  sent = algorithm.downlink(server, group, visit())
+  _, uplink, _ = algorithm.client_update(group, client, sent, data, visit())
+  start = algorithm.client_model(server, client, group)
+  end = jax.tree.map(jnp.add, start.params, uplink.summed.change)
+  x = data.batch(jnp.arange(4)).x
+  order = lambda a: a[np.lexsort(np.asarray(a).T)]  # noqa: E731
+  for stop, got in zip(group.model.cut, uplink.kept.value):
+    want, _ = group.model.apply(Variables(end, {}), x, stop=stop)
+    old, _ = group.model.apply(start, x, stop=stop)
+    np.testing.assert_allclose(order(got), order(want), rtol=1e-4, atol=1e-5)
+    assert np.abs(order(got) - order(old)).max() > 1e-2
+
+
+def test_a_buffer_keeps_the_last_batches():
+  """Three steps into room for two: the first one is overwritten."""
+  buffer = empty_buffer(Sizes(2, 4), ((3,), (5,)))
+  assert not np.any(buffer.present)
+  for step in range(3):
+    pairs = Pairs(jnp.full((6, 3), 1.0 + step), jnp.full((6, 5), 11.0 + step))
+    mask = jnp.arange(6) < 4 - step
+    buffer = write(buffer, pairs, mask, jnp.int32(step))
+  assert buffer.value.s_in[:, :, 0].tolist() == [[3.0] * 4, [2.0] * 4]
+  assert buffer.value.s_out[:, :, 0].tolist() == [[13.0] * 4, [12.0] * 4]
+  assert buffer.present.sum(1).tolist() == [2, 3]
+
+
+def test_weights_by_the_number_of_examples():
+  """v2's Eq. 21: clients of 5 and 3 examples, without pairs."""
+  federation = tiny_federation((1,), 2)
+  data, key = tiny_data((5, 3)), jax.random.key(0)
+
+  def after(weights):
+    algorithm = fedin(federation, weights=weights)
+    state = rounds.init_state(algorithm, federation, key)
+    run = rounds.make_round(algorithm, federation, cohort_size=2, backend='map')
+    return run(state, data, key, key)[0].server.model.params
+
+  assert not all(
+      np.allclose(a, b, atol=1e-6)
+      for a, b in zip(
+          jax.tree.leaves(after('data')), jax.tree.leaves(after('uniform'))
+      )
   )
 
 
@@ -610,15 +793,3 @@ def test_when_one_pass_is_taken():
   assert not takes_one_pass('fixed', 0.0, 16, 16)
   assert not takes_one_pass('exact', 1.0, 16, 16)
   assert not takes_one_pass('sequential', 1.0, 16, 16)
-
-
-def test_noise_and_pairs_are_drawn_with_keys_of_their_own():
-  """The uploaded pairs share no key with the training steps."""
-  key = visit().key
-  steps = jax.random.split(key)
-  own = jax.random.split(jax.random.fold_in(key, 2))
-  used = jax.random.key_data(
-      jnp.concatenate([steps, *(jax.random.split(k, 64) for k in steps)])
-  )
-  for k in jax.random.key_data(own):
-    assert not np.any(np.all(np.asarray(used) == np.asarray(k), axis=1))

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_het.algorithms import fedmd as make
 from fedjax_het.algorithms import private
-from fedjax_het.algorithms.fedmd import Client, digest_loss
+from fedjax_het.algorithms.fedmd import Client, digest_loss, early_stopping
 from fedjax_het.algorithms.fedmd.early_stopping import fit_until, hold_out
 from fedjax_het.algorithms.fedmd.subsets import public_subset
 from fedjax_het.data.federated import Batch, federate
@@ -25,6 +25,7 @@ from fedjax_het.engine.types import (
   Visit,
 )
 from fedjax_het.models import Variables, create
+from tests import numeric
 from tests.algorithms.suite import Case, Clocks
 from tests.tiny import (
   SHAPE,
@@ -95,13 +96,14 @@ def test_worked_consensus_digest_loss_and_gradient():
   model = types.SimpleNamespace(
       apply=lambda variables, x, **kwargs: (variables.params, {})
   )
-  batch = Batch(None, None, jnp.array([True]), jnp.array([0]))
+  # The second row of the batch is padding.
+  batch = Batch(None, None, jnp.array([True, False]), jnp.array([0, 0]))
 
   def loss(logits):
     return digest_loss(model, z.value)(Variables(logits, {}), batch, None)[0]
 
-  value, grad = jax.value_and_grad(loss)(jnp.array([[2.0, 0.0]]))
-  assert float(value) == 1.5 and grad.tolist() == [[0.5, -0.5]]
+  value, grad = jax.value_and_grad(loss)(jnp.array([[2.0, 0.0], [9.0, 9.0]]))
+  assert float(value) == 1.5 and grad.tolist() == [[0.5, -0.5], [0, 0]]
 
 
 def test_norms_digest_as_in_training():
@@ -204,6 +206,102 @@ def test_a_client_alone_digests_nothing_and_trains_as_if_private():
     # A digest step would move biases by a large part of 2e-3.
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
   assert uplink.summed.shape == (7, 3) and int(uplink.kept) == 1
+
+
+LAYERS = ('stem', 'mid0', 'head')
+
+
+def in_numpy(params):
+  """{block: {'kernel', 'bias'}} of a tiny model, in float64."""
+  return {
+      name: {leaf: np.float64(a) for leaf, a in params[name]['Dense_0'].items()}
+      for name in LAYERS
+  }
+
+
+def step_in_numpy(params, loss, rate=0.1):
+  """A step of gradient descent, and its gradient."""
+  grads = numeric.gradient(loss, params)
+  return numeric.combine(lambda w, g: w - rate * g, params, grads), grads
+
+
+def cross_entropy_on(batch):
+  x, y = np.float64(batch.x).reshape(len(batch.y), -1), np.asarray(batch.y)
+  return lambda w: numeric.cross_entropies(numeric.net(w, LAYERS, x), y).mean()
+
+
+def assert_close_to_numpy(got, want):
+  got = in_numpy(got)
+  for name, leaves in want.items():
+    for leaf, value in leaves.items():
+      np.testing.assert_allclose(got[name][leaf], value, rtol=1e-3, atol=1e-5)
+
+
+def of_whole_batches(**options):
+  """One client of eight examples, eleven public ones, one step a pass."""
+  local = tiny_local(lr=0.1, epochs=1, batch_size=8)
+  federation = tiny_federation(
+      (1,), 1, norm=False, num_public=11, local=local
+  )
+  algorithm = make(federation, num_alignment=7, **options)
+  (group,) = federation.groups
+  client = algorithm.init_client(group, 0, jax.random.key(3))
+  data = tiny_data((8,), public=11).client(0)
+  sent = sent_by(algorithm, algorithm.init(jax.random.key(0)))
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(4))
+  return algorithm, group, client, data, sent, visit
+
+
+def test_a_visit_digests_revisits_and_publishes_in_this_order():
+  """One step of each, and the logits of the next subset, in NumPy."""
+  algorithm, group, client, data, sent, visit = of_whole_batches()
+  z_t = jax.random.normal(jax.random.key(6), (7, 3))
+  sent = sent._replace(consensus=Maybe(z_t, jnp.bool_(True)))
+  after, uplink, _ = algorithm.client_update(group, client, sent, data, visit)
+  this, following = (
+      np.float64(
+          public_subset(sent.seed, number, data, 7).batch(jnp.arange(7)).x
+      ).reshape(7, -1)
+      for number in (0, 1)
+  )
+
+  def distance(w):
+    return np.abs(numeric.net(w, LAYERS, this) - np.float64(z_t)).mean()
+
+  digested, _ = step_in_numpy(in_numpy(client.variables.params), distance)
+  want, _ = step_in_numpy(digested, cross_entropy_on(data.batch(jnp.arange(8))))
+  assert_close_to_numpy(after.variables.params, want)
+  np.testing.assert_allclose(
+      uplink.summed, numeric.net(want, LAYERS, following), rtol=1e-3, atol=1e-4
+  )
+
+
+def test_the_warm_up_takes_the_public_then_the_own_examples():
+  """One step on each, whose optimisers begin anew; the second one is kept."""
+  algorithm, group, client, data, sent, visit = of_whole_batches(
+      pretrain_epochs=1, pretrain_patience=0, pretrain_batch_size=11,
+      transfer_epochs=1, transfer_patience=0, transfer_batch_size=8,
+  )  # fmt: skip
+  after, uplink, metrics = algorithm.warm_up(group, client, sent, data, visit)
+  public = cross_entropy_on(data.of_public().batch(jnp.arange(11)))
+  own = cross_entropy_on(data.batch(jnp.arange(8)))
+  start = in_numpy(client.variables.params)
+  pretrained, _ = step_in_numpy(start, public)
+  want, grads = step_in_numpy(pretrained, own)
+  assert_close_to_numpy(after.variables.params, want)
+  np.testing.assert_allclose(metrics['pretrain_loss'], public(start), rtol=1e-4)
+  np.testing.assert_allclose(
+      metrics['train_loss'], own(pretrained), rtol=1e-4
+  )
+  # The trace of momentum after one step is its gradient.
+  assert_close_to_numpy(after.private_state[0].trace, grads)
+  assert not any(map(np.any, jax.tree.leaves(after.digest_state)))
+  x = public_subset(sent.seed, 0, data, 7).batch(jnp.arange(7)).x
+  np.testing.assert_allclose(
+      uplink.summed,
+      numeric.net(want, LAYERS, np.float64(x).reshape(7, -1)),
+      rtol=1e-3, atol=1e-4,
+  )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -362,6 +460,44 @@ def test_a_tenth_is_held_out_but_never_all(n, want):
   assert (int(rest.size), int(held.size)) == (n - want, want)
   together = [*rest.index[: n - want].tolist(), *held.index[:want].tolist()]
   assert sorted(together) == list(range(n))
+
+
+@pytest.mark.parametrize(
+    ('scores', 'epochs'),
+    [
+        # A gain exceeds the best score so far by more than 0.04.
+        ((0.5, 0.3, 0.4, 0.9), 3),
+        ((0.5, 0.53, 0.53, 0.9), 3),
+        ((0.5, 0.56, 0.59, 0.59, 0.9), 4),
+        ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), 6),
+    ],
+)
+def test_a_gain_exceeds_the_best_score_of_the_held_out(
+    monkeypatch, scores, epochs
+):
+  """The scores after each epoch are given; a model counts its epochs."""
+  sizes = []
+
+  def fit_once(loss_fn, local, count, data, visit, opt_state):
+    sizes.append(int(data.size))
+    assert local.epochs == 1
+    return count + 1, opt_state + 2, {'train_loss': 1.0}, 5
+
+  def score(model, count, data):
+    sizes.append(int(data.size))
+    return jnp.asarray(scores, jnp.float32)[count - 1]
+
+  monkeypatch.setattr(early_stopping, 'fit', fit_once)
+  monkeypatch.setattr(early_stopping, 'accuracy', score)
+  count, opt_state, means, steps = fit_until(
+      None, tiny_local(epochs=6), jnp.int32(0), tiny_data((20,)).client(0),
+      Visit(jnp.int32(0), jnp.int32(0), jax.random.key(1)), jnp.int32(0),
+      patience=2, min_delta=0.04,
+  )  # fmt: skip
+  assert (int(count), int(steps)) == (epochs, 5 * epochs)
+  assert int(opt_state) == 2 * epochs  # It goes on from epoch to epoch.
+  assert means['train_loss'] == 1
+  assert sizes[:2] == [18, 2]  # Trained on; held out.
 
 
 @pytest.mark.slow

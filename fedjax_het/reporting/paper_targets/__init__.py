@@ -9,16 +9,24 @@ prints none.
 from collections.abc import Mapping
 from typing import Any
 
-from . import fedepth_tables, fedhe_text, fedin_tables
-from .fedepth_tables import fedepth
-from .fedhe_text import fedhe, fedhe_client, fedhe_family
-from .fedin_tables import (
-    fedin_v1_table_2,
-    fedin_v2_table_1,
-    fedin_v2_table_4,
-    fedin_v2_table_6,
+from fedjax_het.reporting.paper_targets import (
+  fedepth_tables,
+  fedhe_text,
+  fedin_tables,
 )
-from .target import Target
+from fedjax_het.reporting.paper_targets.fedepth_tables import fedepth
+from fedjax_het.reporting.paper_targets.fedhe_text import (
+  fedhe,
+  fedhe_client,
+  fedhe_family,
+)
+from fedjax_het.reporting.paper_targets.fedin_tables import (
+  fedin_v1_table_2,
+  fedin_v2_table_1,
+  fedin_v2_table_4,
+  fedin_v2_table_6,
+)
+from fedjax_het.reporting.paper_targets.target import Target
 
 __all__ = [
     'Target',

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from .target import Target, models
+from fedjax_het.reporting.paper_targets.target import Target, models
 
 _FEDEPTH_SETTING = (
     '100 clients, 10 sampled, PreResNet-20, 500 rounds of 10 epochs, batch '

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .target import Target, models
+from fedjax_het.reporting.paper_targets.target import Target, models
 
 _FEDHE_SETTING = (
     '10 clients with {nets}, IID, three minibatches a visit, Adam 1e-3, full '

@@ -7,7 +7,7 @@ Tables 5 and 7 are missing from the available texts.
 from collections.abc import Mapping
 from typing import Any
 
-from .target import Target, models
+from fedjax_het.reporting.paper_targets.target import Target, models
 
 _V1 = (
     '10 clients{nets}, all sampled, 200 rounds, {training}, {split}, one run, '
