@@ -142,11 +142,7 @@ def _fedepth(config):
       for name in ('x1_6', 'x1_3', 'x1_2', 'x1')
   })
   config.model = ml_collections.ConfigDict(fedepth_net())
-  config.partition = ml_collections.ConfigDict(
-      dict(
-          name='dirichlet_balanced', seed=config.partition.seed, alpha=0.3
-      )
-  )
+  _split('dirichlet_balanced', alpha=0.3)(config)
   config.cohort_size = 10
   config.num_rounds = 500
   config.local.epochs = 10
@@ -193,53 +189,12 @@ def local_norm(config):
   config.local_stats = True
 
 
-def _iid(config):
-  config.partition = ml_collections.ConfigDict(
-      dict(name='iid', seed=config.partition.seed)
-  )
-
-
-def _dirichlet(config):
-  """Splits each class over the clients by a Dirichlet draw; sizes vary."""
-  config.partition = ml_collections.ConfigDict(
-      dict(
-          name='dirichlet',
-          seed=config.partition.seed,
-          alpha=0.5,
-          min_size=64,  # A batch of any setting.
-      )
-  )
-
-
-def _balanced(config):
-  """Draws each client's class shares from a Dirichlet; sizes are equal."""
-  config.partition = ml_collections.ConfigDict(
-      dict(
-          name='dirichlet_balanced', seed=config.partition.seed, alpha=0.5
-      )
-  )
-
-
-def _shards(config):
-  """Two shards of sorted labels per client."""
-  config.partition = ml_collections.ConfigDict(
-      dict(name='shards', seed=config.partition.seed, shards_per_client=2)
-  )
-
-
-def _beta(config):
-  """Two classes per client; sizes are equal."""
-  config.partition = ml_collections.ConfigDict(
-      dict(name='beta', seed=config.partition.seed, labels_per_client=2)
-  )
-
-
-def _partition_file(path: str) -> Variant:
-  """The partition of a file; see `fedjax_het/data/partition_file.py`."""
+def _split(name: str, **options) -> Variant:
+  """A partition with these options; its seed stays."""
 
   def apply(config):
     config.partition = ml_collections.ConfigDict(
-        dict(name='file', seed=config.partition.seed, file=path)
+        dict(name=name, seed=config.partition.seed, **options)
     )
 
   return apply
@@ -357,11 +312,16 @@ SETTINGS = {
     'text': _text,
 }
 SPLITS = {
-    'iid': _iid,
-    'dirichlet': _dirichlet,
-    'balanced': _balanced,
-    'shards': _shards,
-    'beta': _beta,
+    'iid': _split('iid'),
+    # Each class over the clients by a Dirichlet draw; sizes vary, but hold a
+    # batch of any setting.
+    'dirichlet': _split('dirichlet', alpha=0.5, min_size=64),
+    # Each client's class shares from a Dirichlet; sizes are equal.
+    'balanced': _split('dirichlet_balanced', alpha=0.5),
+    # Two shards of sorted labels per client.
+    'shards': _split('shards', shards_per_client=2),
+    # Two classes per client; sizes are equal.
+    'beta': _split('beta', labels_per_client=2),
 }
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
@@ -393,7 +353,7 @@ def get_config(
   """
   names = [name for name in arg.split(',') if name]
   splits = SPLITS | {
-      name: _partition_file(name.removeprefix('file='))
+      name: _split('file', file=name.removeprefix('file='))
       for name in names
       if name.startswith('file=')
   }

@@ -11,9 +11,7 @@ def _similarity(config):
   For `python -m launch.similarity`; the paper does not describe the training.
   """
   config.groups = ml_collections.ConfigDict(dict(resnet14_mnist=20))
-  config.partition = ml_collections.ConfigDict(
-      dict(name='beta', seed=config.partition.seed, labels_per_client=2)
-  )
+  common.SPLITS['beta'](config)
   config.num_rounds = 2
   config.eval_every = 2
   config.eval_clients_per_group = 4

@@ -91,7 +91,7 @@ class Checkpoints:
     writing = not self._read_only
     try:
       _check_files(self.folder)
-      with _quiet():
+      with quiet():
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep if writing else None,
             create=writing,
@@ -118,7 +118,7 @@ class Checkpoints:
   def close(self) -> None:
     """Calls `finish`, and closes orbax's manager."""
     self.finish()
-    with _quiet():
+    with quiet():
       self._manager.close()
 
   def wait(self) -> None:
@@ -157,7 +157,7 @@ class Checkpoints:
 
   def remove(self, step: int) -> None:
     """Removes a written checkpoint."""
-    with _quiet():
+    with quiet():
       self._manager.delete(step)
 
   def _write(self, step, arrays, notes, before):
@@ -165,7 +165,7 @@ class Checkpoints:
     notes = dict(notes, step=step, checksums=self._checksums(arrays))
     notes['notes'] = notes_sum(notes)
     try:
-      with _quiet():
+      with quiet():
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -249,7 +249,7 @@ class Checkpoints:
     """A checkpoint's state and notes, or one line on why it is damaged."""
     _drop_late_reads()
     try:
-      with _quiet():
+      with quiet():
         return self._read(step, like, on_host)
     except Exception as e:  # Any damage: missing, cut or changed files.
       return _one_line(e)
@@ -367,7 +367,7 @@ def _drop_late_reads() -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
   """Suppresses orbax's log messages; its errors are still raised."""
   level = absl_logging.get_verbosity()
   absl_logging.set_verbosity(absl_logging.FATAL)

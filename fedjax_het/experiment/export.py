@@ -1,14 +1,13 @@
 """Writes the trained models of a run to flax or orbax files."""
 
 from collections.abc import Mapping
-import contextlib
 import pathlib
 
-from absl import logging as absl_logging
 import flax.serialization
 import jax
 import orbax.checkpoint as ocp
 
+from fedjax_het.experiment.checkpoints import quiet
 from fedjax_het.experiment.trained import Model
 from fedjax_het.options import one_of
 
@@ -57,16 +56,5 @@ def _name(key: str | int) -> str:
 def _save_orbax(model: Model, path: pathlib.Path) -> None:
   """Writes an orbax checkpoint of nested dicts, like the msgpack files."""
   tree = flax.serialization.to_state_dict(jax.device_get(model.variables))
-  with _quiet(), ocp.StandardCheckpointer() as checkpointer:
+  with quiet(), ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path.absolute(), tree)
-
-
-@contextlib.contextmanager
-def _quiet():
-  """Suppresses orbax's log messages."""
-  level = absl_logging.get_verbosity()
-  absl_logging.set_verbosity(absl_logging.FATAL)
-  try:
-    yield
-  finally:
-    absl_logging.set_verbosity(level)

@@ -25,7 +25,7 @@ from fedjax_het.names import check_name
 from fedjax_het.options import one_of
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.confusion_file import read_confusion
-from fedjax_het.reporting.run_files import Row, read_run
+from fedjax_het.reporting.run_files import Row, fitting, read_run
 from fedjax_het.reporting.summary import Summary, main_metric, summarise
 
 # Entries that affect only speed and rounding; with these values any machine can
@@ -274,7 +274,9 @@ def load_run(
   check_local(workdir, 'workdir')
   folder = pathlib.Path(workdir)
   stored, facts, rows = read_run(folder)
-  config = ml_collections.ConfigDict(_with_tuples(with_new_entries(stored)))
+  with fitting(folder):
+    whole = with_new_entries(stored)
+  config = ml_collections.ConfigDict(_with_tuples(whole))
   places = {
       'data_dir': data_dir,
       'data_file': data_file,

@@ -1,7 +1,6 @@
 """Makes the lines of metrics.jsonl from reports of rounds and evaluations."""
 
 from collections.abc import Mapping, Sequence
-import math
 
 import numpy as np
 
@@ -11,31 +10,8 @@ from fedjax_het.engine.rounds import round_bytes
 from fedjax_het.engine.task import Metric
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment import personal
-from fedjax_het.experiment.metrics_file import (
-  NO_LINES,
-  MetricsFile,
-  restore_rows,
-)
+from fedjax_het.experiment.personal import number
 from fedjax_het.reporting.run_files import Row
-from fedjax_het.reporting.summary import Summary, summarise
-
-# The runner imports all that it needs for lines from this module.
-__all__ = [
-    'NO_LINES',
-    'MetricsFile',
-    'Row',
-    'Summary',
-    'restore_rows',
-    'summarise',
-    'test_row',
-    'train_row',
-]
-
-
-def _number(value) -> float | None:
-  """A float for JSON; None where it is not finite."""
-  value = float(value)
-  return value if math.isfinite(value) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -88,14 +64,14 @@ def train_row(
     for name, metric in report.metrics.items():
       name = 'loss' if name == 'train_loss' else name
       if good.any():
-        mean = _number(np.mean(metric[good], dtype=np.float64))
+        mean = number(np.mean(metric[good], dtype=np.float64))
         groups[f'{name}/{group.name}'] = mean
         values.setdefault(name, []).append(mean)
   row['loss'] = None  # Unless a client reports one.
   row.update({name: _mean(means) for name, means in values.items()})
   row = {**row, **counts, 'nonfinite': dropped, **groups}
   if reports.server:
-    row['server'] = {k: _number(v) for k, v in reports.server.items()}
+    row['server'] = {k: number(v) for k, v in reports.server.items()}
   return row
 
 
@@ -134,12 +110,12 @@ def test_row(
     for group, score in scores.items():
       found = score.metrics.get(name, score.loss)
       values = np.asarray(found, np.float64)
-      groups[f'{name}/{group}'] = _number(values.mean())
+      groups[f'{name}/{group}'] = number(values.mean())
     means[name] = _mean([groups[f'{name}/{group}'] for group in scores])
   for group, score in scores.items():
     models = np.asarray(score.metrics[main.name], np.float64).tolist()
     groups[f'{main.name}/{group}/worst'] = _worst(main, models)
-    groups[f'{main.name}/{group}/models'] = [*map(_number, models)]
+    groups[f'{main.name}/{group}/models'] = [*map(number, models)]
     groups[f'models/{group}'] = len(score.client_id)
   means[f'{main.name}/worst'] = _worst(
       main, [groups[f'{main.name}/{group}/worst'] for group in scores]
@@ -148,7 +124,7 @@ def test_row(
   for view in next(iter(scores.values())).views:
     for group in federation.groups:
       values = np.asarray(scores[group.name].views[view], np.float64)
-      groups[f'views/{view}/{group.name}'] = _number(values.mean())
+      groups[f'views/{view}/{group.name}'] = number(values.mean())
     means[f'views/{view}'] = _over_clients(groups, f'views/{view}', federation)
   row = {'round': round_num, 'split': split, 'seconds': seconds}
   if virtual_time is not None:
@@ -158,7 +134,7 @@ def test_row(
 
 def _worst(metric: Metric, values: Sequence[float | None]) -> float | None:
   """The worst value; None if any value is None or it is not finite."""
-  return None if None in values else _number(metric.worst(values))
+  return None if None in values else number(metric.worst(values))
 
 
 def _over_clients(

@@ -43,15 +43,16 @@ def entries(
   }
   for name, own in owned.items():
     row[f'personal/clients/{name}'] = [
-        _number(value) if size else None
+        number(value) if size else None
         for value, size in zip(own.metrics[metric.name], own.size, strict=True)
     ]
   return row
 
 
-def _number(value) -> float | None:
+def number(value) -> float | None:
   """A float for JSON; None where it is not finite."""
-  return float(value) if math.isfinite(value) else None
+  value = float(value)
+  return value if math.isfinite(value) else None
 
 
 def _values(
@@ -91,4 +92,4 @@ def statistics(
       'pooled': np.average(values, weights=size),
       'loss': np.mean(loss),
   }
-  return {name: _number(value) for name, value in found.items()}
+  return {name: number(value) for name, value in found.items()}

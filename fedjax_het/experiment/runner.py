@@ -15,11 +15,12 @@ from fedjax_het.engine.rounds import State
 from fedjax_het.experiment import callbacks as callbacks_lib
 from fedjax_het.experiment import facts as facts_lib
 from fedjax_het.experiment import form as form_lib
-from fedjax_het.experiment import metrics, processes
+from fedjax_het.experiment import processes
 from fedjax_het.experiment.build import Experiment, build
 from fedjax_het.experiment.cache import enable_compilation_cache
 from fedjax_het.experiment.checkpoints import Checkpoints
 from fedjax_het.experiment.checks import check, check_is_config
+from fedjax_het.experiment.metrics_file import NO_LINES, restore_rows
 from fedjax_het.experiment.programs import (
   Programs,
   compile_programs,
@@ -40,6 +41,8 @@ from fedjax_het.files import check_local, write_atomically
 from fedjax_het.kernels import libraries
 from fedjax_het.reporting import shown
 from fedjax_het.reporting.report import write_report
+from fedjax_het.reporting.run_files import Row
+from fedjax_het.reporting.summary import Summary, summarise
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +63,9 @@ class Result(NamedTuple):
   """
 
   workdir: pathlib.Path
-  rows: list[metrics.Row]
+  rows: list[Row]
   facts: dict[str, Any]
-  summary: metrics.Summary
+  summary: Summary
   state: State
   finished: bool
   stopped: str = ''
@@ -85,7 +88,7 @@ def run(
     workdir: str | os.PathLike | None = None,
     *,
     callbacks: Sequence[callbacks_lib.Callback] = (),
-    observe: Callable[[metrics.Row], None] | None = None,
+    observe: Callable[[Row], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
   """Trains and evaluates as the config says, and writes a report.
@@ -230,7 +233,7 @@ def run(
         folder,
         rows,
         facts,
-        metrics.summarise(
+        summarise(
             rows, config.target_accuracy, experiment.federation.task.main
         ),
         state,
@@ -259,7 +262,7 @@ def _end_compilation(programs: Programs) -> None:
     programs.memory()
 
 
-def _progress(experiment, stack) -> Callable[[metrics.Row], None]:
+def _progress(experiment, stack) -> Callable[[Row], None]:
   """An observer that shows progress in a notebook, and nothing elsewhere."""
   if not in_notebook():
     return lambda row: None
@@ -282,7 +285,7 @@ def _begin(
     driver: Driver,
     folder: pathlib.Path,
     checkpoints: Checkpoints,
-) -> tuple[State, list[metrics.Row], dict[str, Any]]:
+) -> tuple[State, list[Row], dict[str, Any]]:
   """The state to continue from, the rows before it, and notes to store."""
   path, copy = folder / 'metrics.jsonl', checkpoints.folder / 'metrics.jsonl'
   fingerprint = facts_lib.fingerprint(experiment)
@@ -323,9 +326,9 @@ def _begin(
   mark = restored.notes.get('metrics')
   if not restored.step:
     # This checkpoint is from before the warm-up, which is run again.
-    mark = metrics.NO_LINES
+    mark = NO_LINES
   rows = processes.on_first(
-      lambda: metrics.restore_rows(path, copy, restored.step, mark)
+      lambda: restore_rows(path, copy, restored.step, mark)
   )
   if restored.step < experiment.config.num_rounds:
     _log.info('Resuming %s after round %d.', folder, restored.step)

@@ -15,9 +15,11 @@ from fedjax_het.experiment import metrics, processes
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.experiment.callbacks import Callbacks
 from fedjax_het.experiment.checkpoints import Checkpoints
+from fedjax_het.experiment.metrics_file import NO_LINES, MetricsFile
 from fedjax_het.experiment.programs import Programs, rounds_to_run
 from fedjax_het.experiment.trained import Reader as ModelReader
 from fedjax_het.reporting.confusion_file import write_confusion
+from fedjax_het.reporting.run_files import Row
 
 _log = logging.getLogger(__name__)
 
@@ -32,20 +34,20 @@ class RowWriter:
   def __init__(
       self,
       folder: pathlib.Path,
-      rows: list[metrics.Row],
-      observe: Callable[[metrics.Row], None],
+      rows: list[Row],
+      observe: Callable[[Row], None],
       callbacks: Callbacks,
   ):
     """Opens the workdir's metrics.jsonl, which already holds `rows`."""
     self.rows = rows
     self._folder, self._observe = folder, observe
     self._callbacks = callbacks
-    self._file = metrics.MetricsFile(
+    self._file = MetricsFile(
         folder / 'metrics.jsonl', folder / 'checkpoints' / 'metrics.jsonl'
     )
     self.mark, self.close = self._file.mark, self._file.close
 
-  def __call__(self, row: metrics.Row) -> None:
+  def __call__(self, row: Row) -> None:
     """Writes the next line, and passes it on."""
     self._file.append(row)
     self.rows.append(row)
@@ -66,11 +68,11 @@ class RowWriter:
 class RowReader:
   """Collects the lines in a process that writes none."""
 
-  def __init__(self, rows: list[metrics.Row]):
+  def __init__(self, rows: list[Row]):
     """Appends to `rows`."""
     self.rows = rows
 
-  def __call__(self, row: metrics.Row) -> None:
+  def __call__(self, row: Row) -> None:
     """Keeps the next line."""
     self.rows.append(row)
 
@@ -79,7 +81,7 @@ class RowReader:
 
   def mark(self):
     """The mark of no lines; there is no file."""
-    return metrics.NO_LINES, lambda: None
+    return NO_LINES, lambda: None
 
   def close(self) -> None:
     """Does nothing; there is no file."""

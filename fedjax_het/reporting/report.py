@@ -214,14 +214,11 @@ def _paper(config, facts, summary: Summary) -> list[str]:
     return []
   table = [['source', 'method', 'accuracy', 'first round', 'setting']]
   for target in targets:
-    reached = '-'
-    if target.reached is not None:
-      reached = f'{target.reached} (at {target.level:g} %)'
     table.append([
         target.source,
         target.method,
         f'{target.text} %',
-        reached,
+        target.first_round,
         target.setting,
     ])
   reached = '-'

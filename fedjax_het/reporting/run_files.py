@@ -101,7 +101,8 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     raise FileNotFoundError(
         f'{folder} is not a workdir: it has no config.json.'
     ) from None
-  return with_moved_entries(stored)
+  with fitting(folder):
+    return with_moved_entries(stored)
 
 
 def read_run(

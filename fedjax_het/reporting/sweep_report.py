@@ -231,7 +231,7 @@ def _column(table: Table, cells: Cells, column: str) -> str:
     if compared:
       text = '-' if target is None else target.text
       row += [text, _difference(last, target)]
-    row += [_round(target)] * timed
+    row += ['-' if target is None else target.first_round] * timed
     row += [
         tables.spread([c['personal'][name] for c in mine if 'personal' in c])
         for name in _PERSONAL
@@ -253,13 +253,6 @@ def _compile_seconds(cells: Cells) -> str:
     return '-'
   low, high = f'{min(known):.1f}', f'{max(known):.1f}'
   return low if low == high else f'{low} to {high}'
-
-
-def _round(target: Target | None) -> str:
-  """The round in which the method reached the target in the paper."""
-  if target is None or target.reached is None:
-    return '-'
-  return f'{target.reached} (at {target.level:g} %)'
 
 
 def _notes(table: Table, cells: Cells, column: str) -> str:

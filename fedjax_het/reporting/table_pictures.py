@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_het.analysis import pictures
 from fedjax_het.reporting.looks import method_looks
+from fedjax_het.reporting.paper_targets.target import models
 from fedjax_het.reporting.report_pictures import CLIENT_BYTES, NO_PICTURES
 from fedjax_het.reporting.results_table import Table
 from fedjax_het.reporting.setting import named
@@ -152,11 +153,8 @@ def _splits(table: Table, column: str) -> dict[str, str]:
     config = table.config(label, column)
     if config is not None:
       split = {k: v for k, v in config.partition.items() if k != 'seed'}
-      models = {
-          entry.get('model', name) if hasattr(entry, 'get') else name
-          for name, entry in config.groups.items()
-      }
-      which = 'one model' if len(models) == 1 else 'different models'
+      nets = models(config.to_dict())
+      which = 'one model' if len(nets) == 1 else 'different models'
       found[label] = (config.dataset, named(split).strip(), which)
   differ = [len(set(part)) > 1 for part in zip(*found.values(), strict=True)]
   return {

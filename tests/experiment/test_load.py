@@ -184,6 +184,25 @@ def test_wrong_questions_are_refused(results, tmp_path):
     fh.load_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    'damage',
+    [
+        dict(algorithm='x'),
+        # As versions wrote it that kept this entry in another section.
+        dict(algorithm=dict(name='fedmd', keep_optimizer=True), local=[1]),
+    ],
+)
+def test_a_damaged_config_is_refused_in_one_line(results, tmp_path, damage):
+  for path in results['fedavg'].workdir.iterdir():
+    if path.is_file():
+      (tmp_path / path.name).write_bytes(path.read_bytes())
+  file = tmp_path / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+  with pytest.raises(ValueError, match=r'^The files of .* do not fit') as e:
+    fh.load_run(tmp_path)
+  assert '\n' not in str(e.value)
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_stays(tmp_path):
   config = tiny('private', checkpoint_every=1)
   result = experiment.run(config, tmp_path)

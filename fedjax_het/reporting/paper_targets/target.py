@@ -33,6 +33,13 @@ class Target(NamedTuple):
     shown = self.printed or str(self.accuracy)
     return shown if self.spread is None else f'{shown} ± {self.spread}'
 
+  @property
+  def first_round(self) -> str:
+    """The round that reached `level`, in words; '-' if none is printed."""
+    if self.reached is None:
+      return '-'
+    return f'{self.reached} (at {self.level:g} %)'
+
 
 def models(config: Mapping[str, Any]) -> set[str]:
   """The names of the models of a config's groups."""
