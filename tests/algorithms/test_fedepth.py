@@ -533,6 +533,43 @@ def test_mutual_models_have_dropout_masks_of_their_own(steps_of_three):
   assert len({tuple(np.ravel(kernel)) for kernel in kernels}) == 3
 
 
+def test_two_models_teach_each_other_and_stay_in_their_places():
+  """One step on one batch: each moves by CE and KL(p of the other || its p)."""
+  model = tiny_model(1, norm=False)
+  start, partner = (model.init(jax.random.key(i)) for i in (0, 1))
+  local = tiny_local(optax.sgd, 0.5, epochs=1, batch_size=8)
+  data = tiny_data((8,)).client(0)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(2))
+  end, (other,), metrics, num = mutual.train_together(
+      model, local, start, (partner,), data, visit
+  )
+  batch = data.batch(jnp.arange(8))
+  logits = lambda params: model.apply(Variables(params, {}), batch.x)[0]  # noqa: E731
+
+  def entropy(params):
+    log_p = jax.nn.log_softmax(logits(params))
+    return -jnp.mean(log_p[jnp.arange(8), batch.y])
+
+  def loss(params, teacher):
+    p = jax.nn.softmax(logits(teacher))
+    log_q = jax.nn.log_softmax(logits(params))
+    gap = jnp.sum(p * (jnp.log(p) - log_q), axis=1)
+    return entropy(params) + jnp.mean(gap)
+
+  for got, mine, teacher in ((end, start, partner), (other, partner, start)):
+    grads = jax.grad(loss)(mine.params, teacher.params)
+    want = jax.tree.map(lambda w, g: w - 0.5 * g, mine.params, grads)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        got.params,
+        want,
+    )
+  assert int(num) == 1
+  np.testing.assert_allclose(
+      metrics['train_loss'], entropy(start.params), rtol=1e-5
+  )
+
+
 @pytest.mark.slow
 def test_the_rich_train_two_models_and_send_one():
   federation, data = federate(poor='1', rich='2'), small_data()

@@ -207,33 +207,128 @@ def test_who_is_absent_keeps_its_logits():
   assert not np.any(after.logits.value[1] == 7)
 
 
-def test_clients_distil_each_example_from_its_own_logits():
-  """At a learning rate of 0 the mean loss is known, whatever the order."""
-  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=2)
+@pytest.mark.parametrize(('client_id', 'batch_size'), [(1, 2), (3, 8)])
+def test_clients_distil_each_example_from_its_own_logits(
+    client_id, batch_size
+):
+  """At a learning rate of 0 the mean loss is known, whatever the order.
+
+  Client 1 has four whole batches, client 3 one of seven examples and padding.
+  """
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=batch_size)
   federation = federate_tiny(local=local)
-  group = federation.groups[1]
-  algorithm = make(federation, distill_weight=0.5, temperature=3.0)
-  client = algorithm.init_client(group, 1, jax.random.key(0))
-  data = tiny_data(SIZES).client(1)
+  group, n = federation.groups[1], SIZES[client_id]
+  algorithm = make(federation, distill_weight=0.5, temperature=2.0)
+  client = algorithm.init_client(group, client_id, jax.random.key(0))
+  data = tiny_data(SIZES).client(client_id)
   place = jnp.arange(LENGTH)
   teacher = place[:, None] * jnp.array([1.0, -1.0, 0.5])[None]
   known = place != 3
   sent = Maybe(teacher, known)
-  batch = data.batch(place)
+  batch = data.batch(jnp.arange(n))
   logits, _ = group.model.apply(client[0], batch.x)
-  gap = jnp.where(known, distillation(logits, teacher, 3.0), 0.0)
+  gap = jnp.where(known[:n], distillation(logits, teacher[:n], 2.0), 0.0)
   want = CLASSIFICATION.loss(logits, batch.y) + 0.5 * jnp.mean(gap)
   for seed in (0, 1):
-    visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(seed))
+    visit = Visit(jnp.int32(client_id), jnp.int32(0), jax.random.key(seed))
     _, uplink, metrics = algorithm.client_update(
         group, client, sent, data, visit
     )
     np.testing.assert_allclose(metrics['train_loss'], want, rtol=1e-5)
-    h, z, y = uplink.kept.value
+    h, z, y = (a[:n] for a in uplink.kept.value)
     np.testing.assert_allclose(z, logits, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(y, batch.y)
     features, _ = group.model.apply(client[0], batch.x, stop=1)
     np.testing.assert_allclose(h, features, rtol=1e-5, atol=1e-6)
+
+
+def test_uploads_are_those_of_the_trained_model():
+  federation = federate_tiny(local=tiny_local(optax.sgd, 0.3))
+  group, algorithm = federation.groups[1], make(federation)
+  client = algorithm.init_client(group, 1, jax.random.key(0))
+  data, visit = tiny_data(SIZES).client(1), Visit(1, 0, jax.random.key(0))
+  sent = Maybe(jnp.zeros((LENGTH, NUM_CLASSES)), jnp.zeros(LENGTH, bool))
+  after, uplink, _ = algorithm.client_update(group, client, sent, data, visit)
+  x = data.batch(jnp.arange(LENGTH)).x
+  h, z, _ = uplink.kept.value
+  want, _ = group.model.apply(after[0], x)
+  np.testing.assert_allclose(z, want, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+      h, group.model.apply(after[0], x, stop=1)[0], rtol=1e-5, atol=1e-6
+  )
+  assert np.abs(z - group.model.apply(client[0], x)[0]).max() > 0.05
+
+
+def one_upload(size, length, seed=0):
+  """A message of one client: random features and logits, and padding."""
+  rng = np.random.default_rng(seed)
+  h, z = jnp.asarray(rng.normal(size=(2, length, 4)), jnp.float32)
+  y = jnp.arange(length) % NUM_CLASSES
+  message = Maybe(
+      (h[None], z[None, :, :NUM_CLASSES], y[None]),
+      jnp.arange(length)[None] < size,
+  )
+  return h, {'tiny1': Received((), message, jnp.array([0]))}
+
+
+def test_the_servers_norms_take_the_batch_in_training_and_not_in_eval():
+  """Five examples and three of padding, which no statistic may see."""
+  h, received = one_upload(5, 8)
+  for mode, rate in (('train', 0.0), ('eval', 0.1)):
+    local = tiny_local(optax.sgd, rate, batch_size=8)
+    federation = tiny_federation((1,), 1, local=local, sizes=np.array([8]))
+    algorithm = make(federation, server_epochs=1, server_logits=mode)
+    server = algorithm.init(jax.random.key(0))
+    after = server_step(algorithm, server, received)
+    chief = federation.groups[0].model
+    trained, stats = chief.apply(server.net, h[:5], start=1, train=True)
+    if mode == 'train':
+      want = trained
+    else:  # The net and the running statistics after training.
+      want, _ = chief.apply(after.net, h[:5], start=1)
+      before, _ = chief.apply(server.net, h[:5], start=1)
+      assert np.abs(want - before).max() > 1e-3
+    np.testing.assert_allclose(
+        after.logits.value[0, :5], want, rtol=1e-4, atol=1e-5
+    )
+    for name, leaf in after.net.stats.items():
+      jax.tree.map(
+          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+          leaf,
+          stats[name],
+      )
+
+
+def test_logits_of_the_training_pass_are_those_of_the_last_epoch():
+  """After one of two steps; the temperature is not the default."""
+  local = tiny_local(optax.sgd, 0.5, batch_size=4)
+  federation = tiny_federation(
+      (1,), 1, norm=False, local=local, sizes=np.array([4])
+  )
+  h, received = one_upload(4, 4)
+  algorithm = make(federation, server_epochs=2, temperature=2.0)
+  chief, server = federation.groups[0].model, algorithm.init(jax.random.key(0))
+  _, z_c, y = (a[0] for a in received['tiny1'].kept.value)
+
+  def logits(params):
+    return chief.apply(Variables(params, {}), h, start=1)[0]
+
+  def loss(params):
+    z_s = logits(params)
+    p, log_q = jax.nn.softmax(z_c / 2), jax.nn.log_softmax(z_s / 2)
+    gap = jnp.mean(jnp.sum(p * (jnp.log(p) - log_q), axis=1))
+    log_p = jax.nn.log_softmax(z_s)
+    return -jnp.mean(log_p[jnp.arange(4), y]) + 4 * gap
+
+  params = server.net.params
+  stepped = jax.tree.map(
+      lambda w, g: w - 0.5 * g, params, jax.grad(loss)(params)
+  )
+  assert np.abs(logits(stepped) - logits(params)).max() > 0.05
+  after = server_step(algorithm, server, received)
+  np.testing.assert_allclose(
+      after.logits.value[0], logits(stepped), rtol=1e-4, atol=1e-5
+  )
 
 
 def test_uploads_are_computed_as_in_tests():
