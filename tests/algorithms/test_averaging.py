@@ -1,5 +1,6 @@
 """FedAvg and FedProx on quadratics f_k = h_k (w - a_k)^2 / 2: closed forms."""
 
+import functools
 import sys
 
 import jax
@@ -251,6 +252,39 @@ def test_the_proximal_term_acts_from_the_second_step(tx):
       np.any(a != b)
       for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second))
   )
+
+
+@pytest.mark.parametrize('name', [
+    'fedavg', 'fedprox', 'incoavg', 'fednova', 'moon', 'fedgen', 'fedasync',
+])  # fmt: skip
+def test_blocks_that_stay_are_trained(name):
+  """All leaves of the client's own blocks have moved after a visit."""
+  aggregation = 'classifier' if name == 'fedgen' else 'ends'
+  federation = tiny_federation((1,), 2, norm=False)
+  algorithm = ALGORITHMS[name](federation, aggregation=aggregation)
+  (group,), key = federation.groups, jax.random.key(0)
+  visit = Visit(jnp.int32(0), jnp.int32(0), key)
+  server = algorithm.init(key)
+  sent = algorithm.downlink(server, group, visit)
+  client = algorithm.init_client(group, 0, key)
+  data = tiny_data([8, 5]).client(0)
+  after, _, _ = jax.jit(functools.partial(algorithm.client_update, group))(
+      client, sent, data, visit
+  )
+  # The own blocks are what is found under the names of unshared blocks.
+  own = ('mid0',) if aggregation == 'ends' else ('stem', 'mid0')
+  moved = {}
+  pairs = zip(
+      jax.tree_util.tree_leaves_with_path(client),
+      jax.tree_util.tree_leaves_with_path(after),
+      strict=True,
+  )
+  for (path, old), (_, new) in pairs:
+    names = [getattr(entry, 'key', None) for entry in path]
+    for block in own:
+      if block in names and 'kernel' in names:
+        moved[block] = moved.get(block, False) or bool(np.any(old != new))
+  assert moved == dict.fromkeys(own, True)
 
 
 def test_negative_mu_is_refused():

@@ -19,12 +19,19 @@ from fedjax_het.aggregation.uploads import keep_latest
 from fedjax_het.algorithms import fedhe, private
 from fedjax_het.algorithms.fedhe import Folded, add_and_fold, class_upload
 from fedjax_het.engine import rounds, traffic
-from fedjax_het.engine.types import Federation, Group, Maybe, Visit
+from fedjax_het.engine.types import (
+  Federation,
+  Group,
+  Maybe,
+  Received,
+  Visit,
+)
 from fedjax_het.models import create
 from tests.algorithms.suite import Clocks
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
+  server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
@@ -287,6 +294,43 @@ def test_every_store_holds_the_mean_of_the_first_round(store):
   want = sums / np.maximum(counts, 1)[:, None]
   np.testing.assert_allclose(sent.value.vectors, want, rtol=1e-4, atol=1e-5)
   assert all(np.all(r.metrics['logit_loss'] == 0) for r in reports.values())
+
+
+def planted(vectors):
+  """One upload of one class for each of the clients 0, 1, ..."""
+  uploads = ClassVectors(
+      jnp.asarray(vectors, jnp.float32)[:, None], jnp.ones((len(vectors), 1))
+  )
+  ids = jnp.arange(len(vectors))
+  total = jax.tree.map(lambda a: jnp.sum(a, axis=0), uploads)
+  whole = Maybe(uploads, jnp.ones((len(vectors), 1), bool))
+  return Maybe(total, jnp.ones(1, bool)), whole, ids
+
+
+@pytest.mark.parametrize(('options', 'want'), [
+    (dict(store='all'), 3.5),  # Eq. 9: the mean over both rounds.
+    # Eq. 10: (1 + 3) / 2 is one vector of three, or (1 + 3 + 5) / 3 of two.
+    (dict(store='fold', fold_every=2), 4.0),
+    (dict(store='fold', fold_every=3), 4.0),
+    (dict(store='fold', fold_every=100), 3.5),
+    (dict(store='latest'), 5.0),
+])  # fmt: skip
+def test_stores_over_two_rounds(options, want):
+  """Two clients send 1 and 3, then 5 and 5."""
+  model = create('mlp', SHAPE, 1, hidden=4, norm='none')
+  federation = Federation((Group('g', model, np.arange(2)),), tiny_local())
+  algorithm = fedhe(federation, **options)
+  server = algorithm.init(jax.random.key(0))
+  for vectors in ([[1.0], [3.0]], [[5.0], [5.0]]):
+    total, whole, ids = planted(vectors)
+    one = (
+        Received(total, None, ids)
+        if options['store'] == 'all'
+        else Received((), whole, ids)
+    )
+    server = server_step(algorithm, server, {'g': one})
+  sent = algorithm.downlink(server, federation.groups[0], None)
+  np.testing.assert_allclose(sent.value.vectors[0, 0], want, rtol=1e-6)
 
 
 # What travels.

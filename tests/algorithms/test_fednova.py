@@ -167,6 +167,26 @@ def test_a_proximal_term_shrinks_the_change_and_its_steps():
   close(got, [(1 + a) / 2 * (0.1 + y / a) / 2])
 
 
+def test_a_proximal_term_with_a_rate_that_falls():
+  """A_k is that of the round's own rate: alpha = 0.05, then 0.005."""
+  rates = (0.1, 0.01)
+  local = dict(learning_rate=lambda r: jnp.asarray(rates)[r])
+  got = list(run([1, 5], 2, ONE_AND_THREE, local=local, mu=0.5))
+  x, want = 0.0, []
+  for rate in rates:
+    changes, steps = [], []
+    for minimum, num in ((1, 1), (5, 3)):
+      y, a = x, 0.0
+      for _ in range(num):
+        y += rate * (minimum - y) - rate * 0.5 * (y - x)
+        a = (1 - rate * 0.5) * a + 1
+      changes.append((y - x) / a)
+      steps.append(a)
+    x += np.mean(steps) * np.mean(changes)
+    want.append(x)
+  close(got, want)
+
+
 def test_without_a_learning_rate_nothing_moves():
   got = list(run([1, 5], 2, dict(ONE_AND_THREE, rate=0.0), True, mu=0.5))
   assert got == [0.0, 0.0]

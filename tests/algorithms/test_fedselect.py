@@ -29,7 +29,7 @@ from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel
 from tests.algorithms.suite import Case
 from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
-from tests.quadratics import quadratics
+from tests.quadratics import play, quadratics
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -230,6 +230,27 @@ def run(algorithm, federation, data, num, cohort_size, state=None):
     states.append(jax.device_get(state))
     reports.append(report)
   return states, reports
+
+
+def test_the_servers_momentum_is_that_of_fedavg():
+  """Without personal entries, over three rounds."""
+  federation, data = quadratics([1, 5])
+  ends = []
+  for method, options in ((fedselect, dict(growth=0.0)), (fedavg, {})):
+    algorithm = method(federation, server_momentum=0.9, **options)
+    played = play(algorithm, federation, data, [(0, 1)] * 3)
+    ends.append([float(s.variables.params['l1']['w']) for s, _ in played])
+  np.testing.assert_allclose(*ends, rtol=1e-5)
+
+
+def test_tensors_above_the_limit_no_longer_grow():
+  """16 entries of mid0's kernel: 8, then 12 of them, above 0.6."""
+  states, _ = played(fedselect, period=1, growth=0.5, limit=0.6, cohort_size=4)
+  shares = [
+      np.mean(np.asarray(s.clients['tiny1'].mask['mid0']['Dense_0']['kernel']))
+      for s in states[1:]
+  ]
+  np.testing.assert_allclose(shares, [0, 0.5, 0.75, 0.75, 0.75])
 
 
 @functools.cache

@@ -124,10 +124,19 @@ def test_server_lr_scales_x_and_not_c():
 
 
 def test_momentum_of_the_server_is_one_of_x_alone():
+  """Two rounds of two steps of rate 0.1; c is the mean of the c_k."""
   federation, data = quadratics([1, 5])
   algorithm = scaffold(federation, server_momentum=0.9)
-  ((x, c), _), = play(algorithm, federation, data, [BOTH])
-  close([x.variables.params['l1']['w'], c['l1']['w']], [0.57, -2.85])
+  minima, c_k = np.array([1.0, 5.0]), np.zeros(2)
+  x = m = c = 0.0
+  for (server, got), _ in play(algorithm, federation, data, [BOTH] * 2):
+    y = np.full(2, x)
+    for _ in range(2):
+      y -= 0.1 * (y - minima - c_k + c)
+    c_k = c_k - c + (x - y) / 0.2
+    m = 0.9 * m + np.mean(y - x)
+    x, c = x + m, c_k.mean()
+    close([server.variables.params['l1']['w'], got['l1']['w']], [x, c])
 
 
 def test_c_k_is_a_gradient_with_adam_too():
