@@ -1,0 +1,107 @@
+"""Every option of every method changes the programs."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_het.algorithms import ALGORITHMS
+from fedjax_het.engine import rounds
+from fedjax_het.options import keyword_options
+from tests.algorithms import suite
+from tests.tiny import SHAPE, tiny_data
+
+pytestmark = pytest.mark.slow
+
+
+def traced(fn, *args) -> str:
+  """The program of a function, with its constants, as text."""
+  return jax.jit(fn).lower(*args).as_text()
+
+
+def programs(algorithm, federation) -> str:
+  """Initial state, warm-up, round and evaluation of a method, as text."""
+  key, data = jax.random.key(0), tiny_data(public=suite.NUM_PUBLIC)
+
+  def init(key):
+    return rounds.init_state(algorithm, federation, key)
+
+  state = jax.eval_shape(init, key)
+  run = rounds.make_round(algorithm, federation, cohort_size=2, backend='map')
+  found = [traced(init, key), traced(run, state, data, key, key)]
+  if algorithm.warm_up is not None:
+    warm_up = rounds.make_warm_up(algorithm, federation, backend='map')
+    found.append(traced(warm_up, state, data, key))
+  x = jnp.zeros((2, *SHAPE))
+  for group in federation.groups:
+
+    def evaluate(state, group=group):
+      client = jax.tree.map(lambda leaf: leaf[0], state.clients[group.name])
+      model = algorithm.client_model(state.server, client, group)
+      predict = [algorithm.predict, *algorithm.views.values()]
+      return [p(group, model, x) for p in predict]
+
+    found.append(traced(evaluate, state))
+  return '\n'.join(found)
+
+
+def others(make, default) -> list:
+  """Other values that an option might have; some may be refused."""
+  if isinstance(default, bool):
+    return [not default]
+  if isinstance(default, int):
+    return [default + 1, default - 1]
+  if isinstance(default, float):
+    return [0.4 * default + 0.3, default + 0.5]
+  if isinstance(default, str):  # The error for an unknown value lists all.
+    with pytest.raises(ValueError) as error:
+      make('unheard_of')
+    words = re.findall('[a-z][a-z_0-9]*', str(error.value))
+    return [word for word in words if word != default]
+  return [1, 0.5, 2, 8]
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_every_option_acts(name):
+  """Alone, or beside another value of one of the other options."""
+  case = suite.cases(name)[0]
+  _, federation = suite.make(name, case=case)
+  options = {
+      option: case.options.get(option, default)
+      for option, (_, default) in keyword_options(ALGORITHMS[name]).items()
+  }
+  known: dict[str, str | None] = {}
+
+  def text(**given):
+    """The programs; None if these options are refused together."""
+    words = repr(sorted(given.items()))
+    if words not in known:
+      with_given = case._replace(options={**case.options, **given})
+      try:
+        algorithm, _ = suite.make(name, federation, with_given)
+        known[words] = programs(algorithm, federation)
+      except (TypeError, ValueError):
+        known[words] = None
+    return known[words]
+
+  def values(option):
+    def make(value):
+      given = case._replace(options={**case.options, option: value})
+      return suite.make(name, federation, given)
+
+    return others(make, options[option])
+
+  def acts(option, **beside):
+    before = text(**beside)
+    return before is not None and any(
+        text(**beside, **{option: value}) not in (before, None)
+        for value in values(option)
+    )
+
+  assert text() is not None
+  for option in options:
+    contexts = ({o: v} for o in options if o != option for v in values(o))
+    assert acts(option) or any(
+        acts(option, **beside) for beside in contexts
+    ), f'{name}: {option} changes nothing'
