@@ -142,6 +142,22 @@ def test_too_stale_and_untrained_uploads_are_dropped():
     np.testing.assert_array_equal(leaves_of(got, 'mid0'), want)
 
 
+@pytest.mark.parametrize(('size', 'weight'), [(1, 1.0), (0, 0.0)])
+def test_a_visit_without_a_step_has_no_weight(size, weight):
+  federation, data = quadratics([5])
+  data = data.replace(sizes=jnp.array([size]))
+  (group,), algorithm = federation.groups, fedasync(federation)
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+  sent = algorithm.downlink(
+      algorithm.init(jax.random.key(0)), group, visit
+  )
+  client = algorithm.init_client(group, 0, jax.random.key(0))
+  _, uplink, _ = algorithm.client_update(
+      group, client, sent, data.client(0), visit
+  )
+  assert float(uplink.kept.weight) == weight
+
+
 @pytest.mark.parametrize(
     'options,mu', [(dict(mu=1.0), 1.0), ({}, 0.005), (dict(mu=0.0), 0.0)]
 )

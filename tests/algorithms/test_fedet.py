@@ -298,6 +298,16 @@ def test_a_server_that_does_not_learn_is_fedavg(still, averages):
   assert_averages(still[0], averages)
 
 
+def test_the_servers_momentum_is_fedavgs():
+  """Over two rounds, the second of which has moments from the first."""
+  federation = federate()
+  options = dict(server_optimizer='sgd', server_momentum=0.9)
+  got = play(make(federation, server_epochs=0, **options), federation, 2)[0]
+  want = play(fedavg(federation, **options), federation, 2)[0]
+  for a, b in zip(got[1:], want[1:], strict=True):
+    assert_trees(a.server.small, b.server, rtol=1e-6, atol=1e-7)
+
+
 def test_a_server_that_takes_no_step_is_fedavg(averages):
   """tau_s = 0: there are no metrics, and W's running statistics stay."""
   federation = federate(norm=True)

@@ -347,6 +347,43 @@ def test_the_divergence_is_from_the_generated_to_the_real(drawn):
   assert drawn == [[True, False, True]]  # Only classes that G knows.
 
 
+def test_draws_have_keys_of_their_own(monkeypatch):
+  """Two of noise and one of labels a step, and two a round of the server."""
+  seen = []
+
+  def spied(draw):
+    def spy(key, *args):
+      seen.append(tuple(np.ravel(jax.random.key_data(key)).tolist()))
+      return draw(key, *args)
+
+    return spy
+
+  for module in (client, server):
+    for name in ('draw_noise', 'draw_labels'):
+      monkeypatch.setattr(module, name, spied(getattr(module, name)))
+  model = tiny_model(1, norm=False)
+  sent = Sent(None, init_generator(NET, KEY), jnp.ones(NUM_CLASSES, bool))
+  loss_fn = client_loss(model, CLASSIFICATION, NET, sent, 1.0, 1.0, 4)
+  for seed in (1, 2):
+    loss_fn(model.init(KEY), a_batch(), jax.random.key(seed))
+  assert len(set(seen)) == len(seen) == 6
+  local = generator_training(CLASSIFICATION, 1e-3, 1.0, 0.0, 4)
+  variables = init_generator(NET, KEY)
+  opt_state = local.optimizer(1.0).init(variables.params)
+
+  def loss(variables, batch, key):
+    zero = 0.0 * sum(a.sum() for a in jax.tree.leaves(variables.params))
+    return zero, (variables.stats, {})
+
+  for seed in (1, 2):
+    turn = TURN._replace(key=jax.random.key(seed))
+    train_generator(
+        NET, variables, opt_state, loss, local, jnp.ones(NUM_CLASSES, bool), 1,
+        turn,
+    )  # fmt: skip
+  assert len(set(seen)) == len(seen) == 10
+
+
 @pytest.mark.parametrize('num,want', [(4, 4.7), (8, 7.7)])
 def test_worked_loss(drawn, num, want):
   """CE = 1.2, CE_gen = 0.3, KL = 0.05, a_t = b_t = 10, and B_g = B or 2 B."""

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from fedjax_het.aggregation.exchange import Delta
+from fedjax_het.aggregation.narrow_training import train_narrow
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, heterofl
 from fedjax_het.algorithms.heterofl_widths import Sent
@@ -28,12 +30,14 @@ from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
+  Dense,
   one_model_federation,
   preprocess,
   server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
+  tiny_model,
   with_group_options,
 )
 
@@ -315,6 +319,63 @@ def values(tree):
 def decayed(lr):
   """SGD with weight decay, which moves parameters without a gradient."""
   return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lr))
+
+
+@pytest.mark.parametrize('mask', ['client', 'batch', 'none'])
+def test_masks_of_batches_of_one_example(mask):
+  """At a rate of 0; a client with two of three labels, or one in each batch."""
+  model = tiny_model(1, norm=False)
+  params = model.init(jax.random.key(0)).params
+  data = tiny_data((4,)).replace(labels=jnp.array([0, 2, 2, 0])).client(0)
+  _, _, metrics, num = train_narrow(
+      model, 1.0, tiny_local(optax.sgd, 0.0, epochs=1, batch_size=1), params,
+      data, Visit(jnp.int32(0), jnp.int32(0), jax.random.key(1)),
+      scaler=True, mask=mask,
+  )  # fmt: skip
+  batch = data.batch(jnp.arange(4))
+  z = np.asarray(model.apply(Variables(params, {}), batch.x)[0])
+  rows = np.eye(3, dtype=bool)[np.asarray(batch.y)]
+  kept = dict(client=rows.any(0)[None], batch=rows, none=True)[mask]
+  z = np.where(kept, z, 0)
+  want = np.mean(np.log(np.exp(z).sum(1)) - z[rows])
+  np.testing.assert_allclose(metrics['train_loss'], want, rtol=1e-5)
+  assert int(num) == 4
+
+
+class Thinned(nn.Module):
+  """Flattens, and drops half of the features in training."""
+
+  @nn.compact
+  def __call__(self, x, train, mask):
+    x = x.reshape(len(x), -1)
+    return nn.Dropout(0.5, deterministic=not train)(x)
+
+
+def test_dropout_acts_in_training():
+  model = BlockModel(
+      'thin',
+      (
+          Block('stem', Thinned()),
+          Block('mid', Dense(4)),
+          Block('head', Dense(3, relu=False)),
+      ),
+      SHAPE,
+      3,
+      (1, 2),
+  )
+  params = model.init(jax.random.key(0)).params
+  local = tiny_local(optax.sgd, 0.0, epochs=1, batch_size=8)
+  losses = {
+      float(
+          train_narrow(
+              model, 1.0, local, params, tiny_data((8,)).client(0),
+              Visit(jnp.int32(0), jnp.int32(0), jax.random.key(seed)),
+              scaler=False, mask='none',
+          )[2]['train_loss']
+      )
+      for seed in range(3)
+  }  # fmt: skip
+  assert len(losses) == 3 and np.ptp(list(losses)) > 1e-3
 
 
 @pytest.mark.parametrize('mask', ['client', 'batch', 'none'])
