@@ -119,10 +119,9 @@ def check_copies(data, num_devices: int) -> None:
   Raises:
     ValueError: If they do not fit; names `dataset`.
   """
-  need = num_devices * _bytes(data)
   refuse_if_too_large(
-      {'dataset': need},
-      f'a copy for each of the {num_devices} devices (shard_map) needs',
+      {'dataset': num_devices * _bytes(data)},
+      f'a copy of the data for each of {num_devices} devices needs',
   )
 
 

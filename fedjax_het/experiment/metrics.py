@@ -10,7 +10,6 @@ from fedjax_het.engine.rounds import round_bytes
 from fedjax_het.engine.task import Metric
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment import personal
-from fedjax_het.experiment.personal import number
 from fedjax_het.reporting.run_files import Row
 
 
@@ -64,14 +63,14 @@ def train_row(
     for name, metric in report.metrics.items():
       name = 'loss' if name == 'train_loss' else name
       if good.any():
-        mean = number(np.mean(metric[good], dtype=np.float64))
+        mean = personal.number(np.mean(metric[good], dtype=np.float64))
         groups[f'{name}/{group.name}'] = mean
         values.setdefault(name, []).append(mean)
   row['loss'] = None  # Unless a client reports one.
   row.update({name: _mean(means) for name, means in values.items()})
   row = {**row, **counts, 'nonfinite': dropped, **groups}
   if reports.server:
-    row['server'] = {k: number(v) for k, v in reports.server.items()}
+    row['server'] = {k: personal.number(v) for k, v in reports.server.items()}
   return row
 
 
@@ -110,12 +109,12 @@ def test_row(
     for group, score in scores.items():
       found = score.metrics.get(name, score.loss)
       values = np.asarray(found, np.float64)
-      groups[f'{name}/{group}'] = number(values.mean())
+      groups[f'{name}/{group}'] = personal.number(values.mean())
     means[name] = _mean([groups[f'{name}/{group}'] for group in scores])
   for group, score in scores.items():
     models = np.asarray(score.metrics[main.name], np.float64).tolist()
     groups[f'{main.name}/{group}/worst'] = _worst(main, models)
-    groups[f'{main.name}/{group}/models'] = [*map(number, models)]
+    groups[f'{main.name}/{group}/models'] = [*map(personal.number, models)]
     groups[f'models/{group}'] = len(score.client_id)
   means[f'{main.name}/worst'] = _worst(
       main, [groups[f'{main.name}/{group}/worst'] for group in scores]
@@ -124,7 +123,7 @@ def test_row(
   for view in next(iter(scores.values())).views:
     for group in federation.groups:
       values = np.asarray(scores[group.name].views[view], np.float64)
-      groups[f'views/{view}/{group.name}'] = number(values.mean())
+      groups[f'views/{view}/{group.name}'] = personal.number(values.mean())
     means[f'views/{view}'] = _over_clients(groups, f'views/{view}', federation)
   row = {'round': round_num, 'split': split, 'seconds': seconds}
   if virtual_time is not None:
@@ -134,7 +133,7 @@ def test_row(
 
 def _worst(metric: Metric, values: Sequence[float | None]) -> float | None:
   """The worst value; None if any value is None or it is not finite."""
-  return None if None in values else number(metric.worst(values))
+  return None if None in values else personal.number(metric.worst(values))
 
 
 def _over_clients(

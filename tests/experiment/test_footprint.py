@@ -118,7 +118,7 @@ def test_each_device_has_a_copy_of_the_data(monkeypatch):
   (needs, what), (whole, _) = asked
   one = sum(leaf.nbytes for leaf in jax.tree.leaves(built.data))
   assert needs == {'dataset': len(jax.devices()) * one}
-  assert what.startswith(f'a copy for each of the {len(jax.devices())} devices')
+  assert what.startswith(f'a copy of the data for each of {len(jax.devices())} ')
   assert 'groups' in whole
   asked.clear()
   experiment.build(tiny_config(backend='map'))
