@@ -344,10 +344,14 @@ def test_a_run_finds_what_its_papers_table_prints(name, paper):
     [
         # Another net, budgets of no scenario, a width of no row.
         ('fedepth', {'preresnet20': dict(budget='1/2')}, {}, {}),
+        ('fedepth', {'preresnet20': dict(budget='38.68MB')}, {}, {}),
+        ('fedepth', {'preresnet20': dict(budget=None)}, {}, {}),
         ('fedepth', {'mini_resnet8': dict(budget='1')}, {}, {}),
         ('heterofl', {'preresnet20': 3}, {}, {}),
+        ('heterofl', {'preresnet20': dict(clients=3)}, {}, {}),
         ('fedavg', {'preresnet20': 3}, dict(width=0.7), {}),
         ('fedavg', {'preresnet20': 3}, {}, dict(server_momentum=0.9)),
+        ('fedavg', {'preresnet20': 3}, {}, dict(aggregation='none')),
         ('scaffold', {'preresnet20': 3}, {}, {}),
     ],
 )

@@ -77,19 +77,17 @@ def _method(config: Mapping[str, Any]) -> str | None:
   """The paper's name of the method with the clients' budgets, if it has one."""
   algorithm, groups = config['algorithm'], config['groups'].values()
   name = algorithm['name']
-  if name == 'fedavg':
-    width = Fraction(config['model']['width']).limit_denominator(100)
-    return f'FedAvg x{width}'
+  if name == 'fedavg' and algorithm.get('aggregation') != 'none':
+    width = Fraction(config['model'].get('width') or 1)
+    return f'FedAvg x{width.limit_denominator(100)}'
   option = {'heterofl': 'rate', 'splitmix': 'budget', 'fedepth': 'budget'}
   if name not in option:
     return None
-  shares = [
-      group.get(option[name]) if isinstance(group, Mapping) else None
-      for group in groups
-  ]
-  if None in shares:
-    return None
-  scenario = _SCENARIOS.get(frozenset(map(Fraction, shares)))
+  try:
+    shares = frozenset(Fraction(group[option[name]]) for group in groups)
+  except (KeyError, TypeError, ValueError):
+    return None  # No share, or one in MB.
+  scenario = _SCENARIOS.get(shares)
   if scenario is None:
     return None
   fedepth_name = 'm-FeDepth' if algorithm.get('heads') == 'own' else 'FeDepth'
@@ -100,11 +98,10 @@ def _method(config: Mapping[str, Any]) -> str | None:
 def _column(config: Mapping[str, Any]) -> str | None:
   """The paper's column with the data and split; None if it has none."""
   split = config['partition']
-  kind = dict(dirichlet_balanced='alpha', dirichlet='alpha_u', beta='beta')
-  if split['name'] not in kind:
-    return None
-  value = split['labels_per_client' if split['name'] == 'beta' else 'alpha']
-  return f'{config["dataset"]} {kind[split["name"]]} {value}'
+  kinds = dict(dirichlet_balanced='alpha', dirichlet='alpha_u', beta='beta')
+  kind = kinds.get(split['name'])
+  value = split.get('labels_per_client' if kind == 'beta' else 'alpha')
+  return kind and f'{config["dataset"]} {kind} {value}'
 
 
 def fedepth(method: str, column: str) -> Target | None:
