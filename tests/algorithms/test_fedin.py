@@ -23,6 +23,7 @@ from fedjax_het.engine.types import Federation, Group, Maybe, Visit
 from fedjax_het.models import create
 from fedjax_het.models.blocks import BlockModel, Variables
 from tests.algorithms.suite import Case, Clocks
+from tests.quadratics import play, quadratics
 from tests.tiny import SHAPE, tiny_data, tiny_federation, tiny_local
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
@@ -493,23 +494,14 @@ def test_a_buffer_keeps_the_last_batches():
   assert buffer.present.sum(1).tolist() == [2, 3]
 
 
-def test_weights_by_the_number_of_examples():
-  """v2's Eq. 21: clients of 5 and 3 examples, without pairs."""
-  federation = tiny_federation((1,), 2)
-  data, key = tiny_data((5, 3)), jax.random.key(0)
-
-  def after(weights):
-    algorithm = fedin(federation, weights=weights)
-    state = rounds.init_state(algorithm, federation, key)
-    run = rounds.make_round(algorithm, federation, cohort_size=2, backend='map')
-    return run(state, data, key, key)[0].server.model.params
-
-  assert not all(
-      np.allclose(a, b, atol=1e-6)
-      for a, b in zip(
-          jax.tree.leaves(after('data')), jax.tree.leaves(after('uniform'))
-      )
-  )
+@pytest.mark.parametrize(('weights', 'mean'), [('data', 2.5), ('uniform', 3.0)])
+def test_weights_by_the_number_of_examples(weights, mean):
+  """v2's Eq. 21: clients of 5 and 3 examples with minima 1 and 5, two steps."""
+  federation, data = quadratics([1, 5], sizes=(5, 3))
+  algorithm = fedin(federation, weights=weights, mu=0.0, in_training=False)
+  ((server, _),) = play(algorithm, federation, data, [(0, 1)])
+  got = server.model.params['l1']['w']
+  np.testing.assert_allclose(got, mean * (1 - 0.9**2), rtol=1e-5)
 
 
 def test_pairs_of_the_final_pass_are_noisy_where_the_passes_are():
