@@ -86,7 +86,7 @@ def fixed_bytes(tree) -> int:
 
 
 def full_bytes(tree) -> int:
-  """Bytes of a downlink or uplink with all its optional parts.
+  """Bytes of a message, or any other tree, with all its optional parts.
 
   Args:
     tree: A pytree of arrays or of shapes, maybe with `Maybe` parts.

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_het.data.sources import Dataset
 from fedjax_het.engine.task import ACCURACY
+from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.files import read_json, write_atomically
 from fedjax_het.names import natural_key
@@ -26,13 +27,6 @@ _NEW = {'personal', 'data'}
 def _count(tree) -> int:
   """The number of elements in a tree of arrays or shapes."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def _bytes(tree) -> int:
-  return sum(
-      math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
-      for leaf in jax.tree.leaves(tree)
-  )
 
 
 def _crc(arrays: Iterable[np.ndarray], crc: int = 0) -> int:
@@ -119,7 +113,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
         clients=group.num_clients,
         parameters=_count(variables.params),
         statistics=_count(variables.stats),
-        client_bytes=_bytes(client),
+        client_bytes=full_bytes(client),
     )
     for client_id in group.client_ids:
       group_of[client_id] = group.name
@@ -129,7 +123,7 @@ def measure(experiment: Experiment) -> dict[str, Any]:
   return dict(
       groups=groups,
       group_of=group_of,
-      server_bytes=_bytes(jax.eval_shape(algorithm.init, key)),
+      server_bytes=full_bytes(jax.eval_shape(algorithm.init, key)),
       cohort_size=experiment.cohort_size,
       partition=[
           np.bincount(labels[part], minlength=num_classes).tolist()

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.engine.driver_kinds import driver_kind
+from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.models.blocks import BlockModel
 
 # Copies of the images: batches and the whole while resizing, and on the device.
@@ -120,7 +121,7 @@ def check_copies(data, num_devices: int) -> None:
     ValueError: If they do not fit; names `dataset`.
   """
   refuse_if_too_large(
-      {'dataset': num_devices * _bytes(data)},
+      {'dataset': num_devices * full_bytes(data)},
       f'a copy of the data for each of {num_devices} devices needs',
   )
 
@@ -159,7 +160,7 @@ def lower_bound(experiment) -> dict[str, int]:
   if kind.states_on_device or jax.default_backend() == 'cpu':
     needs['groups'] += sum(
         group.num_clients
-        * _bytes(
+        * full_bytes(
             jax.eval_shape(
                 lambda key, group=group: algorithm.init_client(
                     group, jnp.int32(0), key
@@ -169,7 +170,7 @@ def lower_bound(experiment) -> dict[str, int]:
         )
         for group in groups
     )
-  needs['algorithm'] = _bytes(jax.eval_shape(algorithm.init, key))
+  needs['algorithm'] = full_bytes(jax.eval_shape(algorithm.init, key))
   size = config.local.batch_size
   training = size * max(_training(group.model) for group in groups)
   tests = min(config.eval_batch_size, len(dataset.test_labels))
@@ -182,17 +183,10 @@ def lower_bound(experiment) -> dict[str, int]:
   return needs
 
 
-def _bytes(tree) -> int:
-  return sum(
-      math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
-      for leaf in jax.tree.leaves(tree)
-  )
-
-
 def _params(model: BlockModel, local) -> int:
   """Bytes of a model's parameters, their gradients and optimiser state."""
   slots = _SLOTS.get(local.optimizer, 0)
-  return (2 + slots) * _bytes(model.abstract_variables.params)
+  return (2 + slots) * full_bytes(model.abstract_variables.params)
 
 
 def _training(model: BlockModel) -> int:

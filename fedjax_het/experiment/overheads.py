@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-import jax
-
+from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.visits import message_bytes
 from fedjax_het.experiment import facts
 from fedjax_het.experiment.build import Experiment
@@ -46,10 +45,7 @@ def count(experiment: Experiment) -> Overheads:
   total = [0.0] * 4
   for group in experiment.federation.groups:
     down, up = message_bytes(experiment.algorithm, group, experiment.data)
-    model = sum(
-        leaf.size * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(group.model.abstract_variables)
-    )
+    model = full_bytes(group.model.abstract_variables)
     kept = measured['groups'][group.name]['client_bytes']
     for i, size in enumerate((model, down, kept, up)):
       total[i] += size * group.num_clients

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import logging
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from fedjax_het.engine.evaluate import Scores, make_evaluate
 from fedjax_het.engine.job import Job
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import RoundReport
+from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.experiment import footprint
 from fedjax_het.experiment.build import Experiment
 from fedjax_het.experiment.processes import several
@@ -121,10 +121,7 @@ def _warn_of_copies(experiment: Experiment) -> None:
         lambda key, group=group: init_client(group, jnp.int32(0), key),
         jax.random.key(0),
     )
-    size = group.num_clients * sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(one)
-    )
+    size = group.num_clients * full_bytes(one)
     cut = placement.is_cut(group.num_clients, experiment.mesh)
     if not cut and size > _LARGE:
       _log.warning(
