@@ -247,7 +247,8 @@ def _quick(config):
       for depth in (2, 3, 4)
   })
   config.model = ml_collections.ConfigDict(dict(hidden=32, norm='batch'))
-  config.cohort_size = min(config.cohort_size or 6, 6)
+  if config.cohort_size is not None:
+    config.cohort_size = min(config.cohort_size, 6)
   config.num_rounds = 2
   config.local.epochs = 1
 

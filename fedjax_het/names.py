@@ -15,8 +15,15 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
-  """The known name that is most similar to `name`; None if none is similar."""
-  close = difflib.get_close_matches(str(name)[:100], map(str, known), n=1)
+  """The known name that is most similar to `name`; None if none is similar.
+
+  The initials of a name, such as lr, are similar to it.
+  """
+  name, known = str(name)[:100], [*map(str, known)]
+  close = difflib.get_close_matches(name, known, n=1) or [
+      whole for whole in known
+      if name == ''.join(word[:1] for word in whole.split('_'))
+  ]
   return close[0] if close else None
 
 

@@ -28,7 +28,7 @@ from fedjax_het.data import raw_formats, sources, tfds_source
 from fedjax_het.names import check_name
 
 from . import terminal
-from .terminal import fail
+from .terminal import fail, line
 
 _DATASET = flags.DEFINE_string('dataset', None, 'Name; see --list.')
 _DATA_DIR = flags.DEFINE_string(
@@ -241,9 +241,7 @@ def main(argv) -> None:
         )
     )
   except (ValueError, OSError, ImportError) as e:
-    if isinstance(e, OSError) and e.filename:
-      e = f'{e.filename}: {e.strerror}'
-    fail(str(e).replace('pass verify=False', 'pass --noverify'))
+    fail(line(e).replace('pass verify=False', 'pass --noverify'))
 
 
 def _say(message: str) -> None:

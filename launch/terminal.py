@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
+import ml_collections
 import tqdm
 
 from . import stopping
@@ -21,8 +22,9 @@ class CommandError(ValueError):
 
 def line(error: BaseException | str) -> str:
   """An error's text on one line; an OSError without its number."""
-  if isinstance(error, OSError) and error.strerror and not error.filename:
-    error = error.strerror
+  if isinstance(error, OSError) and error.strerror:
+    place = f'{error.filename}: ' if error.filename else ''
+    error = place + error.strerror
   return ' '.join(str(error).split())
 
 
@@ -155,8 +157,17 @@ def read_expanded(argv: Sequence[str]) -> list[str]:
     sys.stdout.reconfigure(errors='backslashreplace')
   try:
     return flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as e:
+    raise CommandError(line(e) + _entry_hint(e.flagname)) from e
   except flags.Error as e:
     raise CommandError(line(e)) from e
+
+
+def _entry_hint(name: str) -> str:
+  """The end of a message on an unknown flag that is an entry of the config."""
+  config = flags.FLAGS['config'].value if 'config' in flags.FLAGS else {}
+  known = isinstance(config, ml_collections.ConfigDict) and name in config
+  return f'; did you mean --config.{name}?' if known else ''
 
 
 def with_flagfiles(argv: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ This is FedIN's Fig. 3 and Fig. 8. The networks of a run (of its groups, or of
 some clients) map the same test images to features, which are embedded together:
 each point is one image in one network. Without --stage the features are s_out,
 the outputs of the intermediate layers, averaged over pixels. Each run has a
-panel by client and, unless --label names a single class, a panel by class.
+panel by network and, unless --label names a single class, a panel by class.
 t-SNE preserves neighbours; distances between clusters, their sizes and the axes
 have no meaning.
 
@@ -130,16 +130,16 @@ def embed_run(
 
 
 def panels(points: Sequence[Points], by_class: bool) -> dict[str, Any]:
-  """{'by client': {run: {label: [n, 2]}}, 'by class': ...}."""
+  """{'by network': {run: {label: [n, 2]}}, 'by class': ...}."""
   import numpy as np
 
   def split(place, labels, names):
     return {name: place[np.array(labels) == name] for name in names}
 
-  found = {'by client': {}, 'by class': {}}
+  found = {'by network': {}, 'by class': {}}
   for one in points:
     of_class = [f'class {label}' for label in one.classes]
-    found['by client'][one.name] = split(
+    found['by network'][one.name] = split(
         one.place, one.network, dict.fromkeys(one.network)
     )
     names = [f'class {label}' for label in np.unique(one.classes)]

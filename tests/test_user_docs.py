@@ -95,6 +95,11 @@ def test_the_npz_file_and_its_command(tmp_path, monkeypatch):
   built = experiment.build(config)
   assert built.dataset.train_images.shape == (469, 30)
   assert built.dataset.num_classes == 2
+  (tmp_path / 'cancer.csv').write_text('a,b,label\n1.5,2,0\n3,4,1\n')
+  found = execute(DATA['csv'], np=np)
+  np.testing.assert_array_equal(found['x'], [[1.5, 2], [3, 4]])
+  np.testing.assert_array_equal(found['y'], [0, 1])
+  assert found['y'].dtype == int
 
 
 def test_a_module_is_a_model(tmp_path, monkeypatch):
@@ -118,6 +123,18 @@ def test_a_module_is_narrowed():
   inner = params['net8_trunk']['module']
   assert inner['Conv_1']['kernel'].shape == (3, 3, 4, 4)
   assert params['net8_head']['kernel'].shape == (8 * 8 * 4, 10)
+
+
+def test_widths_of_a_module_in_a_config(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  code = examples(ROOT / 'docs' / 'adding_a_model.md')
+  net = code['widths'].partition('\n\nmodel = ')[0] + '\n\n'
+  (tmp_path / 'my_file.py').write_text(net + code['function'])
+  config = execute(code['rates'], fh=fh)['config']
+  experiment.check(config)
+  config.groups.half.features = 16
+  with pytest.raises(ValueError, match=r'differ in features \(16 and 8\); '):
+    experiment.check(config)
 
 
 @pytest.mark.slow

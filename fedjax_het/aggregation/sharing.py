@@ -7,12 +7,15 @@ ends or the classifier only, and no averaging differ only in this key.
 """
 
 from collections.abc import Callable
+import logging
 from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import Variables
+
+_log = logging.getLogger(__name__)
 
 
 def layerwise(group: Group, block: str) -> str:
@@ -161,6 +164,9 @@ def check_shared_shapes(federation: Federation, shared_key) -> None:
     federation: The federation.
     shared_key: See `Sharing`.
 
+  A group that shares no block with another is named in a warning, unless the
+  rule is that groups share nothing.
+
   Raises:
     ValueError: Naming the block and both groups.
   """
@@ -177,8 +183,27 @@ def check_shared_shapes(federation: Federation, shared_key) -> None:
         raise ValueError(
             f'Block {name!r} is shared, but group {group.name!r} has '
             f'{_describe(shape)} and group {first.name!r} '
-            f'{_describe(expected)}; shared blocks need one shape.'
+            f'{_describe(expected)}; shared blocks need one shape. Give blocks '
+            'that should not be shared different names.'
         )
+  if shared_key is not per_architecture:
+    _warn_of_lonely_groups(federation, shared_key)
+
+
+def _warn_of_lonely_groups(federation: Federation, shared_key) -> None:
+  keys = {
+      group.name: set(Sharing(shared_key).keys(group).values())
+      for group in federation.groups
+  }
+  for name, own in keys.items():
+    others = [theirs for other, theirs in keys.items() if other != name]
+    if own and others and own.isdisjoint(set().union(*others)):
+      _log.warning(
+          'Group %s shares no block with another group: blocks are averaged '
+          'where their names are equal, so its clients are averaged only among '
+          'themselves.',
+          name,
+      )
 
 
 def _describe(shapes) -> str:

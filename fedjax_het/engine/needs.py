@@ -10,7 +10,7 @@ A call of the constructor checks the federation against the requirements, and
 the options against their types.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import difflib
 import functools
@@ -153,7 +153,7 @@ def check_needs(constructor: Callable, federation: Federation) -> None:
     )
   if needs.one_model:
     models = {g.name: (g.model.name, g.model) for g in federation.groups}
-    check_one_model(name, models)
+    check_one_model(name, models, needs.group_options)
   for group in federation.groups:
     lacks = [head.name for head in missing_heads(needs, group, federation)]
     if lacks:
@@ -243,12 +243,18 @@ def check_task(name: str, task: str | None, federation: Federation) -> None:
     )
 
 
-def check_one_model(name: str, models: Mapping[str, tuple[str, Any]]) -> None:
+def check_one_model(
+    name: str,
+    models: Mapping[str, tuple[str, Any]],
+    group_options: Iterable[str] = (),
+) -> None:
   """Raises ValueError if groups hold different models.
 
   Args:
     name: The algorithm's name, for the message.
-    models: {group name: (the model's name, the value that must be equal)}.
+    models: {group name: (the model's name, the value that must be equal)}, the
+      value a mapping if the message should name the entries that differ.
+    group_options: In what groups of the algorithm may differ, for the message.
 
   Raises:
     ValueError: If they differ.
@@ -256,11 +262,26 @@ def check_one_model(name: str, models: Mapping[str, tuple[str, Any]]) -> None:
   (first, one), *others = models.items()
   for group, other in others:
     if other != one:
+      names = ' and '.join(group_options)
       raise ValueError(
           f'groups.{group}: {name} needs one model for all groups, but those '
-          f'of {first!r} ({one[0]}) and {group!r} ({other[0]}) differ; give '
-          'both one model and the same options.'
+          f'of {first!r} ({one[0]}) and {group!r} ({other[0]}) differ'
+          f'{_entries(one, other)}; give both one model and the same options'
+          + (f', and each group its own {names}.' if names else '.')
       )
+
+
+def _entries(one: tuple[str, Any], other: tuple[str, Any]) -> str:
+  """In which options two models of one name differ; '' if not known."""
+  a, b = one[1], other[1]
+  if one[0] != other[0] or not isinstance(a, Mapping):
+    return ''
+  pairs = [
+      f'{key} ({a.get(key)!r} and {b.get(key)!r})'
+      for key in sorted({*a, *b})
+      if a.get(key) != b.get(key)
+  ]
+  return f' in {", ".join(pairs)}'
 
 
 def needs_of(constructor: Callable) -> Needs:

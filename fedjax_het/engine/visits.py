@@ -1,6 +1,6 @@
 """One client's visit and one turn of the server, as pure functions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -161,13 +161,22 @@ _TAKEN = frozenset({
 })  # fmt: skip
 
 
-def check_metric_names(names: Iterable[str]) -> None:
-  """Raises ValueError for client metrics that a round's line has already.
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+  """Raises ValueError for client metrics that cannot be in a round's line.
 
   Args:
-    names: The names; 'train_loss' is called 'loss' there.
+    metrics: {name: value}, scalars; 'train_loss' is called 'loss' there.
+
+  Raises:
+    ValueError: If one is no scalar, or a line has its name already.
   """
-  names = {*names}
+  for name, value in metrics.items():
+    if jnp.shape(value):
+      raise ValueError(
+          f'client_update returns a metric {name!r} of shape '
+          f'{jnp.shape(value)}; a metric is a scalar.'
+      )
+  names = {*metrics}
   both = names & {'loss'} if 'train_loss' in names else set()
   for name in sorted(names & _TAKEN | both):
     raise ValueError(
@@ -196,7 +205,7 @@ def make_training(
     updated, uplink, metrics = algorithm.client_update(
         group, client, sent, data, visit
     )
-    check_metric_names(metrics)
+    check_metrics(metrics)
     finite = all_finite((updated, uplink))
 
     def keep(new, old):

@@ -234,7 +234,13 @@ def _algorithm(
   make = ALGORITHMS[options.pop('name')]
   with examples.naming('algorithm'):
     federation = with_heads(make, federation)
-    return federation, make(federation, **options)
+    algorithm = make(federation, **options)
+    if not isinstance(algorithm, FederatedAlgorithm):
+      raise ValueError(
+          f'{config.algorithm.name} must return a FederatedAlgorithm, got '
+          f'{algorithm!r:.80}.'
+      )
+    return federation, algorithm
 
 
 def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
@@ -295,7 +301,7 @@ def _check_sizes(config, parts) -> None:
   if batch > largest:
     raise ValueError(
         f'local.batch_size={batch} is larger than every client; the largest '
-        f'has {largest} examples.'
+        f'has {largest} examples, so set it to {largest} or less.'
     )
   fewer = sum(size < batch for size in sizes)
   if fewer:

@@ -97,7 +97,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if config.cohort_size > total:
       raise ValueError(
           f'cohort_size={config.cohort_size} is more than the {total} clients '
-          'of all groups.'
+          f'of all groups; set it to {total} or less.'
       )
   _check_clock(config, total)
   _check_callbacks(config.callbacks)
@@ -327,7 +327,7 @@ def _check_needs(config) -> None:
         group: (spec.model, {**model_options(spec.model), **spec.options})
         for group, spec in specs.items()
     }
-    check_one_model(name, models)
+    check_one_model(name, models, needs.group_options)
 
 
 def _check_given(

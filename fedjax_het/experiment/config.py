@@ -87,6 +87,12 @@ def default_config(algorithm: str = 'fedin') -> ml_collections.ConfigDict:
   """
   config = {name: plain(field) for name, field in FIELDS.items()}
   config['local'] = {name: plain(field) for name, field in LOCAL.items()}
+  if ':' in str(algorithm):
+    name, variants = str(algorithm).split(':', 1)
+    raise ValueError(
+        f'default_config takes a method alone, {name!r}; for variants call '
+        f'fedjax_het.configs.{name}.get_config({variants!r}).'
+    )
   check_name('algorithm', algorithm, ALGORITHMS)
   needs = needs_of(ALGORITHMS[algorithm])
   config['local']['keep_optimizer'] = bool(needs.keep_optimizer)

@@ -144,6 +144,10 @@ def run(
     processes.on_first(
         lambda: folder.is_dir() and check_workdir(folder, config)
     )
+    if not isinstance(callbacks, Sequence):
+      raise ValueError(
+          f'callbacks must be a list of callbacks, got {callbacks!r:.80}.'
+      )
     follow = processes.together(
         lambda: callbacks_lib.Callbacks(
             [*callbacks_lib.from_config(config), *callbacks]

@@ -22,7 +22,7 @@ from fedjax_het.aggregation.server import (
 )
 from fedjax_het.aggregation.sharing import Sharing, ends_only
 from fedjax_het.engine.types import Federation, Group
-from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.blocks import Block, BlockModel, Variables
 from tests.test_docs import ROOT, examples, execute
 from tests.tiny import (
     one_model_federation,
@@ -222,6 +222,29 @@ def test_shared_blocks_of_other_shapes_are_refused():
   ):
     ex.make_exchange(federation, 'layerwise')
   ex.make_exchange(federation, 'architecture')
+
+
+def test_a_group_that_shares_nothing_is_named_in_a_warning(caplog):
+  one, two = tiny_model(1), tiny_model(2)
+  blocks = [Block(f'other_{block.name}', block.module) for block in one.blocks]
+  other = dataclasses.replace(one, name='other', blocks=tuple(blocks))
+
+  def warned(models, aggregation):
+    caplog.clear()
+    groups = tuple(
+        Group(f'g{i}', model, np.array([i])) for i, model in enumerate(models)
+    )
+    ex.make_exchange(Federation(groups, tiny_local()), aggregation)
+    return [record.getMessage() for record in caplog.records]
+
+  (line,) = warned((one, two, other), 'layerwise')
+  assert line.startswith('Group g2 shares no block with another group: ')
+  assert len(warned((one, other), 'ends')) == 2
+  for models, aggregation in (
+      ((one, two), 'classifier'), ((other,), 'layerwise'),
+      ((one, two, other), 'architecture'), ((one, other), 'none'),
+  ):  # fmt: skip
+    assert not warned(models, aggregation)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_batches_larger_than_clients(caplog):
   )
   assert message(tiny_config(local__batch_size=most + 1)) == (
       f'local.batch_size={most + 1} is larger than every client; the largest '
-      f'has {most} examples.'
+      f'has {most} examples, so set it to {most} or less.'
   )
 
 

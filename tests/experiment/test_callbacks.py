@@ -88,6 +88,29 @@ def test_the_metric_is_of_held_out_examples_if_there_are_some():
   )
 
 
+@pytest.mark.parametrize(
+    ('returned', 'message'),
+    [
+        (3, r'it must return \{name: number\} or None, got 3\.'),
+        ({'a': [1, 2]}, r"the metric 'a' must be a number, got \[1, 2\]\."),
+        ({'loss': 1}, "the line has an entry 'loss' already"),
+    ],
+)
+def test_what_custom_metrics_may_return(returned, message):
+  callbacks = Callbacks([fh.CustomMetrics(lambda models: returned)])
+  message = f'CustomMetrics failed in on_evaluation: {message}'
+  with pytest.raises(fh.CallbackError, match=message):
+    callbacks.evaluation({'test': row(0, loss=1.0)}, None)
+  rows = {'test': row(0, loss=1.0)}
+  Callbacks([fh.CustomMetrics(lambda models: None)]).evaluation(rows, None)
+  assert rows == {'test': row(0, loss=1.0)}
+
+
+def test_callbacks_are_a_list(tmp_path):
+  with pytest.raises(ValueError, match='callbacks must be a list of callbacks'):
+    experiment.run(tiny_config(), tmp_path, callbacks=fh.CSV())
+
+
 def test_wrong_callbacks_are_refused():
   callback = fh.EarlyStopping(1, 'acuracy')
   callback.on_start(start())

@@ -63,7 +63,8 @@ def test_default_config_of_every_algorithm_is_right(name):
         (dict(nonfinite='ignore'), "Unknown nonfinite 'ignore'; known are"),
         (
             dict(cohort_size=6),
-            'cohort_size=6 is more than the 5 clients of all groups.',
+            'cohort_size=6 is more than the 5 clients of all groups; set it to '
+            '5 or less.',
         ),
         (
             dict(target_accuracy=90.0),

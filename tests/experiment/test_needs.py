@@ -28,6 +28,29 @@ pytestmark = pytest.mark.usefixtures('undrawn')
 seen = []
 
 
+def test_a_method_must_return_an_algorithm(monkeypatch):
+  monkeypatch.setitem(ALGORITHMS, 'toy', lambda federation: None)
+  with pytest.raises(
+      ValueError, match='toy must return a FederatedAlgorithm, got None'
+  ):
+    experiment.build(tiny_config('toy'))
+
+
+def test_a_metric_must_be_a_scalar(monkeypatch):
+  def toy(federation):
+    method = fedavg(federation)
+
+    def client_update(*args):
+      client, uplink, metrics = method.client_update(*args)
+      return client, uplink, {**metrics, 'mine': jnp.zeros(3)}
+
+    return method._replace(client_update=client_update)
+
+  monkeypatch.setitem(ALGORITHMS, 'toy', toy)
+  with pytest.raises(ValueError, match=r"'mine' of shape \(3,\); a metric is"):
+    experiment.run(tiny_config('toy'))
+
+
 def side_exit(group, federation):
   """A head 'side' behind the first block."""
   del federation
@@ -239,7 +262,8 @@ def test_statistics_stay_on_clients_or_this_is_refused(name):
             dict(one_model=True),
             lambda config: config.groups.small.update(depth=3, hidden=9),
             "groups.small: toy needs one model for all groups, but those of "
-            "'large' (mlp) and 'small' (mlp) differ; give both one model and ",
+            "'large' (mlp) and 'small' (mlp) differ in depth (2 and 3), hidden "
+            '(8 and 9); give both one model and the same options.',
         ),
         (
             dict(group_options=dict(share='1')),
@@ -292,7 +316,7 @@ def test_one_model_may_be_written_in_two_ways(toy):
   )
   experiment.check(config)
   config.groups.large.depth += 1
-  assert 'differ; give both one model' in refused(config)
+  assert 'differ in depth (3 and 2); give both one' in refused(config)
 
 
 OLD = dict(

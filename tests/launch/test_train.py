@@ -108,6 +108,12 @@ def refused(capsys, *args):
             'tensorboard must be true or false, got',
         ),
         (['--wrkdir=x'], "Unknown command line flag 'wrkdir'. Did you mean: w"),
+        (['--data_dir=x'], "Unknown command line flag 'data_dir'; did you mean "
+         '--config.data_dir?'),
+        (
+            ['--config.local.lr=1'],
+            "Unknown config key local.lr; did you mean 'learning_rate'?",
+        ),
         (['--config='], '--config is empty; give it a value, or leave it out.'),
         ([QUICK, QUICK], '--config is given twice.'),
         (['--workdir='], '--workdir is empty; give it a value, or leave it'),

@@ -74,7 +74,8 @@ def check_pair_shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
       raise ValueError(
           f'Features must agree, but (s_in, s_out) is {shapes} in group '
           f'{name!r} and {expected} in group {first_name!r}; choose models '
-          'with one extractor and classifier.'
+          'whose extractors have one output shape, and whose classifiers have '
+          'one input shape.'
       )
   return expected
 

@@ -51,7 +51,7 @@ def draw_matrices(
   with style.drawing():
     figure = matplotlib.figure.Figure(
         figsize=(columns * side + 1.6, rows * side + 0.6),
-        layout='constrained',
+        layout='compressed',
     )
     every = figure.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False

@@ -169,7 +169,8 @@ class Callbacks:
     for callback in self._evaluation:
       entries = _call(callback, 'on_evaluation', rows, models)
       try:
-        rows['test'].update(_entries(entries or {}, rows['test']))
+        if entries is not None:
+          rows['test'].update(_entries(entries, rows['test']))
       except (TypeError, ValueError) as e:
         raise _error(callback, 'on_evaluation', e) from e
 
@@ -212,13 +213,22 @@ def _error(callback: Callback, method: str, e: Exception) -> CallbackError:
 
 def _entries(entries: Mapping[str, Any], row: Row) -> dict[str, float | None]:
   """New entries of a line as plain numbers; None for one that is not finite."""
+  if not isinstance(entries, Mapping):
+    raise ValueError(
+        f'it must return {{name: number}} or None, got {entries!r:.80}.'
+    )
   found = {}
   for name, value in entries.items():
     if name in row:
       raise ValueError(f'the line has an entry {name!r} already.')
     if not isinstance(name, str):
       raise ValueError(f'the name of a metric must be a text, got {name!r}.')
-    value = float(value)
+    try:
+      value = float(value)
+    except (TypeError, ValueError) as e:
+      raise ValueError(
+          f'the metric {name!r} must be a number, got {value!r:.80}.'
+      ) from e
     found[name] = value if is_finite(value) else None
   return found
 
