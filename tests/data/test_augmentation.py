@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.data.federated import Normalise, crop_flip, cut_out
+from fedjax_het.experiment import examples
 
 
 def preprocess(**local):
@@ -52,6 +53,9 @@ def test_a_cut_out_has_the_mean_colour_or_is_black():
   dark = np.asarray(before(images, key))
   hole = mean_colour == 0
   assert 0 < hole.mean() < 1
+  # The squares have the 16 pixels of DeVries and Taylor.
+  assert hole[..., 0].any(2).sum(1).max() == 16
+  assert hole[..., 0].any(1).sum(1).max() == 16
   np.testing.assert_array_equal(mean_colour[~hole], plain[~hole])
   np.testing.assert_array_equal(dark[~hole], plain[~hole])
   np.testing.assert_allclose(dark[hole], black, rtol=1e-6)
@@ -59,7 +63,35 @@ def test_a_cut_out_has_the_mean_colour_or_is_black():
   np.testing.assert_array_equal(after(images), before(images))
 
 
-def test_images_may_be_cropped_and_flipped_once_before_the_first_round():
+def test_crops_and_cut_outs_are_uniform_and_independent():
+  key = jax.random.key(1)
+  dots = np.zeros((4000, 9, 9, 1), np.uint8)
+  dots[:, 4, 4] = 255
+  moved = np.asarray(crop_flip(key, jnp.asarray(dots), flip=False))
+  crops = np.argwhere(moved[..., 0] == 255)
+  assert len(crops) == 4000
+  np.testing.assert_array_equal(crops[:, 0], np.arange(4000))
+
+  def centres(height, width):
+    cut = cut_out(key, jnp.ones((4000, height, width, 1)), side=1)
+    return np.argwhere(np.asarray(cut)[..., 0] == 0)
+
+  holes = centres(9, 9)
+  for places, sizes in (
+      (crops, (9, 9)), (holes, (9, 9)), (centres(8, 20), (8, 20)),
+  ):  # fmt: skip
+    for column, size in zip(places[:, 1:].T, sizes, strict=True):
+      counts = np.bincount(column, minlength=size)
+      np.testing.assert_allclose(counts, 4000 / size, rtol=0.3)
+  pairs = np.corrcoef(np.concatenate([crops[:, 1:], holes[:, 1:]], 1).T)
+  assert np.abs(pairs - np.eye(4)).max() < 0.06
+
+
+def test_images_may_be_cropped_and_flipped_once_before_the_first_round(
+    monkeypatch
+):
+  monkeypatch.setattr(examples, '_AT_ONCE', 1000)  # Two batches.
+
   def built(augment, seed=0, validation=None):
     config = experiment.default_config('fedavg')
     config.validation = validation

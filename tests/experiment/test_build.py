@@ -252,6 +252,24 @@ def test_resizes_images():
   pixels = built.dataset.train_images / 255
   np.testing.assert_allclose(built.dataset.mean, pixels.mean(), rtol=1e-5)
   np.testing.assert_allclose(built.dataset.std, pixels.std(), rtol=1e-5)
+  # Each image is that of its label, also in later batches.
+  plain = experiment.build(tiny_config()).dataset
+  for small, large, rows in (
+      (plain.train_images, built.dataset.train_images, [0, 999, 1000, 1441]),
+      (plain.test_images, built.dataset.test_images, [0, 354]),
+  ):
+    want = jax.image.resize(
+        small[rows].astype(np.float32), (len(rows), 12, 12, 1), 'linear'
+    )
+    np.testing.assert_array_equal(large[rows], np.round(want))
+
+
+def test_pixels_may_be_scaled_to_minus_one_and_one():
+  built = experiment.build(tiny_config(normalise='half'))
+  ends = np.array([0, 255], np.uint8).reshape(1, 1, 2, 1)
+  np.testing.assert_allclose(
+      np.ravel(built.preprocess(ends)), [-1, 1], atol=1e-6
+  )
 
 
 def rates(config, rounds):
