@@ -82,3 +82,11 @@ def test_other_files_and_images_are_refused(weights, tmp_path):
   other.write_text('weights')
   with pytest.raises(ValueError, match=r'is no \.npz file'):
     lpips.read_lpips(other)
+
+
+def test_inputs_are_those_of_the_authors():
+  """Pixels in [-1, 1], then shifted and scaled by channel."""
+  images = np.full((1, 64, 64, 3), 0.75, np.float32)
+  found = np.asarray(lpips._as_input(images))
+  want = (0.5 - np.array([-0.030, -0.088, -0.188])) / [0.458, 0.448, 0.450]
+  np.testing.assert_allclose(found, np.broadcast_to(want, found.shape), 1e-5)

@@ -78,6 +78,20 @@ def test_unequal_batches_are_refused():
 def test_total_variation_of_a_ramp():
   ramp = jnp.broadcast_to(0.25 * jnp.arange(4.0)[:, None, None], (2, 4, 5, 1))
   assert reconstruction.total_variation(ramp) == pytest.approx(0.25)
+  aside = ramp.swapaxes(1, 2)
+  assert reconstruction.total_variation(aside) == pytest.approx(0.25)
+
+
+def test_the_steps_shrink_to_nothing():
+  """A half cosine; a pixel far from its bounds moves by the rate of a step."""
+  attack = reconstruction.make_attack(
+      lambda x: 1e6 * x.reshape(len(x), -1), (1, 1, 1), steps=40,
+      learning_rate=1e-3, num_snapshots=40,
+  )  # fmt: skip
+  found = attack(jnp.full((1, 1), 1e9), jax.random.key(0))
+  moved = np.diff(np.ravel(found.images))
+  rates = 1e-3 * (1 + np.cos(np.pi * np.arange(1, 40) / 40)) / 2
+  np.testing.assert_allclose(moved, rates, rtol=0.05, atol=2e-6)
 
 
 def linear_extractor(num_features):

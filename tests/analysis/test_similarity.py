@@ -94,6 +94,7 @@ def test_a_run_is_compared_and_drawn(tmp_path):
   for matrix in matrices.values():
     assert matrix.shape == (len(layers),) * 2
     assert np.all((matrix > 0) & (matrix <= 1 + 1e-9))
+    assert np.diag(matrix)[-1] < 0.999  # Of two clients, not of one.
   path = pictures.draw_matrices(matrices, layers, tmp_path / 'a.png')
   assert path.stat().st_size > 1000
   with pytest.raises(ValueError, match='nothing to draw'):

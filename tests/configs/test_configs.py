@@ -327,6 +327,12 @@ def test_widths_take_the_place_of_a_settings_models():
   assert load('splitmix').get_config('lack').algorithm.num_bases == 8
 
 
+def test_fedrolex_as_coded():
+  code, plain = (load('fedrolex').get_config(arg) for arg in ('code', ''))
+  assert (code.algorithm.direction, plain.algorithm.direction) == (-1, 1)
+  assert (code.local.clip_norm, code.model.norm) == (1.0, 'batch_only')
+
+
 def test_unknown_variants_are_refused_with_the_list():
   with pytest.raises(ValueError) as error:
     load('fedin').get_config('wo_inn')

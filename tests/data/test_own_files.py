@@ -162,6 +162,14 @@ def test_images_of_several_sizes_need_image_size(tmp_path):
   assert data.train_images.shape == (6, 6, 6, 3)
 
 
+def test_images_are_resized_bilinearly():
+  image_module = pytest.importorskip('PIL.Image')
+  board = image_module.fromarray(np.array([[0, 200], [200, 0]], np.uint8))
+  pixels = own_files.pixels(board, 4)
+  assert pixels[0, 0] == 0 and pixels[0, 3] == 200
+  assert {0, 200} < set(np.unique(pixels))  # Others lie between.
+
+
 def test_wrong_image_folders_are_refused(tmp_path):
   with pytest.raises(FileNotFoundError, match='image_folder needs data_dir'):
     sources.load('image_folder')

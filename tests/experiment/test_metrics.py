@@ -107,8 +107,12 @@ def test_test_row_means_over_groups_not_clients():
       num_clients=4,
       task=CLASSIFICATION,
   )
+  scores['a'] = scores['a']._replace(views=dict(v=np.array([0.1, 0.2, 0.3])))
+  scores['b'] = scores['b']._replace(views=dict(v=np.array([0.6])))
   row = metrics.test_row(2, scores, federation, 0.1)
   assert row['accuracy'] == pytest.approx((0.4 + 0.8) / 2)
+  assert row['views/v/a'] == pytest.approx(0.2)
+  assert row['views/v'] == pytest.approx((3 * 0.2 + 0.6) / 4)
   assert row['accuracy/clients'] == pytest.approx((3 * 0.4 + 0.8) / 4)
   assert row['accuracy/a/models'] == [0.2, 0.4, 0.6]
   assert row['accuracy/a'] == pytest.approx(0.4)

@@ -1,6 +1,7 @@
 """Runs: the files of the workdir, exact resuming, and damage."""
 
 import errno
+import functools
 import itertools
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import pathlib
 import shutil
 import time
+import types
 
 import jax
 import numpy as np
@@ -17,7 +19,7 @@ from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import drivers, rounds
 from fedjax_het.experiment import checkpoints as checkpoints_lib
-from fedjax_het.experiment import metrics_file, programs, runner
+from fedjax_het.experiment import metrics_file, programs, runner, training
 from fedjax_het.experiment.workdir import lock
 from fedjax_het.reporting.run_files import read_rows
 from tests.experiment.tiny_runs import (
@@ -175,8 +177,12 @@ def assert_rows_agree(path, want_path):
       assert value == other[key], (row['round'], row['split'], key)
 
 
-def test_several_rounds_in_a_dispatch(tmp_path):
+def test_several_rounds_in_a_dispatch(tmp_path, monkeypatch):
   """A dispatch ends at the next evaluation or checkpoint at the latest."""
+  clock = types.SimpleNamespace(
+      perf_counter=functools.partial(next, itertools.count(0.0))
+  )
+  monkeypatch.setattr(training, 'time', clock)
   config = tiny_config(num_rounds=7, eval_every=4, checkpoint_every=5)
   config.groups.large.depth = 2  # One shape: less to compile.
   experiment.run(config, tmp_path / 'one')
@@ -187,6 +193,12 @@ def test_several_rounds_in_a_dispatch(tmp_path):
   with pytest.raises(Killed):
     experiment.run(config, tmp_path / 'three', observe=killed_at(8))
   experiment.run(config, tmp_path / 'three')
+  with open(tmp_path / 'three' / 'metrics.jsonl') as lines:
+    rows = [json.loads(line) for line in lines]
+  # Each round has a third of the seconds, which are whole in this test.
+  seconds = {row['seconds'] for row in rows if 'train' in row.values()
+             and row['round'] <= 3}  # fmt: skip
+  assert len(seconds) == 1 and seconds < {1 / 3, 2 / 3, 4 / 3}
   assert_rows_agree(
       tmp_path / 'three' / 'metrics.jsonl', tmp_path / 'one' / 'metrics.jsonl'
   )

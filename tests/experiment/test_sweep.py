@@ -476,9 +476,17 @@ def unequal(table, tmp_path, monkeypatch):
         **{f'accuracy/{k}/models': [v] for k, v in found.items()},
     }  # fmt: skip
 
+  def train(round_num, up, down):
+    return dict(
+        round=round_num, split='train', seconds=0.5 * round_num, bytes_up=up,
+        bytes_down=down, nonfinite=[],
+    )  # fmt: skip
+
   rows = [
-      row(0, 0.0, 0.0, 0.0), row(1, 0.6, 0.3, 0.3), row(2, 0.3, 0.6, 0.9)
+      row(0, 0.0, 0.0, 0.0), train(1, 10, 100), row(1, 0.6, 0.3, 0.3),
+      train(2, 20, 300), row(2, 0.3, 0.6, 0.9),
   ]  # fmt: skip
+  rows[2]['accuracy/worst'], rows[4]['accuracy/worst'] = 0.25, 0.05
 
   def run(config, workdir):
     with lock(workdir):
@@ -505,6 +513,14 @@ def test_a_cell_holds_the_mean_that_its_table_reports(unequal):
   assert cell['accuracy'] == pytest.approx([0.0, 0.5, 0.45])
   assert cell['last'] == cell['accuracy'][-1]
   assert (cell['best_round'], cell['reached']) == (1, 1)
+  # All else is of the last round, or of the whole run.
+  assert cell['best'] == pytest.approx(0.5) and cell['worst'] == 0.05
+  assert cell['models'] == dict(mlp2=[0.3], mlp3=[0.6], mlp4=[0.9])
+  assert cell['groups'] == dict(
+      mlp2=[0.0, 0.6, 0.3], mlp3=[0.0, 0.3, 0.6], mlp4=[0.0, 0.3, 0.9]
+  )
+  assert (cell['bytes_up'], cell['bytes_down']) == (30, 400)
+  assert cell['round_seconds'] == 0.75
   (cell,) = sweep.run_cells(
       table._replace(mean='groups'), out / 'b', out / 'runs2'
   )

@@ -82,6 +82,9 @@ def test_levels_share_pixels_and_images(fedin):
   mean, spread = np.mean(noisy.ssim[-1]), np.std(noisy.ssim[-1], ddof=1)
   assert table[2][2] == f'{mean:.3f} ± {spread:.3f}'
   assert table[3][0] == 'mean image' and len(table) == 4
+  images = fedin.experiment.dataset.train_images
+  np.testing.assert_allclose(target.guess, (images / 255).mean(0), rtol=1e-5)
+  assert target.originals.max() <= 1 and 0.1 < target.guess.mean() < 0.9
 
   def lpips(images, others):
     return np.abs(images - others).mean(axis=(1, 2, 3))

@@ -119,6 +119,23 @@ def test_what_the_rows_of_a_table_hold_and_send():
   assert plain.server < variates.server < 2 * plain.server
 
 
+def test_the_table_prints_what_is_counted():
+  table = table_files.find_table('fedin_v2_table1', 'quick').table
+  part = table_files.choose(table, None, ['FedFomo'])
+  header, (_, *cells) = communication.overheads(part)
+  found = count(build(table.config('FedFomo', table.columns[0])))
+  want = (
+      found.sent / 4e6, found.received / 4e6, *(
+          size / 2**20 for size in (
+              found.model, found.received, found.kept,
+              found.model + found.received + found.kept, found.server,
+          )
+      ),
+  )  # fmt: skip
+  assert header[1:3] == ['sent, M', 'received, M'] and cells[0] != cells[1]
+  assert cells == [f'{number:,.2f}' for number in want]
+
+
 def test_the_table_of_what_is_held_has_the_papers_numbers_beside(monkeypatch):
   # Nothing runs, so rows that exceed this machine's memory are counted, too.
   monkeypatch.setattr(footprint, 'available_bytes', lambda: 1)

@@ -76,6 +76,27 @@ def test_report_shows_the_numbers_of_the_metrics(workdir):
   assert 'Beside the paper' not in text
 
 
+def test_bytes_of_a_visit_and_what_all_clients_keep():
+  facts = dict(
+      groups=dict(
+          a=dict(parameters=8, statistics=2, client_bytes=10**6, clients=3)
+      ),
+      server_bytes=5 * 10**6,
+  )
+  rows = [
+      {'split': 'train', 'clients': 2, 'bytes_up': 10, 'bytes_down': 20,
+       'clients/a': 2, 'bytes_up/a': 10, 'bytes_down/a': 20},
+      {'split': 'train', 'clients': 3, 'bytes_up': 20, 'bytes_down': 30,
+       'clients/a': 3, 'bytes_up/a': 20, 'bytes_down/a': 30},
+  ]  # fmt: skip
+  _, group, every = tables.communication(rows, facts)
+  assert group == ['a', '5', '6', '10', '30', '50']
+  assert every == ['all', *group[1:]]
+  _, group, server = tables.memory(facts)
+  assert group[4:] == [tables.megabytes(1e6), tables.megabytes(3e6)]
+  assert server[-1] == tables.megabytes(5e6) != group[5]
+
+
 def test_report_works_without_matplotlib(workdir, monkeypatch):
   def missing(*args, **kwargs):
     raise ImportError('no matplotlib')

@@ -199,7 +199,8 @@ def test_accuracy_over_the_axis_of_a_sweep():
       axis=axis,
   )  # fmt: skip
   cells = [
-      cell('A', 0.1, column='a', seed=0), cell('A', 0.2, column='a', seed=1),
+      cell('A', 0.1, column='a', seed=0, best=0.9),
+      cell('A', 0.2, column='a', seed=1, best=0.9),
       cell('A', 0.3, column='c', seed=1), cell('B', 0.4, column='b', seed=0),
   ]  # fmt: skip
   sweep = table_pictures.sweep_of(found, cells)
