@@ -328,3 +328,19 @@ def test_more_steps_than_can_be_counted_are_refused():
   client = make_data([7]).client(0)
   with pytest.raises(ValueError, match='are more than 2147483647 steps'):
     seen_batches(client, epochs=2**31 - 1, batch_size=3)
+
+
+def test_steps_and_their_augmentations_have_keys_of_their_own():
+  def preprocess(images, key):
+    return jnp.full(len(images), jax.random.bits(key))
+
+  def step(drawn, batch, step_num, key):
+    now = jnp.stack([batch.x[0], jax.random.bits(key)])
+    return drawn.at[step_num].set(now), {}
+
+  client = make_data([7]).replace(preprocess=preprocess).client(0)
+  drawn, _, num_steps = local.train_epochs(
+      step, jnp.zeros((6, 2), jnp.uint32), client, jax.random.key(0),
+      epochs=2, batch_size=3,
+  )  # fmt: skip
+  assert int(num_steps) == 6 and len(np.unique(drawn)) == 12

@@ -9,6 +9,9 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet, plan
 from fedjax_het.engine.events import round_events
+from fedjax_het.engine.types import Uplink
+from fedjax_het.engine.visits import all_finite, make_training, visit_pair
+from tests.engine.test_asynchronous import probe
 from tests.tiny import tiny_data, tiny_federation
 
 KEY = jax.random.key(1)
@@ -59,3 +62,32 @@ def test_nothing_in_flight_is_not_finite(name):
   ]
   assert bad == [2]
   assert_finite(state)
+
+
+@pytest.mark.parametrize('size', [1, 4096, 4097])  # Small ones are joined.
+@pytest.mark.parametrize('wrong', [jnp.nan, jnp.inf, -jnp.inf])
+def test_one_wrong_number_is_found_in_leaves_of_any_size(size, wrong):
+  good = [jnp.zeros(size), jnp.zeros((3, 2)), jnp.arange(4)]
+  bad = good[0].at[size // 2].set(wrong)
+  assert all_finite(good) and all_finite(good[:1]) and all_finite([])
+  assert not all_finite([bad])
+  assert not all_finite([bad, *good])
+  assert not all_finite([*good, bad])
+
+
+def test_a_client_that_is_not_finite_uploads_nothing():
+  """Its upload alone would be finite."""
+
+  def client_update(group, client, sent, data, visit):
+    return client * jnp.nan, Uplink(jnp.float32(1.0), sent), {}
+
+  algorithm = probe(1)._replace(client_update=client_update)
+  train = make_training(algorithm, tiny_federation((1,)).groups[0])
+  client = jnp.arange(3.0)
+  _, visit = visit_pair(KEY, 0, 0)
+  data = tiny_data((6, 6)).client(0)
+  summed, (updated, kept, finite, *_) = train(
+      client, jnp.float32(2.0), data, visit
+  )
+  np.testing.assert_array_equal(updated, client)
+  assert (float(summed), float(kept), bool(finite)) == (0.0, 0.0, False)
