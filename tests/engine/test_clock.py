@@ -1,6 +1,7 @@
 """The virtual clock: schedules worked out by hand, and their invariances."""
 
 import dataclasses
+import itertools
 import types
 
 import jax
@@ -56,6 +57,11 @@ def test_uploads_that_are_dropped_make_nobody_staler():
   # All other fields are the same.
   for a, b in zip(got[:-1], free[:-1], strict=True):
     np.testing.assert_array_equal(a, b)
+  # Of three equal devices the second is at the limit, and counts.
+  equal = plan(fleet(*[device(1)] * 3), 6, max_staleness=1)
+  assert equal.staleness.tolist() == [0, 1, 2] * 2
+  tighter = plan(fleet(*[device(1)] * 3), 6, max_staleness=0)
+  assert tighter.staleness.tolist() == [0, 1, 1] * 2
 
 
 def test_a_visit_takes_what_its_parts_take():
@@ -94,11 +100,32 @@ def test_deterministic_and_extendable(mode):
   assert np.all(np.diff(long.time) >= 0)
 
 
+def test_times_of_visits_are_drawn_as_described():
+  """Training is log-normal, messages are constant, pauses exponential."""
+  shaky = device(2, jitter=0.5, pause=3.0, latency=2.5, drop_out=0.25)
+  visits = fleet(shaky, shaky).visits(0)
+  drawn = itertools.islice(visits, 4000)
+  seconds, lost, pauses = map(np.array, zip(*drawn, strict=True))
+  assert np.all(seconds > 5.0)
+  factors = np.log((seconds - 5.0) / 2.0)
+  assert abs(np.median(factors)) < 0.05 and abs(np.std(factors) - 0.5) < 0.03
+  assert abs(np.mean(lost) - 0.25) < 0.03
+  # An exponential distribution has its median at log 2 of its mean.
+  assert abs(np.mean(pauses) - 3.0) < 0.2
+  assert abs(np.median(pauses) - 3.0 * np.log(2)) < 0.2
+  # None of the three draws says anything about another.
+  draws = np.corrcoef([factors, lost, pauses])
+  assert np.max(np.abs(draws - np.eye(3))) < 0.05
+
+
 def test_streams_belong_to_clients():
   """A client's draws do not depend on the other clients."""
   shaky = device(1, **SHAKY)
   alone, pair = plan(fleet(shaky), 5), plan(fleet(shaky, device(3)), 20)
   np.testing.assert_array_equal(pair.time[pair.client == 0][:5], alone.time)
+  # Equal devices have different ones.
+  first, second = (next(fleet(shaky, shaky).visits(k)) for k in (0, 1))
+  assert first[0] != second[0] and first[2] != second[2]
   # An option of a device does not shift the draws for other options.
   steady = dataclasses.replace(shaky, jitter=0.0)
   np.testing.assert_array_equal(
@@ -138,6 +165,13 @@ def test_sequential_is_never_stale_and_takes_turns_at_random():
   np.testing.assert_allclose(steps, 1.0 + got.client, rtol=1e-9)
   assert np.all(np.bincount(got.client) > 70)
   np.testing.assert_array_equal(got.down_client, got.client)
+
+
+def test_a_lost_visit_takes_its_time_in_sequence_too():
+  got = plan(fleet(device(1, drop_out=0.5)), 20, 'sequential')
+  before = np.searchsorted(got.lost_version, np.arange(20), side='right')
+  assert before[-1] > 5
+  np.testing.assert_array_equal(got.time, 1.0 + np.arange(20) + before)
 
 
 def test_synchronous_rounds_wait_for_the_slowest():
