@@ -243,3 +243,22 @@ def test_stage_inputs_are_the_frozen_blocks_outputs():
     np.testing.assert_allclose(
         then.at(examples), want[:9], rtol=1e-5, atol=1e-6
     )
+
+
+def test_batches_of_stage_inputs_have_keys_of_their_own(monkeypatch):
+  """Nine examples in three batches, each augmented once."""
+
+  def preprocess(images, key):
+    return jnp.full(len(images), jax.random.bits(key))
+
+  def apply_blocks(model, variables, x, positions, mask, key):
+    return jnp.stack([x, jnp.full_like(x, jax.random.bits(key))], 1), None
+
+  monkeypatch.setattr(stages, 'apply_blocks', apply_blocks)
+  data = small_data().replace(preprocess=preprocess).client(1)
+  (stage,) = stages.make_stages(small_preresnet(), [(1, 2)])
+  got = stages.stage_inputs(stage, None, data, jax.random.key(3), 4)
+  drawn = np.asarray(got.rows[:9])
+  for i, row in enumerate(drawn):
+    np.testing.assert_array_equal(row, drawn[i // 4 * 4])
+  assert len(np.unique(drawn)) == 3 * 2

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_het.depthwise import make_stages, runs, share_out, train_stages
+from fedjax_het.depthwise.stages import Cached
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.types import Visit
 from fedjax_het.models import create
@@ -60,8 +61,11 @@ def test_runs_of_a_transformer():
 
 
 def test_every_stage_has_batches_of_its_own(monkeypatch):
-  """The first has the visit's key; no other has one of the keys split off."""
-  model, keys, orders = small_preresnet(), [], []
+  """The first has the visit's key; no other has one of the keys split off.
+
+  The inputs that two of the stages compute once have keys of their own.
+  """
+  model, keys, orders, of_inputs = small_preresnet(), [], [], []
 
   def fit(loss_fn, local, start, data, visit):
     keys.append(visit.key)
@@ -69,14 +73,23 @@ def test_every_stage_has_batches_of_its_own(monkeypatch):
     orders.append(shuffled_positions(order_key, data))
     return start, None, {}, 1
 
-  monkeypatch.setattr('fedjax_het.depthwise.training.fit', fit)
+  def stage_inputs(stage, variables, data, key, batch_size, before):
+    of_inputs.append(key)
+    return Cached(None, None)
+
+  training = 'fedjax_het.depthwise.training'
+  monkeypatch.setattr(f'{training}.fit', fit)
+  monkeypatch.setattr(f'{training}.stage_inputs', stage_inputs)
   stages = make_stages(model, singles(0, 3))
   visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(4))
   start = Variables(*model.abstract_variables)
-  train_stages(stages, [LOCAL] * 3, start, small_data().client(1), visit)
-  seen = [*keys, *jax.random.split(visit.key)]
+  train_stages(
+      stages, [LOCAL] * 3, start, small_data().client(1), visit,
+      cache_prefix=True,
+  )  # fmt: skip
+  seen = [*keys, *jax.random.split(visit.key), *of_inputs]
   assert keys[0] == visit.key
-  assert len({tuple(jax.random.key_data(key).tolist()) for key in seen}) == 5
+  assert len({tuple(jax.random.key_data(key).tolist()) for key in seen}) == 7
   assert len({tuple(order.tolist()) for order in orders}) == 3
 
 
