@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms import fedavg
 from fedjax_het.engine.client_memory import client_memory, peak_bytes
+from fedjax_het.engine.types import Uplink
+from tests.engine.test_asynchronous import probe
 from tests.tiny import tiny_data, tiny_federation
 
 SIZE = 4 * 100
@@ -57,3 +59,21 @@ def test_deeper_models_and_larger_batches_take_more():
 
   small, large = found(), found(64)
   assert small['tiny1'] < small['tiny3'] and large['tiny1'] > small['tiny1']
+
+
+def test_the_clients_state_and_its_download_are_added():
+  federation, data = tiny_federation((1,)), tiny_data((5, 8))
+
+  def found(state, download):
+    algorithm = probe(1)._replace(
+        init_client=lambda group, client_id, key: jnp.zeros(state),
+        downlink=lambda server, group, visit: jnp.zeros(download),
+        client_update=lambda group, client, sent, data, visit: (
+            client, Uplink(()), {}
+        ),
+    )  # fmt: skip
+    return client_memory(algorithm, federation, data)['tiny1']
+
+  visit = found(0, 0)
+  assert found(100, 0) - visit == 400 and found(0, 50) - visit == 200
+  assert found(100, 50) - visit == 600

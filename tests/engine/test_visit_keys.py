@@ -1,4 +1,4 @@
-"""The keys and turns of visits and of the server's updates, in every driver."""
+"""The keys and turns of visits, and the keys of the server's updates."""
 
 import itertools
 
