@@ -9,13 +9,18 @@ from fedjax_het.algorithms import fedavg, private
 from fedjax_het.engine import confusion, rounds
 from fedjax_het.engine import evaluate as evaluate_lib
 from fedjax_het.engine.mapping import Backend
+from fedjax_het.engine.types import Federation, Group
 from fedjax_het.experiment import metrics
+from fedjax_het.models import create
+from tests.engine.test_asynchronous import probe
 from tests.tiny import (
   NUM_CLASSES,
+  SHAPE,
   one_model_federation,
   preprocess,
   tiny_data,
   tiny_federation,
+  tiny_local,
 )
 
 FEDERATION = tiny_federation((1, 2), norm=False)
@@ -135,3 +140,20 @@ def test_one_model_for_all_groups_is_evaluated_once():
     np.testing.assert_array_equal(mine.client_id, group.client_ids[:1])
     np.testing.assert_array_equal(mine.accuracy, want[group.name].accuracy)
     np.testing.assert_array_equal(mine.loss, want[group.name].loss)
+
+
+def test_every_model_needs_an_output_for_each_class_of_the_test_set():
+  groups = tuple(
+      Group(f'of{n}', create('mlp', SHAPE, n, hidden=2), [i])
+      for i, n in enumerate((4, 3, 5))
+  )
+  federation = Federation(groups, tiny_local())
+
+  def make(labels):
+    return evaluate_lib.make_evaluate(
+        probe(1), federation, IMAGES[:4], labels, preprocess
+    )
+
+  make(np.array([0, 1, 2, 2]))
+  with pytest.raises(ValueError, match=r'^test labels must lie in 0\.\.2 for'):
+    make(np.array([0, 1, 2, 3]))

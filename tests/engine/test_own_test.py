@@ -11,7 +11,7 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.mapping import Backend, client_mesh
 from fedjax_het.engine.own_test import make_own_test
-from tests.tiny import preprocess, tiny_data, tiny_federation
+from tests.tiny import NUM_CLASSES, preprocess, tiny_data, tiny_federation
 
 TWO_GROUPS = tiny_federation((1, 2), per_group=3, norm=False)
 ONE_GROUP = tiny_federation((1,), per_group=6, norm=False)
@@ -154,3 +154,29 @@ def test_calibration_comes_before_both_and_shared_models_serve_all():
   tested = scores.own.size > 0
   np.testing.assert_allclose(scores.own.loss[tested], np.log(3), rtol=1e-5)
   np.testing.assert_allclose(scores.loss, np.log(3), rtol=1e-5)
+
+
+def test_padding_repeats_the_first_examples():
+  """It matters to models that compare the examples of a batch."""
+
+  def predict(group, variables, x):
+    x = x.reshape(len(x), -1)[:, :NUM_CLASSES]
+    return x - jnp.mean(x, axis=0, keepdims=True)
+
+  tests = federate(
+      IMAGES, LABELS, [[0, 1, 2, 3, 4]] * 6, preprocess, allow_empty=True
+  )
+  algorithm = fedavg(ONE_GROUP)._replace(predict=predict)
+  evaluate = make_evaluate(
+      algorithm, ONE_GROUP, IMAGES[:5], LABELS[:5], preprocess, batch_size=4,
+      own_tests=tests,
+  )  # fmt: skip
+  scores = evaluate(make_state(algorithm, ONE_GROUP))['tiny1']
+  x = preprocess(IMAGES).reshape(-1, 4)[:, :NUM_CLASSES]
+  losses = []
+  for batch, some in (([0, 1, 2, 3], [0, 1, 2, 3]), ([4, 0, 1, 2], [4])):
+    logits = x - x[np.array(batch)].mean(axis=0, keepdims=True)
+    losses += [-jax.nn.log_softmax(logits[i])[LABELS[i]] for i in some]
+  want = np.mean(losses)
+  np.testing.assert_allclose(scores.loss, [want], rtol=1e-5)
+  np.testing.assert_allclose(scores.own.loss, [want] * 6, rtol=1e-5)

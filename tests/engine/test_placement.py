@@ -70,6 +70,17 @@ def test_rows_travel_bit_for_bit(num_rows, num_devices, buffer, monkeypatch):
     assert not leaf.size or leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
 
 
+@pytest.mark.parametrize('num_devices', [1, 2, 4])
+def test_tables_in_chunks_have_the_rows_of_their_keys(num_devices, monkeypatch):
+  monkeypatch.setattr(placement, '_CHUNK', 2)
+  mesh = mesh_of(num_devices)
+  keys = np.array([5, 3, 8, 1, 9, 2, 7, 4])
+  for num_rows in (8, 7):
+    where = jax.sharding.NamedSharding(mesh, placement._spec(num_rows, mesh))
+    got = placement.build(lambda some: dict(x=some), keys[:num_rows], where)
+    np.testing.assert_array_equal(got['x'], keys[:num_rows])
+
+
 @pytest.mark.usefixtures('optimised')
 def test_no_device_holds_the_whole_table(monkeypatch):
   """Besides its shard a device needs a few rows, by XLA's statistics."""

@@ -78,6 +78,18 @@ def test_a_round_on_a_mesh_compiles_once():
   assert not found
 
 
+def test_first_states_in_chunks_are_those_of_their_clients(monkeypatch):
+  monkeypatch.setattr(streaming, '_CHUNK', 2)
+  federation = tiny_federation((1, 2), 5)
+  algorithm = ALGORITHMS['private'](federation)._replace(
+      init_client=lambda group, client_id, key: dict(id=client_id)
+  )
+  state = streaming.init_streamed_state(algorithm, federation, KEYS[0])
+  for group in federation.groups:
+    got = state.clients[group.name]['id']
+    np.testing.assert_array_equal(got, group.client_ids)
+
+
 def test_the_tables_stay_on_the_host():
   state, _ = run(
       streaming.make_streamed_round, streaming.init_streamed_state, num_rounds=1
