@@ -72,7 +72,7 @@ def drawn(module, shape):
     return np.float32(np.abs(value) if path[-1].key == 'var' else value)
 
   variables = jax.tree.map_with_path(draw, shapes)
-  y = module.apply(variables, x)
+  y = jax.jit(module.apply)(variables, x)
   wide = jax.tree.map(np.float64, variables)
   return np.float64(x), wide.get('params'), wide.get('batch_stats'), y
 
@@ -130,8 +130,10 @@ def test_unit_of_fedhe_has_the_statistics_of_keras():
   """Momentum 0.99; the variance of a batch is the biased one."""
   module = Unit(3, 3, 1, 1, None, 0.0, 'batch')
   x = np.random.default_rng(0).normal(size=(2, 4, 4, 2)).astype(np.float32)
-  variables = module.init(jax.random.key(0), x)
-  _, new = module.apply(variables, x, True, mutable='batch_stats')
+  variables = jax.jit(module.init)(jax.random.key(0), x)
+  _, new = jax.jit(
+      lambda v: module.apply(v, x, True, mutable='batch_stats')
+  )(variables)
   y = conv(
       np.float64(x),
       jax.tree.map(np.float64, variables['params']['conv']),
@@ -264,7 +266,8 @@ def ones_of(module, shape, key):
       shapes,
   )
   rngs = {'dropout': jax.random.key(key)}
-  return np.asarray(module.apply({'params': params}, x, True, rngs=rngs))
+  apply = jax.jit(lambda p: module.apply({'params': p}, x, True, rngs=rngs))
+  return np.asarray(apply(params))
 
 
 def test_dropout_is_before_the_pool_in_fedhe_and_after_it_in_the_cnn():
