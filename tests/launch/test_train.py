@@ -108,8 +108,10 @@ def refused(capsys, *args):
             'tensorboard must be true or false, got',
         ),
         (['--wrkdir=x'], "Unknown command line flag 'wrkdir'. Did you mean: w"),
-        (['--data_dir=x'], "Unknown command line flag 'data_dir'; did you mean "
-         '--config.data_dir?'),
+        (
+            ['--cohort_size=3'],
+            "Unknown command line flag 'cohort_size'; did you mean --config.co",
+        ),
         (
             ['--config.local.lr=1'],
             "Unknown config key local.lr; did you mean 'learning_rate'?",
