@@ -63,7 +63,7 @@ def measure(tree) -> Traffic:
 
 
 def _num_bytes(leaf) -> int:
-  return math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+  return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
 def num_bytes(traffic: Traffic) -> np.ndarray:

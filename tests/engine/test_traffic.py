@@ -26,3 +26,8 @@ def test_a_message_of_4_gib_is_refused():
 def test_an_optional_part_without_entries_counts_nothing():
   message = (jnp.zeros(4), Maybe(jnp.zeros((0, 3)), jnp.zeros(0, bool)))
   assert traffic.num_bytes(traffic.measure(message)) == 16
+
+
+def test_random_keys_have_the_bytes_of_their_numbers():
+  key = jax.eval_shape(lambda: jax.random.key(0, impl='threefry2x32'))
+  assert traffic.full_bytes([key, jnp.zeros(3, jnp.bfloat16)]) == 8 + 6

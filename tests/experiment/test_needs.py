@@ -36,7 +36,7 @@ def test_a_method_must_return_an_algorithm(monkeypatch):
     experiment.build(tiny_config('toy'))
 
 
-def test_a_metric_must_be_a_scalar(monkeypatch):
+def test_a_metric_must_be_a_scalar(monkeypatch, tmp_path):
   def toy(federation):
     method = fedavg(federation)
 
@@ -48,7 +48,7 @@ def test_a_metric_must_be_a_scalar(monkeypatch):
 
   monkeypatch.setitem(ALGORITHMS, 'toy', toy)
   with pytest.raises(ValueError, match=r"'mine' of shape \(3,\); a metric is"):
-    experiment.run(tiny_config('toy'))
+    experiment.run(tiny_config('toy'), tmp_path)
 
 
 def side_exit(group, federation):
