@@ -24,6 +24,7 @@ from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.fedselect import fedselect
+from fedjax_het.algorithms.fml import fml
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.incoavg import incoavg
@@ -49,6 +50,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedhe': fedhe,
     'fd': fd,
     'fedmd': fedmd,
+    'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
     'fedet': fedet,

@@ -5,15 +5,12 @@ References:
   CVPR 2018; MKD of FeDepth (arXiv 2303.04887).
 """
 
-import dataclasses
-
 import jax
-import optax
 
 from fedjax_het.data.federated import Examples
 from fedjax_het.engine.distill import distillation
-from fedjax_het.engine.local import fit
 from fedjax_het.engine.task import Task, masked_mean
+from fedjax_het.engine.together import fit_together
 from fedjax_het.engine.types import LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
 
@@ -68,42 +65,11 @@ def train_together(
   """
   models = (start, *partners)
 
-  def loss_fn(variables, batch, key):
-    outputs = [
-        model.apply(
-            Variables(*one), batch.x, train=True, mask=batch.mask,
-            key=jax.random.fold_in(key, m) if m else key,
-        )
-        for m, one in enumerate(zip(*variables, strict=True))
-    ]  # fmt: skip
-    logits, stats = zip(*outputs, strict=True)
-    return mutual_loss(local.task, logits, batch.y, batch.mask), (
-        stats,
-        dict(first=local.task.loss(logits[0], batch.y, batch.mask)),
-    )
+  def loss_of(logits, batch):
+    loss = mutual_loss(local.task, logits, batch.y, batch.mask)
+    return loss, dict(first=local.task.loss(logits[0], batch.y, batch.mask))
 
-  def optimizer(learning_rate):
-    return _apart(local.optimizer(learning_rate))
-
-  end, _, metrics, num_steps = fit(
-      loss_fn,
-      dataclasses.replace(local, optimizer=optimizer),
-      Variables(*zip(*models, strict=True)),
-      data,
-      visit,
+  (end, *partners), _, metrics, num_steps = fit_together(
+      (model,) * len(models), local, models, loss_of, data, visit
   )
-  metrics = dict(train_loss=metrics['first'])
-  end, *partners = (Variables(*one) for one in zip(*end, strict=True))
-  return end, tuple(partners), metrics, num_steps
-
-
-def _apart(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Applies `tx` to each tree separately, so no norm spans several models."""
-
-  def update(grads, states, params):
-    both = [tx.update(*one) for one in zip(grads, states, params, strict=True)]
-    return tuple(zip(*both, strict=True))
-
-  return optax.GradientTransformation(
-      lambda params: tuple(tx.init(one) for one in params), update
-  )
+  return end, tuple(partners), dict(train_loss=metrics['first']), num_steps
