@@ -30,7 +30,7 @@ from fedjax_het.kernels import libraries
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.results_table import Table, cell_name
 from fedjax_het.reporting.run_files import Row
-from fedjax_het.reporting.summary import summarise
+from fedjax_het.reporting.summary import summarise, views_of
 
 
 class Job(NamedTuple):
@@ -377,7 +377,7 @@ def _cell(job: Job, result) -> dict[str, Any]:
   more = dict(column=job.column) if job.column else {}
   views = {
       name: [row[f'views/{name}'] for row in tests]
-      for name in _views(summary.last)
+      for name in views_of(summary.last)
   }
   if views:
     more['views'] = views
@@ -430,9 +430,3 @@ def _of_mean(rows, mean: str) -> list[Row]:
       {**row, 'accuracy': row[f'accuracy/{mean}']} if 'accuracy' in row else row
       for row in rows
   ]
-
-
-def _views(row: Mapping[str, Any]) -> list[str]:
-  """The names of a method's further views, without those of single groups."""
-  keys = [key.split('/') for key in row]
-  return [key[1] for key in keys if key[0] == 'views' and len(key) == 2]

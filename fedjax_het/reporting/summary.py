@@ -57,6 +57,19 @@ def num_clients(config: Mapping[str, Any]) -> int:
   return sum(e['clients'] if isinstance(e, Mapping) else e for e in entries)
 
 
+def views_of(row: Mapping[str, Any]) -> list[str]:
+  """The names of the further models that an evaluation has results of.
+
+  Args:
+    row: A row of metrics.jsonl.
+
+  Returns:
+    The method's views, without those of single groups.
+  """
+  keys = [key.split('/') for key in row]
+  return [key[1] for key in keys if key[0] == 'views' and len(key) == 2]
+
+
 def in_common_rounds(
     rounds: Sequence[Sequence[int]], values: Sequence[Sequence[float]]
 ) -> tuple[list[int], np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_het.engine.task import ACCURACY, Metric
 from fedjax_het.names import check_name
-from fedjax_het.reporting.summary import Summary
+from fedjax_het.reporting.summary import Summary, views_of
 
 Table = list[list[str]]  # The first row is the header.
 # Formats of tables and pictures, besides Markdown and PNG.
@@ -294,7 +294,7 @@ def personal_line(
 
 
 def totals(summary: Summary, target: float | None) -> list[str]:
-  """Lines on bytes, time, the target and lost updates of all rounds."""
+  """Lines on further models, bytes, time, the target and lost updates."""
   metric = summary.metric
   lines = [
       f'sent in {summary.rounds} rounds: {megabytes(summary.bytes_up)} up, '
@@ -302,6 +302,11 @@ def totals(summary: Summary, target: float | None) -> list[str]:
       f'seconds per round: {seconds(summary.round_seconds)} (median, without '
       'compilation)',
   ]
+  for view in reversed(views_of(summary.last or {})):
+    value = amount(summary.last[f'views/{view}'], metric)
+    lines.insert(
+        0, f"view '{view}', last round: {value} (mean over clients)"
+    )
   if summary.last and f'personal/{metric.name}' in summary.last:
     lines.insert(
         0,

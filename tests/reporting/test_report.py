@@ -434,6 +434,21 @@ def test_metrics_of_the_servers_training_stand_in_the_report(
   assert cells(text, 'late')[1:] == ['-', '3']
 
 
+def test_further_models_stand_below_the_table():
+  evaluated = dict(split='test', round=1, accuracy=0.5)
+  row = evaluated | {
+      'views/clients': 0.4, 'views/clients/mlp2': 0.3, 'views/bases_2': None,
+  }  # fmt: skip
+  train = dict(split='train', bytes_up=0, bytes_down=0, seconds=1.0)
+  summary = summarise([train | dict(nonfinite=[]), row])
+  lines = tables.totals(summary, None)
+  assert lines[:2] == [
+      "view 'clients', last round: 40.00 % (mean over clients)",
+      "view 'bases_2', last round: not finite (mean over clients)",
+  ]
+  assert len(tables.totals(summarise([evaluated]), None)) == len(lines) - 2
+
+
 def test_tables():
   table = [['a', 'b'], ['x', '10'], ['long', '2']]
   assert tables.as_text(table) == (

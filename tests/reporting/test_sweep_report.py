@@ -6,7 +6,6 @@ import pytest
 
 from configs import fedavg, private
 from fedjax_het.analysis import pictures
-from fedjax_het.experiment import sweep
 from fedjax_het.reporting import paper_targets, sweep_report
 from fedjax_het.reporting.paper_targets import Target
 from fedjax_het.reporting.results_table import Table
@@ -298,11 +297,6 @@ def test_long_runs_have_the_rounds_to_several_accuracies(table, tmp_path):
   poor = [run('Private', 0, [0.04] * 10)]
   sweep_report.render(table, poor, tmp_path)
   assert 'rounds to' not in (tmp_path / 'table.md').read_text()
-
-
-def test_views_are_taken_from_the_metrics():
-  row = {'accuracy': 0.5, 'views/clients': 0.4, 'views/clients/mlp2': 0.3}
-  assert sweep._views(row) == ['clients']
 
 
 def test_what_is_not_finite_says_so(table, cells, tmp_path):
