@@ -99,7 +99,7 @@ def regularised(h_k, x, alpha) -> optax.GradientTransformation:
   return optax.stateless(update)
 
 
-@requires()
+@requires(sizes=True)
 def feddyn(
     federation: Federation,
     *,
@@ -110,8 +110,7 @@ def feddyn(
   """FedDyn over clients of one or several architectures.
 
   Args:
-    federation: Groups and local training; with `weights='data'` the clients'
-      sizes, too.
+    federation: Groups, local training and the clients' sizes.
     alpha: Strength of the regulariser, above 0; 0.1, 0.01 or 0.001 in the
       paper. The server divides h by it, so that a small value amplifies the
       noise of local training.
@@ -125,16 +124,11 @@ def feddyn(
     model is x; the view 'mean' is the mean of the last cohort's models.
 
   Raises:
-    ValueError: If an option is unknown or out of range, 'data' is given without
-      `Federation.sizes`, or shared blocks differ in shape.
+    ValueError: If an option is unknown or out of range, the sizes are not
+      known, or shared blocks differ in shape.
   """
   positive(alpha=alpha)
   one_of('weights', weights, ('uniform', 'data'))
-  if weights == 'data' and federation.sizes is None:
-    raise ValueError(
-        "weights='data' needs Federation.sizes, the clients' numbers of "
-        'examples.'
-    )
   exchange = make_exchange(federation, aggregation)
   sharing, local = exchange.sharing, federation.local
 
