@@ -131,13 +131,14 @@ def feddyn(
   one_of('weights', weights, ('uniform', 'data'))
   exchange = make_exchange(federation, aggregation)
   sharing, local = exchange.sharing, federation.local
+  mean_size = float(np.mean(federation.sizes))
 
   def strength(size):
-    """alpha_k of a client of `size` examples."""
+    """alpha_k of a client of `size` examples; any number without examples."""
     if weights == 'uniform':
       return alpha
     # alpha / w_k with w_k = N n_k / sum n.
-    return alpha * np.mean(federation.sizes) / jnp.maximum(size, 1)
+    return alpha * mean_size / jnp.maximum(size, 1).astype(jnp.float32)
 
   def init(key):
     x = exchange.init(key)
