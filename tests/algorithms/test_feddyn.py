@@ -217,6 +217,7 @@ def test_blocks_that_stay_are_not_regularised():
   """With nothing shared a client descends alone: 5 (1 - 0.9^(2 r))."""
   federation, data = exact([1, 5], rate=0.1)
   algorithm = feddyn(federation, alpha=ALPHA, aggregation='none')
+  assert algorithm.personal
   played = play(algorithm, federation, data, [BOTH] * 2)
   for r, (_, clients) in enumerate(played, 1):
     own, h_k = clients[1]
@@ -358,6 +359,8 @@ def test_the_view_is_a_model_of_its_own():
     got = predict(group, model, images)
     close(got, group.model.apply(want, images)[0])
   assert algorithm.views == {'mean': predict_mean}
+  # Two architectures, whose clients share their models.
+  assert not algorithm.personal and not algorithm.one_model
 
 
 def test_unused_weights_can_be_dropped():
