@@ -75,15 +75,17 @@ def test_exact_rounds_by_hand():
 
 
 def test_h_k_is_the_gradient_at_the_end_of_a_visit():
-  """theta_k - a_k, here with curvatures 1 and 3."""
+  """Curvatures 1 and 3: x ends at the optimum (1 + 3 * 5) / 4."""
   x, h = 0.0, np.zeros(2)
   minima, curve = np.array([1, 5]), np.array([1, 3])
-  for got in run([1, 5], [BOTH] * 3, curvature=(1, 3), rate=0.3, epochs=60):
-    theta = (curve * minima + h + ALPHA * x) / (curve + ALPHA)
+  setting = dict(alpha=1.0, curvature=(1, 3), rate=0.3, epochs=40)
+  for got in run([1, 5], [BOTH] * 20, **setting):
+    theta = (curve * minima + h + x) / (curve + 1)
     h = curve * (theta - minima)
-    x = theta.mean() - h.mean() / ALPHA
+    x = theta.mean() - h.mean()
     close(got[2], h)
     close(got[0], x)
+  close(got[0], 4.0)
 
 
 def test_partial_participation_by_hand():
