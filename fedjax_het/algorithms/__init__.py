@@ -12,6 +12,7 @@ from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddpa import feddpa
+from fedjax_het.algorithms.feddyn import feddyn
 from fedjax_het.algorithms.fedepth import fedepth
 from fedjax_het.algorithms.fedet import fedet
 from fedjax_het.algorithms.fedfomo import fedfomo
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedprox': fedprox,
     'scaffold': scaffold,
     'fednova': fednova,
+    'feddyn': feddyn,
     'moon': moon,
     'incoavg': incoavg,
     'fedin': fedin,
