@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.feddf import feddf
 from fedjax_het.algorithms.feddpa import feddpa
 from fedjax_het.algorithms.fedepth import fedepth
 from fedjax_het.algorithms.fedet import fedet
@@ -51,6 +52,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
+    'feddf': feddf,
     'fedet': fedet,
     'fedasync': fedasync,
     'fedepth': fedepth,
