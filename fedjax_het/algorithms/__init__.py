@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.feddf import feddf
 from fedjax_het.algorithms.feddpa import feddpa
 from fedjax_het.algorithms.feddyn import feddyn
 from fedjax_het.algorithms.fedepth import fedepth
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
+    'feddf': feddf,
     'fedet': fedet,
     'fedasync': fedasync,
     'fedepth': fedepth,

@@ -9,10 +9,11 @@ import optax
 import pytest
 
 from fedjax_het.aggregation.exchange import make_exchange
+from fedjax_het.aggregation.teachers import group_logits
 from fedjax_het.algorithms import fedavg
 from fedjax_het.algorithms import fedet as make
 from fedjax_het.algorithms.fedet import ensemble
-from fedjax_het.algorithms.fedet.ensemble import Consensus, teacher_logits
+from fedjax_het.algorithms.fedet.ensemble import Consensus
 from fedjax_het.algorithms.fedet.server import (
   server_loss,
   with_common_classifier,
@@ -413,7 +414,7 @@ def test_teachers_are_the_clients_own_models(uploads):
     ids = jnp.array([4, r.client_id[1], r.client_id[0]])
     kept = jax.tree.map(lambda a, slots=slots: a[slots], r.kept)
     moved = Received((), kept, ids)
-    got = teacher_logits(exchange, group, state.small, moved, public)
+    got = group_logits(exchange, group, state.small, moved, public)
     assert not np.any(got[0])
     for slot in (1, 2):
       change, stats, weight = jax.tree.map(lambda a, s=slot: a[s], kept)

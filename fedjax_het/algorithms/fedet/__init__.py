@@ -59,8 +59,9 @@ from fedjax_het.aggregation.server import (
   takes_server_options,
   with_state,
 )
+from fedjax_het.aggregation.teachers import teacher_logits
 from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
-from fedjax_het.algorithms.fedet.ensemble import clients_consensus
+from fedjax_het.algorithms.fedet.ensemble import find_consensus
 from fedjax_het.algorithms.fedet.server import (
   Server,
   check_federation,
@@ -159,9 +160,10 @@ def fedet(
     """W after its steps on the public examples, and the metrics."""
     public = turn.public.unaugmented()
     start = large.trim(model) if training.drop_unused_weights else model
-    consensus, some = clients_consensus(
+    logits, took_part = teacher_logits(
         exchange, server.small, received, public
     )
+    consensus, some = find_consensus(logits, took_part), jnp.any(took_part)
     end, _, metrics, _ = fit(
         server_loss(large, federation.task, consensus, distill_weight),
         training,

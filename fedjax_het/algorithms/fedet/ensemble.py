@@ -1,14 +1,9 @@
 """Fed-ET's ensemble: what the clients' models agree on, example by example."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from fedjax_het.aggregation.exchange import WeightExchange, end_of
-from fedjax_het.engine.local import map_examples
-from fedjax_het.engine.types import Group, Received
 
 
 class Consensus(NamedTuple):
@@ -66,66 +61,3 @@ def find_consensus(logits, took_part) -> Consensus:
   # D(x) = {k : argmax s_k(x) != y^(x)}.
   others = voters & (jnp.argmax(logits, axis=2) != labels[None])
   return Consensus(labels, mean(others), jnp.any(others, axis=0))
-
-
-def teacher_logits(
-    exchange: WeightExchange, group: Group, small, received: Received, public
-) -> jax.Array:
-  """Logits of a group's clients on the public set, in eval mode.
-
-  Each client's own model is applied with its running statistics, one after
-  another. Padding slots are skipped.
-
-  Args:
-    exchange: The shared blocks.
-    group: The group.
-    small: The server's tree, see `end_of` for stale uploads.
-    received: Their uploads; `kept` are whole `Delta`s.
-    public: The public examples, P of them.
-
-  Returns:
-    [S, P, C], zeros in padding slots.
-  """
-  before = exchange.download(small, group)
-  order = jnp.argsort(received.client_id)  # Padding slots are last.
-  real = received.client_id < exchange.federation.num_clients
-
-  def one(i, logits):
-    slot = order[i]
-    delta = jax.tree.map(lambda leaf: leaf[slot], received.kept)
-    variables = exchange.sharing.join(group, (), end_of(before, delta))
-    rows = map_examples(
-        lambda batch: group.model.apply(
-            variables, batch.x, mask=batch.mask
-        )[0],
-        public,
-    )
-    return logits.at[slot].set(rows)
-
-  none = jnp.zeros((len(real), public.length, group.model.num_classes))
-  return jax.lax.fori_loop(0, jnp.sum(real), one, none)
-
-
-def clients_consensus(
-    exchange: WeightExchange, small, received: Mapping[str, Received], public
-) -> tuple[Consensus, jax.Array]:
-  """The consensus of all clients that took a step.
-
-  Args:
-    exchange: The shared blocks.
-    small: The server's tree, see `end_of` for stale uploads.
-    received: {group name: Received}; `kept` are whole `Delta`s, zeros in
-      padding slots.
-    public: The public examples.
-
-  Returns:
-    The consensus, and whether there is such a client, [] bool.
-  """
-  groups = exchange.federation.groups
-  uploads = [received[group.name] for group in groups]
-  logits = jnp.concatenate([
-      teacher_logits(exchange, group, small, r, public)
-      for group, r in zip(groups, uploads, strict=True)
-  ])
-  took_part = jnp.concatenate([r.kept.weight > 0 for r in uploads])
-  return find_consensus(logits, took_part), jnp.any(took_part)
