@@ -222,9 +222,8 @@ def sums_of_all(
     return embed(model, variables, batch.x, mask=batch.mask)[0], batch.y
 
   z, labels = map_examples(one, data)
+  # Rows of padding are arbitrary.
   real = jnp.arange(data.length) < data.size
-  # A row of padding is arbitrary.
-  z = jnp.where(real[:, None], z, 0.0)
   return class_sums(z, labels, model.num_classes, real)
 
 

@@ -1,7 +1,8 @@
 """Rounds of FedProto for dense nets in NumPy, written from the paper.
 
-A net is a list of (kernel, bias); all layers but the last are followed by ReLU.
-A client takes one step on all of its examples in each epoch.
+As in its authors' code, the second term is the mean squared error of single
+embeddings. A net is a list of (kernel, bias); all layers but the last are
+followed by ReLU. A client takes one step on all of its examples in each epoch.
 """
 
 import numpy as np

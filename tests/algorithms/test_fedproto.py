@@ -31,12 +31,15 @@ from fedjax_het.engine.types import (
   Visit,
 )
 from fedjax_het.models import create
+from fedjax_het.models.blocks import Block, BlockModel
+from fedjax_het.models.simple_cnn import Hidden
 from tests.algorithms import fedproto_numpy
 from tests.algorithms.suite import Clocks
 from tests.models.test_reach import small_maps
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
+  Dense,
   server_step,
   tiny_data,
   tiny_federation,
@@ -151,6 +154,10 @@ def test_the_server_keeps_the_last_upload_of_every_client(
   server = server_step(algorithm, server, second)
   sent = algorithm.downlink(server, groups[0], VISIT)
   np.testing.assert_allclose(sent.value, [second_mean], rtol=1e-6)
+  client = algorithm.init_client(groups[0], 0, jax.random.key(0))
+  model = algorithm.client_model(server, client, groups[0])
+  jax.tree.map(np.testing.assert_array_equal, model.prototypes, sent)
+  assert algorithm.personal and not algorithm.one_model
 
 
 # Eq. 7 and 8, by hand.
@@ -287,8 +294,16 @@ def test_three_rounds_are_those_of_the_paper(weights):
 
 
 def test_lambda_0_is_private_bit_for_bit():
-  federation, data = tiny_federation((1,)), tiny_data((5, 8))
-  group, sent = federation.groups[0], known(*np.ones((NUM_CLASSES, WIDTH)))
+  """With norms and dropout, too."""
+  blocks = (
+      Block('stem', Dense(WIDTH, norm=True)),
+      Block('mid', Hidden(WIDTH, dropout=0.5)),
+      Block('head', Dense(NUM_CLASSES, relu=False)),
+  )
+  model = BlockModel('net', blocks, SHAPE, NUM_CLASSES, (1, 2))
+  group = Group('g', model, np.arange(2))
+  federation, data = Federation((group,), tiny_local()), tiny_data((5, 8))
+  sent = known(*np.ones((NUM_CLASSES, WIDTH)))
   got, _, metrics = visit(
       fedproto(federation, prototype_weight=0.0), group, sent, data
   )
@@ -320,17 +335,6 @@ def test_a_class_that_the_server_lacks_changes_nothing():
 # Eq. 3: which embeddings are collected.
 
 
-@functools.cache
-def still_visit():
-  """A visit in which the model does not move, so that all is known."""
-  local = tiny_local(optax.sgd, lr=0.0, epochs=3, batch_size=4)
-  federation = tiny_federation((1, 2), norm=False, local=local)
-  data = data_without_class_0_on_client_0()
-  group = federation.groups[1]
-  sent = known(*np.zeros((NUM_CLASSES, WIDTH)))
-  return federation, data, visit(fedproto(federation), group, sent, data, 1)
-
-
 def class_mean(model, variables, data, client_id, j):
   """Mean embedding of a client's examples of a class, and their number."""
   index = np.asarray(data.index[client_id, : SIZES[client_id]])
@@ -341,13 +345,15 @@ def class_mean(model, variables, data, client_id, j):
 
 
 def test_prototypes_are_the_means_over_the_last_of_three_epochs():
-  """Of all minibatches, and each example counts once."""
-  federation, data, (client, uplink, _) = still_visit()
+  """Of all minibatches, and each example counts once; the model stays."""
+  local = tiny_local(optax.sgd, lr=0.0, epochs=3, batch_size=4)
+  federation = tiny_federation((1, 2), norm=False, local=local)
+  data, group = data_without_class_0_on_client_0(), federation.groups[1]
+  sent = known(*np.zeros((NUM_CLASSES, WIDTH)))
+  client, uplink, _ = visit(fedproto(federation), group, sent, data, 1)
   upload = uplink.kept.value
   for j in (0, 1):
-    mean, number = class_mean(
-        federation.groups[1].model, client.variables, data, 1, j
-    )
+    mean, number = class_mean(group.model, client.variables, data, 1, j)
     assert upload.counts[j] == number == 4
     np.testing.assert_allclose(upload.vectors[j], mean, rtol=1e-5, atol=1e-6)
   assert uplink.kept.present.tolist() == [True, True, False]
