@@ -484,30 +484,22 @@ def test_a_class_takes_d_and_1_numbers_up_and_d_down():
 
 def test_unused_weights_can_be_dropped():
   """Unless the client keeps its optimiser, whose state is untrimmed."""
-  model = small_maps()
-  prototypes = known(*np.ones((2, model.shapes[-2][0])))
-  data = tiny_data((6,))
-  data = data.replace(labels=data.labels % 2)
-  results = {}
-  for options in (
-      dict(), dict(drop_unused_weights=True),
-      dict(drop_unused_weights=True, keep_optimizer=True),
-  ):  # fmt: skip
-    local = tiny_local(optax.sgd, 0.1, **options)
-    federation = Federation((Group('g', model, np.array([0])),), local)
-    (group,) = federation.groups
-    results[len(options)] = visit(
-        fedproto(federation), group, prototypes, data
+  model, data = small_maps(), tiny_data((6,))
+  group = Group('g', model, np.array([0]))
+  sent = known(*np.ones((model.num_classes, model.shapes[-2][0])))
+  found = []
+  for drop, keep in ((False, False), (True, False), (True, True)):
+    local = tiny_local(drop_unused_weights=drop, keep_optimizer=keep)
+    client, uplink, metrics = visit(
+        fedproto(Federation((group,), local)), group, sent, data
     )
-  for other in (1, 2):
+    found.append((client.variables, uplink, metrics))
+  for other in found[1:]:
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        results[other][1:], results[0][1:],
-    )  # fmt: skip
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        results[other][0].variables, results[0][0].variables,
-    )  # fmt: skip
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        other,
+        found[0],
+    )
 
 
 def test_embeddings_of_different_widths_are_refused():
