@@ -70,8 +70,8 @@ def data_without_class_0_on_client_0():
   return data.replace(labels=jnp.asarray(labels, jnp.int32))
 
 
-def visit(algorithm, group, sent, data, client_id=0):
-  """The client after a first visit, its uplink and metrics, on the host."""
+def visit(algorithm, group, sent, data, client_id=0, times=1):
+  """The client after some visits, its uplink and metrics, on the host."""
   client = algorithm.init_client(group, client_id, jax.random.key(0))
 
   @jax.jit
@@ -80,7 +80,9 @@ def visit(algorithm, group, sent, data, client_id=0):
         group, client, sent, data.client(client_id), VISIT
     )
 
-  return jax.device_get(update(client, sent, data))
+  for _ in range(times):
+    client, uplink, metrics = update(client, sent, data)
+  return jax.device_get((client, uplink, metrics))
 
 
 # Eq. 6, by hand.
@@ -294,7 +296,7 @@ def test_three_rounds_are_those_of_the_paper(weights):
 
 
 def test_lambda_0_is_private_bit_for_bit():
-  """With norms and dropout, too."""
+  """With norms, dropout and an optimiser that is kept, too."""
   blocks = (
       Block('stem', Dense(WIDTH, norm=True)),
       Block('mid', Hidden(WIDTH, dropout=0.5)),
@@ -302,13 +304,14 @@ def test_lambda_0_is_private_bit_for_bit():
   )
   model = BlockModel('net', blocks, SHAPE, NUM_CLASSES, (1, 2))
   group = Group('g', model, np.arange(2))
-  federation, data = Federation((group,), tiny_local()), tiny_data((5, 8))
+  federation = Federation((group,), tiny_local(keep_optimizer=True))
+  data = tiny_data((5, 8))
   sent = known(*np.ones((NUM_CLASSES, WIDTH)))
   got, _, metrics = visit(
-      fedproto(federation, prototype_weight=0.0), group, sent, data
+      fedproto(federation, prototype_weight=0.0), group, sent, data, times=2
   )
-  want = visit(private(federation), group, sent, data)[0]
-  jax.tree.map(np.testing.assert_array_equal, got.variables, want[0])
+  want, _, _ = visit(private(federation), group, sent, data, times=2)
+  jax.tree.map(np.testing.assert_array_equal, tuple(got), want)
   assert metrics['prototype_loss'] > 0
 
 
