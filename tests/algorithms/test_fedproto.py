@@ -11,13 +11,15 @@ import pytest
 
 from fedjax_het.aggregation.class_means import ClassVectors
 from fedjax_het.algorithms import fedproto, private
-from fedjax_het.algorithms.fedproto import (
+from fedjax_het.algorithms.fedproto import prototype_loss
+from fedjax_het.algorithms.fedproto.prediction import (
   Evaluated,
-  global_prototypes,
   nearest,
   predict_head,
   predict_nearest,
-  prototype_loss,
+)
+from fedjax_het.algorithms.fedproto.prototypes import (
+  global_prototypes,
   sums_of_last_epoch,
 )
 from fedjax_het.engine import rounds, traffic

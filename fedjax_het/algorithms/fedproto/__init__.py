@@ -45,8 +45,7 @@ References:
 """
 
 from collections.abc import Callable
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,90 +53,32 @@ import jax.numpy as jnp
 from fedjax_het.aggregation.class_means import (
   ClassVectors,
   class_means,
-  class_sums,
   init_class_client,
 )
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
-from fedjax_het.data.federated import Examples
-from fedjax_het.engine.local import (
-  fit_and_record,
-  map_examples,
-  steps_per_epoch,
-  visit_steps,
+from fedjax_het.algorithms.fedproto.prediction import (
+  Evaluated,
+  predict_head,
+  predict_nearest,
 )
+from fedjax_het.algorithms.fedproto.prototypes import (
+  embed,
+  embedding_width,
+  global_prototypes,
+  sums_of_all,
+  sums_of_last_epoch,
+)
+from fedjax_het.engine.local import fit_and_record
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
-  Group,
-  LocalTraining,
   Maybe,
   Uplink,
 )
-from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.models.blocks import BlockModel
 from fedjax_het.options import not_negative, one_of
-
-
-class Evaluated(NamedTuple):
-  """What a client predicts with.
-
-  Attributes:
-    params: Parameters of its model.
-    stats: Its running statistics.
-    prototypes: C, see `global_prototypes`.
-  """
-
-  params: Any
-  stats: Any
-  prototypes: Maybe
-
-
-def embedding_width(federation: Federation) -> int:
-  """d, the numbers in the input of the last block.
-
-  Args:
-    federation: The federation.
-
-  Returns:
-    The width that all groups have.
-
-  Raises:
-    ValueError: If two groups differ.
-  """
-  widths = {g.name: math.prod(g.model.shapes[-2]) for g in federation.groups}
-  (first, width), *others = widths.items()
-  for name, other in others:
-    if other != width:
-      raise ValueError(
-          'fedproto needs embeddings (inputs of the last block) of one width, '
-          f'but {first} has {width} and {name} has {other}; choose models that '
-          'agree.'
-      )
-  return width
-
-
-def embed(
-    model: BlockModel, variables: Variables, x, **options
-) -> tuple[jax.Array, jax.Array, Any]:
-  """Embeddings and logits.
-
-  Args:
-    model: The architecture.
-    variables: Its variables.
-    x: [B, ...], the inputs.
-    **options: `train`, `mask` and `key` of `BlockModel.apply`.
-
-  Returns:
-    f(x) [B, d] and F(x) [B, C], both float32, and the running statistics.
-  """
-  last = len(model.blocks) - 1
-  h, stats = model.apply(variables, x, stop=last, **options)
-  logits, stats = model.apply(
-      Variables(variables.params, stats), h, start=last, **options
-  )
-  z = h.reshape(len(h), -1).astype(jnp.float32)
-  return z, logits.astype(jnp.float32), stats
 
 
 def prototype_loss(z, labels, prototypes: Maybe) -> jax.Array:
@@ -172,111 +113,6 @@ def client_loss(
     return loss + weight * away if weight else loss, (stats, metrics, z)
 
   return loss_fn
-
-
-def sums_of_last_epoch(
-    num_classes: int, local: LocalTraining, size
-) -> Callable[..., Any]:
-  """`add` of `fit_and_record`: sums the embeddings of the last epoch by class.
-
-  With `local.steps`, the last epoch is as many last steps as an epoch has.
-
-  Args:
-    num_classes: C.
-    local: The local training.
-    size: [] int32, the client's examples.
-
-  Returns:
-    `(record, z [B, d], batch) -> record`; a record is `ClassVectors` and []
-    int32, the number of steps so far.
-  """
-  epoch = steps_per_epoch(size, local.batch_size, local.drop_last)
-  first = visit_steps(local, size) - epoch
-
-  def add(record, z, batch):
-    total, step = record
-    batch_sums = class_sums(z, batch.y, num_classes, batch.mask)
-    total = jax.tree.map(
-        lambda t, s: t + jnp.where(step >= first, s, 0.0), total, batch_sums
-    )
-    return total, step + 1
-
-  return add
-
-
-def sums_of_all(
-    model: BlockModel, variables: Variables, data: Examples
-) -> ClassVectors:
-  """Sums the embeddings of all examples by class, in eval mode.
-
-  Args:
-    model: The architecture.
-    variables: Its variables.
-    data: The client's examples.
-
-  Returns:
-    Sums [C, d] and counts [C].
-  """
-
-  def one(batch):
-    return embed(model, variables, batch.x, mask=batch.mask)[0], batch.y
-
-  z, labels = map_examples(one, data)
-  # Rows of padding are arbitrary.
-  real = jnp.arange(data.length) < data.size
-  return class_sums(z, labels, model.num_classes, real)
-
-
-def global_prototypes(store: ClassVectors, weights: str) -> Maybe:
-  """C: the mean prototype of each class over the clients that have it (Eq. 6).
-
-  Args:
-    store: The clients' prototypes C_k [N, C, d], and how many embeddings each
-      is the mean of, [N, C]; 0 for a class that a client does not have.
-    weights: 'uniform' or 'data', see `fedproto`.
-
-  Returns:
-    `Maybe` of C [C, d]; its mask [C] is False for a class that no client has.
-  """
-  # a_k[j]: 1, or |D_kj|, if client k has class j.
-  a = store.counts
-  if weights == 'uniform':
-    a = (a > 0).astype(jnp.float32)
-  # C[j] = sum_k a_k[j] C_k[j] / sum_k a_k[j].
-  total = ClassVectors(
-      jnp.sum(a[..., None] * store.vectors, axis=0), jnp.sum(a, axis=0)
-  )
-  return Maybe(class_means(total), total.counts > 0)
-
-
-def nearest(z, prototypes: Maybe) -> jax.Array:
-  """Logits whose largest is that of the nearest prototype (Eq. 4).
-
-  Args:
-    z: [B, d], embeddings.
-    prototypes: `Maybe` of C [C, d]; its mask is [C].
-
-  Returns:
-    [B, C] float32, -|f(x) - C[j]|^2. A class without a prototype has a finite
-    logit below those of all others.
-  """
-  # -|f(x) - C[j]|^2; the expanded square would lose digits.
-  logits = -jnp.sum(jnp.square(z[:, None] - prototypes.value[None]), axis=2)
-  known = prototypes.present
-  lowest = jnp.min(jnp.where(known, logits, 0.0), axis=1, keepdims=True)
-  return jnp.where(known, logits, 2.0 * lowest - 1.0)
-
-
-def predict_nearest(group: Group, model: Evaluated, x) -> jax.Array:
-  """[B, C]: `nearest`, or the head's logits if there is no prototype at all."""
-  z, logits, _ = embed(group.model, Variables(model.params, model.stats), x)
-  any_known = jnp.any(model.prototypes.present)
-  return jnp.where(any_known, nearest(z, model.prototypes), logits)
-
-
-def predict_head(group: Group, model: Evaluated, x) -> jax.Array:
-  """[B, C]: logits of the client's output layer."""
-  return group.model.apply(Variables(model.params, model.stats), x)[0]
 
 
 @requires(keep_optimizer=False, task='classification')
