@@ -1,4 +1,4 @@
-"""Sums of output vectors by class, which FedHe and FD exchange."""
+"""Sums of vectors by class, of which FedHe, FD and FedProto exchange means."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,11 +35,23 @@ class Client(NamedTuple):
   opt_state: Any
 
 
-def init_class_client(model: BlockModel, local: LocalTraining, key) -> Client:
-  """A client's initial model, and its initial optimizer state if it is kept."""
+def init_class_client(
+    model: BlockModel, local: LocalTraining, key, keep: bool = True
+) -> Client:
+  """A client's initial model, and its initial optimizer state if it is kept.
+
+  Args:
+    model: The architecture.
+    local: How to train; `local.keep_optimizer` says whether the state is kept.
+    key: A random key.
+    keep: The method's default of that.
+
+  Returns:
+    The client.
+  """
   variables = model.init(key)
-  keep = local.keeps_optimizer(True)
-  state = init_optimizer(local, variables.params) if keep else None
+  kept = local.keeps_optimizer(keep)
+  state = init_optimizer(local, variables.params) if kept else None
   return Client(variables, state)
 
 

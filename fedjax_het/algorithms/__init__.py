@@ -23,6 +23,7 @@ from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
 from fedjax_het.algorithms.fednova import fednova
+from fedjax_het.algorithms.fedproto import fedproto
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.fedselect import fedselect
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedselect': fedselect,
     'fedhe': fedhe,
     'fd': fd,
+    'fedproto': fedproto,
     'fedmd': fedmd,
     'fml': fml,
     'fedgkt': fedgkt,

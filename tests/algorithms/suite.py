@@ -6,6 +6,7 @@ method's own test file `test_NAME.py` may say otherwise, in a list `SUITE` of
 there how `test_clocks.py` runs the method.
 """
 
+from collections.abc import Callable
 import dataclasses
 import importlib
 import importlib.util
@@ -46,10 +47,12 @@ class Clocks(NamedTuple):
       agree.
     loss: The metric that is a distance between what clients know and are sent;
       None for none.
+    part: The part of an evaluated model that is trained, which must not change.
   """
 
   options: dict[str, Any] = {}
   loss: str | None = None
+  part: Callable[[Any], Any] = lambda model: model
 
 
 def _told(name: str, what: str, default):

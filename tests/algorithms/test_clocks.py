@@ -107,9 +107,9 @@ def run(name, clock):
 
 
 def models(name, state):
-  """The evaluated models of all clients."""
+  """The evaluated models of all clients, as far as they are trained."""
   algorithm, federation = make(name)
-  return [
+  found = [
       algorithm.client_model(
           state.server,
           jax.tree.map(lambda leaf, i=i: leaf[i], state.clients[group.name]),
@@ -118,6 +118,7 @@ def models(name, state):
       for group in federation.groups
       for i in range(group.num_clients)
   ]
+  return [clocks(name).part(model) for model in found]
 
 
 @pytest.mark.parametrize(('clock', 'name'), [
