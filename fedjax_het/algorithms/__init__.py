@@ -24,6 +24,7 @@ from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.fedselect import fedselect
+from fedjax_het.algorithms.fjord import fjord
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.incoavg import incoavg
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,
+    'fjord': fjord,
     'inclusivefl': inclusivefl,
     'scalefl': scalefl,
     'splitmix': splitmix,
