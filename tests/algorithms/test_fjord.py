@@ -245,20 +245,11 @@ def test_a_step_moves_the_drawn_net_and_nothing_else(draw):
   assert_equal(new[other.name], stats[other.name])
   assert metrics['rate'] == (0.5, 1.0)[draw]
   if draw == 0:
-    ones = jax.tree.map(jnp.ones_like, extract(params, net.index.params))
-    for grad, inside in zip(
-        jax.tree.leaves(grads),
-        jax.tree.leaves(jax.tree.map(lambda p, o: padded(o, p.shape),
-                                     params, ones)),
-    ):  # fmt: skip
-      assert np.all(grad[~inside] == 0)
-
-
-def padded(part, shape):
-  """Which entries of a leaf of this shape its leading part has."""
-  inside = np.zeros(shape, bool)
-  inside[tuple(slice(n) for n in part.shape)] = True
-  return inside
+    part = extract(params, net.index.params)
+    for grad, held in zip(jax.tree.leaves(grads), jax.tree.leaves(part)):
+      outside = np.ones(grad.shape, bool)
+      outside[tuple(map(slice, held.shape))] = False
+      assert np.all(grad[outside] == 0)
 
 
 def test_the_widest_net_teaches_and_learns_from_labels_alone():
@@ -312,7 +303,6 @@ def test_a_net_that_teaches_itself_learns_nothing_from_it():
     'name,options',
     [
         ('preresnet20', dict(num_blocks=1, shortcut='A', width=0.25)),
-        ('mini_resnet6', dict(width=0.25)),
         ('mlp', dict(hidden=5)),
     ],
 )
@@ -442,7 +432,7 @@ def test_each_width_is_evaluated_with_its_own_statistics():
   algorithm = fjord(federation, widths=('1/4', '1/2', '1'))
   server, group = algorithm.init(jax.random.key(0)), federation.groups[0]
   shifted = {
-      name: jax.tree.map(lambda s, i=i: s + i, stats)
+      name: jax.tree.map(lambda s, i=i: s + 0.1 * i, stats)
       for i, (name, stats) in enumerate(server.stats.items(), 1)
   }
   server = server._replace(stats=shifted)
@@ -457,6 +447,7 @@ def test_each_width_is_evaluated_with_its_own_statistics():
     want, _ = net.model.apply(Variables(held, shifted[net.name]), x)
     got = found[net.name](group, variables, x)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert np.all(np.ptp(got, axis=0) > 0)  # Not all units are off.
 
 
 def test_weights_are_the_number_of_examples_or_one_and_0_without_a_step():
