@@ -447,7 +447,7 @@ def test_each_width_is_evaluated_with_its_own_statistics():
     want, _ = net.model.apply(Variables(held, shifted[net.name]), x)
     got = found[net.name](group, variables, x)
     np.testing.assert_allclose(got, want, rtol=1e-6)
-    assert np.all(np.ptp(got, axis=0) > 0)  # Not all units are off.
+  assert np.all(np.ptp(got, axis=0) > 0)  # The widest: not all units are off.
 
 
 def test_weights_are_the_number_of_examples_or_one_and_0_without_a_step():
