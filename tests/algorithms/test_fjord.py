@@ -12,8 +12,8 @@ import pytest
 
 from fedjax_het.aggregation.slicing import extract, narrow
 from fedjax_het.algorithms import fedavg, fjord
-from fedjax_het.algorithms.fjord import (
-  Sent,
+from fedjax_het.algorithms.fjord import Sent
+from fedjax_het.algorithms.fjord.nets import (
   draw_width,
   make_nets,
   nested,
@@ -322,6 +322,29 @@ def test_slices_are_nested(name, options):
           extract(outer, inner.index.params),
           extract(numbers.params, net.index.params),
       )
+
+
+def test_the_loss_reads_the_slices_of_a_slice():
+  """Where shortcuts pad, a slice is no prefix, and its indices change."""
+  full = create(
+      'preresnet20', (4, 4, 1), 3, num_blocks=1, shortcut='A', width=0.25,
+      norm='none',
+  )  # fmt: skip
+  nets = make_nets(full, [HALF])
+  params = nets[0].model.init(jax.random.key(0)).params
+  batch = Batch(jnp.ones((2, 4, 4, 1)), jnp.arange(2), jnp.ones(2, bool),
+                jnp.arange(2))  # fmt: skip
+  ours = step_loss(nets, CLASSIFICATION, 0.0, 1.0)
+  plain = model_loss(nets[0].model, CLASSIFICATION)
+
+  @jax.jit
+  def both(params):
+    key = jax.random.key(0)
+    mine, _ = ours(Variables(params, {nets[0].name: {}}), batch, key)
+    return mine, plain(Variables(params, {}), batch, key)[0]
+
+  got, want = both(params)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_a_client_of_one_width_is_a_client_of_fedavg():
