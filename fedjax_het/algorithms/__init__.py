@@ -27,6 +27,7 @@ from fedjax_het.algorithms.fedproto import fedproto
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.fedselect import fedselect
+from fedjax_het.algorithms.fjord import fjord
 from fedjax_het.algorithms.fml import fml
 from fedjax_het.algorithms.heterofl import heterofl
 from fedjax_het.algorithms.inclusivefl import inclusivefl
@@ -64,6 +65,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,
+    'fjord': fjord,
     'inclusivefl': inclusivefl,
     'scalefl': scalefl,
     'splitmix': splitmix,
