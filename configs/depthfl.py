@@ -26,8 +26,8 @@ STAGES = dict(
 def _paper(config):
   """100 clients of a ResNet18 on CIFAR-100, ten of them every round.
 
-  All values are the paper's, or where it is silent its authors' code's. The
-  paper has the split `iid` and a Dirichlet of 0.5, as here without a variant.
+  The values are those of the authors' code. The split is a Dirichlet of 0.5 as
+  there, but without its balancing; with `iid` it is the paper's other one.
   """
   config.dataset = 'cifar100'
   config.groups = ml_collections.ConfigDict(dict(resnet18=100))

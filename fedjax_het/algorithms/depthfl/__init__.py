@@ -37,11 +37,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.aggregation.early_exits import exit_models
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms.depthfl.classifiers import classifiers, cuts_of
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine.distill import distillation
-from fedjax_het.engine.early_exits import exit_models
 from fedjax_het.engine.local import fit, proximal_gradient
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.task import Task, masked_mean

@@ -9,7 +9,7 @@ References:
 import flax.linen as nn
 import jax
 
-from fedjax_het.engine.early_exits import blocks_of, early_cuts, exit_heads
+from fedjax_het.aggregation.early_exits import blocks_of, early_cuts, exit_heads
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.kernels.taps import busy_taps, resolve_padding, slice_taps
 from fedjax_het.models import layers
@@ -137,7 +137,7 @@ def cuts_of(group: Group, federation: Federation) -> list[int]:
 
   Args:
     group: The group whose model has the classifiers.
-    federation: All groups, see `engine.early_exits`.
+    federation: All groups, see `aggregation.early_exits`.
 
   Returns:
     The numbers, ascending.

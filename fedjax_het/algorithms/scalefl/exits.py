@@ -8,7 +8,7 @@ References:
 import flax.linen as nn
 import jax
 
-from fedjax_het.engine.early_exits import early_cuts, exit_heads
+from fedjax_het.aggregation.early_exits import early_cuts, exit_heads
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import layers
 from fedjax_het.models.blocks import BlockModel, Head

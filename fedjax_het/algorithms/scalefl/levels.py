@@ -3,12 +3,12 @@
 from contextlib import AbstractContextManager
 import math
 
+from fedjax_het.aggregation.early_exits import early_cuts, exit_models
 from fedjax_het.aggregation.slicing import (
   Level,
   narrow,
   width_index,
 )
-from fedjax_het.engine.early_exits import early_cuts, exit_models
 from fedjax_het.engine.types import Federation
 from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.intercept import scaled_norm_inputs
