@@ -46,20 +46,13 @@ def _paper(config):
   )
   config.local.weight_decay = 1e-3
   config.local.augment = 'crop_flip'
-  config.algorithm.alpha = 0.1
   config.checkpoint_every = 10
-
-
-def _feddyn(config):
-  """FedDyn as in the paper, with plain SGD, which it assumes."""
-  config.local.optimizer = 'sgd'
-  config.local.learning_rate = 0.1
-  config.algorithm.alpha = 0.1
 
 
 VARIANTS = dict(
     paper=_paper,
-    feddyn=_feddyn,
+    # Plain averaging.
+    wo_feddyn=common.set_options(alpha=0.0),
     # Classifiers learn only from labels.
     wo_distillation=common.set_options(distill_weight=0.0),
 )

@@ -29,7 +29,6 @@ from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models import create
 from fedjax_het.models.vit import vit
 from tests.algorithms import depthfl_numpy
-from tests.algorithms.suite import Case
 from tests.quadratics import quadratics
 from tests.tiny import (
   NUM_CLASSES,
@@ -41,8 +40,6 @@ from tests.tiny import (
   with_group_options,
 )
 
-# What the shared suite runs, see `tests/algorithms/suite.py`.
-SUITE = [Case(dict(alpha=0.1))]
 SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 
 
@@ -153,11 +150,11 @@ def test_classifiers_of_other_families():
   assert [block.name for block in model.heads[0].blocks] == [
       'exit1/token', 'exit1'
   ]  # fmt: skip
-  # One behind each stage and each group's last block.
+  # One behind each stage and each group's last block; 3/8 of 4 are 1.
   for exits in (('1', '1'), ('1/2', '1')):
     model = federation_of(two_stages(), exits).groups[0].model
     assert [head.after for head in model.heads] == ['a0']
-  model = federation_of(dense_net(), ('1/4', '3/4')).groups[0].model
+  model = federation_of(dense_net(), ('3/8', '3/4')).groups[0].model
   assert [head.after for head in model.heads] == ['layer1', 'layer3']
 
 
@@ -400,12 +397,14 @@ def test_the_server_by_hand():
 
 def test_without_alpha_the_server_averages():
   federation = federation_of(two_stages(), ('1/2', '1'), 2)
-  algorithm = depthfl(federation)
+  algorithm = depthfl(federation, alpha=0.0)
   theta, h = jax.device_get(algorithm.init(jax.random.key(0)))
   assert h == ()
   assert algorithm.init_client(federation.groups[0], 0, None)[1] == ()
   theta = theta._replace(params=jax.tree.map(np.zeros_like, theta.params))
-  theta, _ = change(federation, (theta, h), dict(g0=(2, 1.0), g1=(1, 4.0)))
+  theta, _ = change(
+      federation, (theta, h), dict(g0=(2, 1.0), g1=(1, 4.0)), alpha=0.0
+  )
   assert values(theta.params['a0']) == {2.0}
   assert values(theta.params['b0']) == {4.0}
 
@@ -414,7 +413,7 @@ def test_the_first_step_is_that_without_feddyn():
   """lambda_k = 0, and theta = theta_k; then lambda_k = -alpha change."""
   one_step = tiny_local(optax.sgd, 0.1, 1, 8)
   federation = federation_of(two_stages(), ('1', '1/2'), local=one_step)
-  ((_, plain, _),) = visits(federation, (0,))
+  ((_, plain, _),) = visits(federation, (0,), alpha=0.0)
   (((_, multiplier), uplink, _),) = visits(federation, (0,), alpha=0.5)
   assert_equal(uplink, plain)
   assert_trees(
@@ -445,7 +444,9 @@ def test_the_full_level_is_fedavg_of_the_sum_of_losses():
   federation = federation_of(
       two_stages(norm='batch'), ('1',), 4, local=tiny_local()
   )
-  got, _ = run(depthfl(federation, distill_weight=0.0), federation)
+  got, _ = run(
+      depthfl(federation, distill_weight=0.0, alpha=0.0), federation
+  )
 
   def train(group, start, data, visit):
     def objective(variables, batch, key):
@@ -470,7 +471,9 @@ def test_the_first_level_alone_is_fedavg_of_a_short_net():
   federation = federation_of(
       two_stages(norm='batch'), ('1/2',), 4, local=tiny_local()
   )
-  got, _ = run(depthfl(federation, distill_weight=7.0), federation)
+  got, _ = run(
+      depthfl(federation, distill_weight=7.0, alpha=0.0), federation
+  )
   short = dataclasses.replace(
       federation,
       groups=tuple(

@@ -123,7 +123,7 @@ def depthfl(
     *,
     distill_weight: float = 1.0,
     ramp: float = 0.3,
-    alpha: float = 0.0,
+    alpha: float = 0.1,
 ) -> FederatedAlgorithm:
   """DepthFL with one level for each group.
 
@@ -135,7 +135,7 @@ def depthfl(
     distill_weight: A factor on w_t, 1 in the paper; 0 for no distillation.
     ramp: T as a share of all rounds, in [0, 1]. Without
       `federation.num_rounds` there is no ramp, w_t = 1.
-    alpha: FedDyn's strength, 0.1 in the paper; 0 for averaging.
+    alpha: FedDyn's strength; 0 for plain averaging.
 
   Returns:
     The algorithm. Server: (theta, h). Client: (its own statistics, lambda_k).
