@@ -8,6 +8,7 @@ To add a method, add a module to this folder and a line here. The decorator
 
 from collections.abc import Callable
 
+from fedjax_het.algorithms.depthfl import depthfl
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedrolex': fedrolex,
     'fjord': fjord,
     'inclusivefl': inclusivefl,
+    'depthfl': depthfl,
     'scalefl': scalefl,
     'splitmix': splitmix,
 }

@@ -5,6 +5,8 @@ in a number, such as 'stage4_block1'. A deeper model of the same family has more
 of them. The blocks after the last numbered one are the trunk's head.
 """
 
+from collections.abc import Sequence
+
 import jax
 
 from fedjax_het.models.blocks import BlockModel
@@ -40,3 +42,21 @@ def head_blocks(model: BlockModel) -> tuple[str, ...]:
   """Names of the trunk's blocks after its last numbered one."""
   last = numbered_blocks(model)[-1]
   return model.block_names[model.block_names.index(last) + 1 :]
+
+
+def stage_of(block: str) -> str:
+  """The stage of a block: 'stage4_block' of 'stage4_block1'."""
+  return block.rstrip('0123456789')
+
+
+def stage_ends(blocks: Sequence[str]) -> tuple[int, ...]:
+  """How many blocks there are up to the end of each stage.
+
+  Args:
+    blocks: Names of numbered blocks, in order.
+
+  Returns:
+    The numbers, ascending; the last one is that of all blocks.
+  """
+  last = {stage_of(block): i for i, block in enumerate(blocks, 1)}
+  return tuple(last.values())

@@ -88,6 +88,8 @@ def needed_federation(
     The federation, with the fields that the method's `Needs` asks for.
   """
   needs = needs_of(ALGORITHMS[name])
+  if needs.num_rounds:
+    fields.setdefault('num_rounds', 4)
   if needs.public is not None:
     fields['num_public'] = NUM_PUBLIC
   if needs.sizes:

@@ -3,7 +3,11 @@
 import pytest
 
 from fedjax_het.models import BlockModel, create
-from fedjax_het.models.depth import head_blocks, numbered_blocks
+from fedjax_het.models.depth import (
+  head_blocks,
+  numbered_blocks,
+  stage_ends,
+)
 from fedjax_het.models.vit import vit
 from tests.tiny import tiny_model
 
@@ -22,6 +26,16 @@ def test_the_depth_of_some_families():
   dense = create('mlp', (2, 2, 1), 3, depth=3)
   assert numbered_blocks(dense) == ('layer1', 'layer2')
   assert head_blocks(dense) == ('head',)
+
+
+def test_the_ends_of_stages():
+  def ends(model):
+    return stage_ends(numbered_blocks(model))
+
+  assert ends(create('resnet22', (32, 32, 3), 10)) == (2, 4, 7, 10)
+  # Blocks whose names differ only in their number are one stage.
+  assert ends(vit((8, 8, 1), 3, depth=2, variant='mini')) == (2,)
+  assert ends(create('simple_cnn', (16, 16, 3), 10)) == (2, 4)
 
 
 def test_a_trunk_without_numbers_is_refused():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedjax_het.aggregation.sharing import Sharing, check_shared_shapes
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models.blocks import BlockModel
-from fedjax_het.models.depth import head_blocks, numbered_blocks
+from fedjax_het.models.depth import head_blocks, numbered_blocks, stage_of
 
 # Private blocks of a depth: its last one, the last of every stage, or none.
 PRIVATE = ('top', 'stage', 'none')
@@ -35,11 +35,6 @@ class Depth(NamedTuple):
   def model(self) -> BlockModel:
     """The model of all its clients."""
     return self.groups[0].model
-
-
-def stage_of(block: str) -> str:
-  """The stage of a block: 'stage4_block' of 'stage4_block1'."""
-  return block.rstrip('0123456789')
 
 
 def top_blocks(model: BlockModel, private: str) -> tuple[str, ...]:

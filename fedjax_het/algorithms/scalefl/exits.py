@@ -5,19 +5,15 @@ References:
   Heterogeneous Clients, CVPR 2023, pp. 24532-24541.
 """
 
-from collections.abc import Sequence
-import math
-
 import flax.linen as nn
 import jax
 
+from fedjax_het.aggregation.early_exits import early_cuts, exit_heads
 from fedjax_het.engine.types import Federation, Group
 from fedjax_het.models import layers
-from fedjax_het.models.blocks import Block, BlockModel, Head
-from fedjax_het.models.depth import head_blocks, numbered_blocks
+from fedjax_het.models.blocks import BlockModel, Head
 from fedjax_het.models.norm import norm_layer
 from fedjax_het.models.slices import Slices, innermost
-from fedjax_het.options import share
 
 
 class ExitConv(nn.Module):
@@ -43,82 +39,29 @@ class ExitConv(nn.Module):
     return jax.nn.relu(norm_layer(self.norm, 'norm')(x, train, mask))
 
 
-def exit_head(model: BlockModel, after: str, name: str) -> Head:
-  """An early exit of ScaleFL behind a block of the trunk.
+def exit_convs(model: BlockModel, after: str) -> dict[str, nn.Module]:
+  """The modules of an early exit of ScaleFL behind feature maps.
 
-  Behind a block that outputs feature maps, the exit is three convolutions with
-  norm and ReLU, as wide as those of the block (a quarter of the channels behind
-  a bottleneck), global average pooling, and a classifier like the trunk's.
-  Behind any other block, the exit is a copy of the trunk's own head.
+  They are three convolutions with norm and ReLU, as wide as those of the block
+  (a quarter of the channels behind a bottleneck), and global average pooling.
 
   Args:
     model: The model.
-    after: Name of a numbered block.
-    name: Name of the head.
+    after: Name of a numbered block that outputs feature maps.
 
   Returns:
-    The head. Norms and initialisers are those of the block.
+    {name: module}. Norms and initialisers are those of the block.
   """
-  modules = dict(model.blocks)
-  shape, block = model.outputs[after], innermost(modules[after])
-  *front, last = head_blocks(model)
-  if len(shape) == 3:
-    conv = ExitConv(
-        getattr(block, 'features', shape[-1]),
-        getattr(block, 'norm', 'batch'),
-        getattr(block, 'scheme', 'torch'),
-    )
-    chain = {f'conv{i}': conv for i in (1, 2, 3)}
-    chain['pool'] = layers.GlobalPool()
-  else:
-    chain = {other: modules[other] for other in front}
-  blocks = [Block(f'{name}/{part}', module) for part, module in chain.items()]
-  return Head(after, (*blocks, Block(name, modules[last])))
-
-
-def early_cuts(group: Group, federation: Federation) -> list[int]:
-  """How many numbered blocks precede each early exit, ascending.
-
-  Args:
-    group: The group whose model has the exits.
-    federation: All groups; an option `exit` of less than the whole depth makes
-      an early exit.
-
-  Returns:
-    One number for each early exit.
-
-  Raises:
-    ValueError: If an option is not a share, or the model has no numbered block.
-  """
-  depth = len(_blocks(group))
-  cuts = {cut_of(other, depth) for other in federation.groups}
-  return sorted(cuts - {depth})
-
-
-def cut_of(group: Group, depth: int) -> int:
-  """The number of blocks in front of a group's last exit, at least one."""
-  where = f'groups.{group.name}.exit'
-  exact = share(where, group.options.get('exit', '1'))
-  return max(1, math.floor(exact * depth))
-
-
-def exit_names(cuts: Sequence[int]) -> tuple[str, ...]:
-  """Names of the exits at `early_cuts`: 'exit1', 'exit2', ..."""
-  return tuple(f'exit{j}' for j, _ in enumerate(cuts, 1))
+  block = innermost(dict(model.blocks)[after])
+  conv = ExitConv(
+      getattr(block, 'features', model.outputs[after][-1]),
+      getattr(block, 'norm', 'batch'),
+      getattr(block, 'scheme', 'torch'),
+  )
+  convs = {f'conv{i}': conv for i in (1, 2, 3)}
+  return {**convs, 'pool': layers.GlobalPool()}
 
 
 def exits(group: Group, federation: Federation) -> tuple[Head, ...]:
   """The early exits that a group's model must have, see `Needs.heads`."""
-  blocks, cuts = _blocks(group), early_cuts(group, federation)
-  return tuple(
-      exit_head(group.model, blocks[cut - 1], name)
-      for cut, name in zip(cuts, exit_names(cuts), strict=True)
-  )
-
-
-def _blocks(group: Group) -> tuple[str, ...]:
-  """The numbered blocks of a group's model; a ValueError names the group."""
-  try:
-    return numbered_blocks(group.model)
-  except ValueError as e:
-    raise ValueError(f'groups.{group.name}: {e}') from e
+  return exit_heads(group, early_cuts(group, federation), exit_convs)

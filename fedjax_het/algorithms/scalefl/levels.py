@@ -3,15 +3,14 @@
 from contextlib import AbstractContextManager
 import math
 
+from fedjax_het.aggregation.early_exits import early_cuts, exit_models
 from fedjax_het.aggregation.slicing import (
   Level,
   narrow,
   width_index,
 )
-from fedjax_het.algorithms.scalefl.exits import cut_of, early_cuts, exit_names
 from fedjax_het.engine.types import Federation
 from fedjax_het.models.blocks import BlockModel
-from fedjax_het.models.depth import numbered_blocks
 from fedjax_het.models.intercept import scaled_norm_inputs
 from fedjax_het.models.running_stats import without_running_stats
 from fedjax_het.options import share
@@ -35,26 +34,18 @@ def make_levels(
     ValueError: If an option is not a share, groups hold different models, or a
       layer is left without a channel.
   """
-  first = federation.groups[0]
-  model, early = first.model, early_cuts(first, federation)
-  depth, last = len(numbered_blocks(model)), model.block_names[-1]
-  names = exit_names(early)
-  # Other heads of the model are left out.
-  full = without_running_stats(model.chain(last, keep=names))
-  heads = dict(zip((*early, depth), (*names, last), strict=True))
+  cuts = early_cuts(federation.groups[0], federation)
+  full, models = exit_models(federation, cuts)
   levels = {}
   for group in federation.groups:
     where = f'groups.{group.name}.rate'
     rate = share(where, group.options.get('rate', '1'))
-    # The last exit is behind floor(exit * depth) blocks, at least one.
-    cut = cut_of(group, depth)
-    before = [heads[c] for c in early if c < cut]
-    wide = full.chain(heads[cut], keep=before)
+    wide = without_running_stats(models[group.name])
     # floor(s_l K) of the K channels of every layer.
     small = narrow(wide, lambda k, rate=rate: math.floor(rate * k))
     index = width_index(wide, small).params
     levels[group.name] = Level(float(rate), small, index)
-  return full, levels
+  return without_running_stats(full), levels
 
 
 def scaler(level: Level) -> AbstractContextManager:
