@@ -90,11 +90,12 @@ def tiny_federation(
   return Federation(groups, local or tiny_local(), **kwargs)
 
 
-def one_model_federation(norm=True, num_groups=3, per_group=2, **kwargs):
+def one_model_federation(
+    norm=True, num_groups=3, per_group=2, depth=2, **kwargs
+):
   """Groups as in `tiny_federation`, all with the library's `mlp`."""
-  model = create(
-      'mlp', SHAPE, NUM_CLASSES, hidden=8, norm='batch' if norm else 'none'
-  )
+  norm = 'batch' if norm else 'none'
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=8, depth=depth, norm=norm)
   groups = tuple(
       Group(f'tiny{i + 1}', model, np.arange(per_group) * num_groups + i)
       for i in range(num_groups)

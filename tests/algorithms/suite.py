@@ -97,7 +97,9 @@ def needed_federation(
   if needs.server_model:
     fields['server_model'] = tiny_model(3, norm=norm)
   if needs.one_model:
-    federation = one_model_federation(norm, 2, per_group, **fields)
+    # A side exit is behind the first of two numbered blocks.
+    depth = 2 if needs.heads is None else 3
+    federation = one_model_federation(norm, 2, per_group, depth, **fields)
   else:
     federation = tiny_federation((1, 2), per_group, norm=norm, **fields)
   if needs.partner:

@@ -29,6 +29,7 @@ from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models import create
 from fedjax_het.models.vit import vit
 from tests.algorithms import depthfl_numpy
+from tests.algorithms.suite import Case
 from tests.quadratics import quadratics
 from tests.tiny import (
   NUM_CLASSES,
@@ -40,6 +41,7 @@ from tests.tiny import (
   with_group_options,
 )
 
+SUITE = [Case({}, dict(tiny1=dict(exit='1/2')))]
 SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 
 

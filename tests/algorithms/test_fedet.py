@@ -28,6 +28,7 @@ from fedjax_het.engine.types import Received, Turn, Visit
 from fedjax_het.engine.visits import client_key
 from fedjax_het.models.blocks import Variables
 from tests import numeric
+from tests.algorithms.suite import Case
 from tests.models.test_reach import small_maps
 from tests.tiny import (
   preprocess,
@@ -37,6 +38,7 @@ from tests.tiny import (
   tiny_model,
 )
 
+SUITE = [Case(dict(server_batch_size=4))]
 SIZES = (5, 8, 3, 7)
 NUM_PUBLIC = 6
 KEY = jax.random.key(1)

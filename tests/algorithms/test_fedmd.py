@@ -38,7 +38,9 @@ from tests.tiny import (
 )
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
-SUITE = [Case(dict(num_alignment=7, digest_batch_size=4))]
+SUITE = [
+    Case(dict(num_alignment=7, digest_batch_size=4, pretrain_batch_size=4))
+]
 CLOCKS = Clocks(
     dict(
         num_alignment=3,

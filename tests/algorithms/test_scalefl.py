@@ -39,7 +39,7 @@ from tests.tiny import (
 )
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
-SUITE = [Case({}, dict(tiny1=dict(rate='1/2')))]
+SUITE = [Case({}, dict(tiny1=dict(rate='1/2', exit='1/2')))]
 SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 
 

@@ -21,7 +21,7 @@ def traced(fn, *args) -> str:
 
 
 def programs(algorithm, federation) -> str:
-  """Initial state, warm-up, round and evaluation of a method, as text."""
+  """Initial state, warm-up, round, evaluation of a method, as text."""
   key, data = jax.random.key(0), tiny_data(public=suite.NUM_PUBLIC)
 
   def init(key):
@@ -33,6 +33,8 @@ def programs(algorithm, federation) -> str:
   if algorithm.warm_up is not None:
     warm_up = rounds.make_warm_up(algorithm, federation, backend='map')
     found.append(traced(warm_up, state, data, key))
+  if algorithm.calibrate is not None:
+    found.append(traced(algorithm.calibrate, state.server, data))
   x = jnp.zeros((2, *SHAPE))
   for group in federation.groups:
 
@@ -51,7 +53,7 @@ def others(make, default) -> list:
   if isinstance(default, bool):
     return [not default]
   if isinstance(default, int):
-    return [default + 1, default - 1]
+    return [default + 1, default - 1, -default]
   if isinstance(default, float):
     return [0.4 * default + 0.3, default + 0.5]
   if isinstance(default, str):  # The error for an unknown value lists all.
@@ -59,7 +61,9 @@ def others(make, default) -> list:
       make('unheard_of')
     words = re.findall('[a-z][a-z_0-9]*', str(error.value))
     return [word for word in words if word != default]
-  return [1, 0.5, 2, 8]
+  if isinstance(default, tuple):  # Shares, or numbers for each of them.
+    return [('1', '1/2'), ('1', '1/2', '1/4'), (1.0, 2.0), (1.0, 2.0, 3.0)]
+  return [1, 0.5, 2, 8, 'tiny1', 'tiny2']
 
 
 @pytest.mark.parametrize('name', ALGORITHMS)
