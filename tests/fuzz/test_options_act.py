@@ -70,7 +70,8 @@ def others(make, default) -> list:
 def test_every_option_acts(name):
   """Alone, or beside another value of one of the other options."""
   case = suite.cases(name)[0]
-  _, federation = suite.make(name, case=case)
+  federation = suite.needed_federation(name, norm=True)
+  _, federation = suite.make(name, federation, case)
   options = {
       option: case.options.get(option, default)
       for option, (_, default) in keyword_options(ALGORITHMS[name]).items()
