@@ -55,7 +55,7 @@ class Clocks(NamedTuple):
   part: Callable[[Any], Any] = lambda model: model
 
 
-def _told(name: str, what: str, default):
+def told(name: str, what: str, default):
   """What a method's own test file says under a name, if it does."""
   module = f'tests.algorithms.test_{name}'
   if importlib.util.find_spec(module) is None:
@@ -65,12 +65,12 @@ def _told(name: str, what: str, default):
 
 def cases(name: str) -> list[Case]:
   """The cases of a method's own test file; else its defaults alone."""
-  return _told(name, 'SUITE', [Case()])
+  return told(name, 'SUITE', [Case()])
 
 
 def clocks(name: str) -> Clocks:
   """The `CLOCKS` of a method's own test file; else its defaults."""
-  return _told(name, 'CLOCKS', Clocks())
+  return told(name, 'CLOCKS', Clocks())
 
 
 def needed_federation(
