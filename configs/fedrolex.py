@@ -1,17 +1,10 @@
 """FedRolex: clients train rolling windows of one model, of various widths."""
 
 from fedjax_het.configs.widths import (
-  EIGHTHS,
-  FAIR,
-  LACK,
-  blocks,
-  fixed,
+  RATES_OF_BLOCKS,
+  fixed_rates,
   widths_config,
 )
-
-
-def _blocks(shares):
-  return lambda config: blocks(config, 'rate', shares)
 
 
 def _plain(config):
@@ -28,23 +21,10 @@ def _code(config):
 
 
 VARIANTS = dict(
-    eighths=_blocks(EIGHTHS),
-    fair=_blocks(FAIR),
-    lack=_blocks(LACK),
+    **RATES_OF_BLOCKS,
     plain=_plain,
     code=_code,
 )
-
-
-def _prepare(config, names):
-  if 'quick' in names:
-    fixed(config, a=1, b=1, c=1)
-  elif 'fedepth' in names:
-    _blocks(FAIR)(config)
-  elif 'v2' in names:
-    fixed(config, a=1, b=1, c=1, d=1, e=1)
-  else:
-    fixed(config, a=4, b=2, c=2, d=1, e=1)
 
 
 def get_config(arg=''):
@@ -64,4 +44,4 @@ def get_config(arg=''):
   Returns:
     The config.
   """
-  return widths_config('fedrolex', arg, VARIANTS, _prepare)
+  return widths_config('fedrolex', arg, VARIANTS, fixed_rates)

@@ -1,12 +1,11 @@
 """FjORD: ordered dropout; clients train all widths up to their own."""
 
 from fedjax_het.configs.widths import (
-  EIGHTHS,
-  FAIR,
-  LACK,
+  RATES_OF_BLOCKS,
   blocks,
-  fixed,
+  fixed_rates,
   one_model,
+  rates,
   widths_config,
 )
 
@@ -14,10 +13,6 @@ from fedjax_het.configs import common
 
 # "Uniform-5" of the paper.
 FIFTHS = dict(p2='1/5', p4='2/5', p6='3/5', p8='4/5', p10='1')
-
-
-def _blocks(shares):
-  return lambda config: blocks(config, 'rate', shares)
 
 
 def _half(config):
@@ -43,26 +38,13 @@ def _code(config):
 
 
 VARIANTS = dict(
-    eighths=_blocks(EIGHTHS),
-    fair=_blocks(FAIR),
-    lack=_blocks(LACK),
+    **RATES_OF_BLOCKS,
     # The paper's drop scale 1: a fifth of the clients for each width.
-    fifths=_blocks(FIFTHS),
+    fifths=rates(FIFTHS),
     half=_half,
     code=_code,
     wo_distillation=common.set_options(distill_weight=0.0),
 )
-
-
-def _prepare(config, names):
-  if 'quick' in names:
-    fixed(config, a=1, b=1, c=1)
-  elif 'fedepth' in names:
-    _blocks(FAIR)(config)
-  elif 'v2' in names:
-    fixed(config, a=1, b=1, c=1, d=1, e=1)
-  else:
-    fixed(config, a=4, b=2, c=2, d=1, e=1)
 
 
 def get_config(arg=''):
@@ -81,4 +63,4 @@ def get_config(arg=''):
   Returns:
     The config.
   """
-  return widths_config('fjord', arg, VARIANTS, _prepare)
+  return widths_config('fjord', arg, VARIANTS, fixed_rates)

@@ -96,6 +96,34 @@ def blocks(config, option: str, shares):
   one_model(config, quarters(shares), method)
 
 
+def rates(shares):
+  """A variant: equal blocks of clients, each with a share as its `rate`."""
+  return lambda config: blocks(config, 'rate', shares)
+
+
+# Variants of methods with fixed widths.
+RATES_OF_BLOCKS = dict(
+    eighths=rates(EIGHTHS), fair=rates(FAIR), lack=rates(LACK)
+)
+
+
+def fixed_rates(config, names):
+  """Fixed widths that fit to a setting, for `widths_config`.
+
+  Args:
+    config: The config.
+    names: Names of its variants.
+  """
+  if 'quick' in names:
+    fixed(config, a=1, b=1, c=1)
+  elif 'fedepth' in names:
+    rates(FAIR)(config)
+  elif 'v2' in names:
+    fixed(config, a=1, b=1, c=1, d=1, e=1)
+  else:
+    fixed(config, a=4, b=2, c=2, d=1, e=1)
+
+
 def widths_config(method, arg, variants, prepare):
   """The config of a method whose widths replace a setting's models.
 

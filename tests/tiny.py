@@ -9,7 +9,14 @@ import numpy as np
 import optax
 
 from fedjax_het.data.federated import federate
-from fedjax_het.engine.types import Federation, Group, LocalTraining, Turn
+from fedjax_het.engine.traffic import full_bytes
+from fedjax_het.engine.types import (
+    Federation,
+    Group,
+    LocalTraining,
+    Turn,
+    Visit,
+)
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.norm import BatchNorm
@@ -122,6 +129,22 @@ def momentum(lr):
 def tiny_local(tx=momentum, lr=1e-2, epochs=2, batch_size=4, **kwargs):
   """Local training with a constant learning rate."""
   return LocalTraining(tx, lambda round_num: lr, epochs, batch_size, **kwargs)
+
+
+def bytes_of_a_visit(algorithm, group, data, client_id=1) -> tuple[int, int]:
+  """Bytes down and up of a client's visit, with all optional parts."""
+
+  def messages(key):
+    visit = Visit(jnp.int32(client_id), jnp.int32(0), key)
+    sent = algorithm.downlink(algorithm.init(key), group, visit)
+    client = algorithm.init_client(group, client_id, key)
+    _, uplink, _ = algorithm.client_update(
+        group, client, sent, data.client(client_id), visit
+    )
+    return sent, uplink
+
+  sent, uplink = jax.eval_shape(messages, jax.random.key(0))
+  return full_bytes(sent), full_bytes(uplink)
 
 
 def server_step(algorithm, server, received, key=None, round_num=0):

@@ -40,6 +40,7 @@ from tests.tiny import (
   tiny_local,
   with_group_options,
 )
+from tests.trees import assert_equal, assert_trees
 
 SUITE = [Case({}, dict(tiny1=dict(exit='1/2')))]
 SGD = tiny_local(optax.sgd, 0.1, 2, 8)
@@ -70,16 +71,6 @@ def dense_net(names=None, **options):
 def two_stages(**options):
   """Layers a0 and b0, two stages of one layer."""
   return dense_net(('stem', 'a0', 'b0', 'head'), depth=3, **options)
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
-def assert_equal(got, want):
-  assert_trees(got, want, rtol=0, atol=0)
 
 
 # The levels and their classifiers.

@@ -22,7 +22,6 @@ from fedjax_het.algorithms.feddf import (
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import shuffled_positions
-from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Group, Received, Turn, Visit
 from fedjax_het.engine.visits import client_key
 from fedjax_het.models.blocks import Block, BlockModel, Variables
@@ -33,11 +32,13 @@ from tests.models.test_reach import small_maps
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
+  bytes_of_a_visit,
   preprocess,
   tiny_data,
   tiny_federation,
   tiny_local,
 )
+from tests.trees import assert_trees
 
 SUITE = [Case(dict(server_steps=3, server_batch_size=4))]
 # Adam would divide what is left of a loss of 0, rounding errors, by their size.
@@ -96,12 +97,6 @@ def federate(norm=True, epochs=2, **kwargs):
 
 def data_of(seed=0):
   return tiny_data(SIZES, seed, public=NUM_PUBLIC)
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
 
 
 def same(a, b):
@@ -497,21 +492,11 @@ def test_the_average_by_hand(weights, mean):
 
 def test_uploads_are_as_large_as_fedavgs():
   federation, data = federate(), data_of()
-  sizes = {}
-  for method in (make, fedavg):
-    algorithm, group = method(federation), federation.groups[1]
-    visit = Visit(jnp.int32(1), jnp.int32(0), KEY)
-
-    def messages(key, algorithm=algorithm, group=group, visit=visit):
-      sent = algorithm.downlink(algorithm.init(key), group, visit)
-      own = algorithm.init_client(group, 1, key)
-      return sent, algorithm.client_update(
-          group, own, sent, data.client(1), visit
-      )[1]
-
-    sent, uplink = jax.eval_shape(messages, KEY)
-    sizes[method] = full_bytes(sent), full_bytes(uplink)
-  assert sizes[make] == sizes[fedavg]
+  mine, other = (
+      bytes_of_a_visit(method(federation), federation.groups[1], data)
+      for method in (make, fedavg)
+  )
+  assert mine == other
 
 
 def test_public_examples_are_not_augmented():

@@ -22,7 +22,7 @@ from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Visit
 from fedjax_het.models import create
-from tests.algorithms.test_scaffold import assert_trees, oracle_gradient
+from tests.algorithms.test_scaffold import oracle_gradient
 from tests.quadratics import play, quadratics
 from tests.tiny import (
   NUM_CLASSES,
@@ -32,6 +32,7 @@ from tests.tiny import (
   tiny_federation,
   tiny_local,
 )
+from tests.trees import assert_trees
 
 KEY = jax.random.key(0)
 CLOSE = dict(rtol=1e-5, atol=1e-6)

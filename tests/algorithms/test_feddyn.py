@@ -15,15 +15,17 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Federation, Group, Visit
 from fedjax_het.models.blocks import Variables
-from tests.algorithms.test_scaffold import (
-  assert_trees,
-  oracle_gradient,
-  rounds_of,
-  small,
-)
+from tests.algorithms.test_scaffold import oracle_gradient, rounds_of, small
 from tests.models.test_reach import small_maps
 from tests.quadratics import play, quadratics
-from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+from tests.tiny import (
+  bytes_of_a_visit,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+)
+from tests.trees import assert_trees
 
 BOTH = (0, 1)
 ALPHA = 0.1
@@ -333,19 +335,10 @@ def test_everything_starts_at_zero():
 def test_what_travels_is_what_fedavg_sends():
   """Parameters and statistics; the uplink adds the coefficient."""
   federation, data = small(norm=True, sizes=SIZES)
-  algorithm, group = feddyn(federation), federation.groups[1]
-  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
-  server = algorithm.init(jax.random.key(0))
-  client = algorithm.init_client(group, 1, jax.random.key(0))
-  sent = algorithm.downlink(server, group, visit)
-  uplink = jax.eval_shape(
-      lambda: algorithm.client_update(
-          group, client, sent, data.client(1), visit
-      )[1]
-  )
+  group = federation.groups[1]
   whole = full_bytes(group.model.abstract_variables)
-  assert full_bytes(sent) == whole
-  assert full_bytes(uplink) == whole + 4
+  sizes = bytes_of_a_visit(feddyn(federation), group, data)
+  assert sizes == (whole, whole + 4)
 
 
 def test_the_view_is_a_model_of_its_own():

@@ -23,7 +23,6 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.evaluate import make_evaluate
 from fedjax_het.engine.local import shuffled_positions
 from fedjax_het.engine.task import CLASSIFICATION
-from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Received, Turn, Visit
 from fedjax_het.engine.visits import client_key
 from fedjax_het.models.blocks import Variables
@@ -31,12 +30,14 @@ from tests import numeric
 from tests.algorithms.suite import Case
 from tests.models.test_reach import small_maps
 from tests.tiny import (
+  bytes_of_a_visit,
   preprocess,
   tiny_data,
   tiny_federation,
   tiny_local,
   tiny_model,
 )
+from tests.trees import assert_trees
 
 SUITE = [Case(dict(server_batch_size=4))]
 SIZES = (5, 8, 3, 7)
@@ -68,12 +69,6 @@ def play(algorithm, federation, num=1, cohort_size=4):
     state, report = run_round(state, data_of(), KEY, jax.random.key(2))
     states.append(jax.tree.map(np.array, state))
   return states, report
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
 
 
 def same(a, b):
@@ -490,21 +485,11 @@ def test_a_client_without_a_step_is_no_teacher(uploads):
 
 def test_uploads_are_as_large_as_fedavgs():
   federation, data = federate(norm=True), data_of()
-  sizes = {}
-  for method in (make, fedavg):
-    algorithm, group = method(federation), federation.groups[1]
-    visit = Visit(jnp.int32(1), jnp.int32(0), KEY)
-
-    def messages(key, algorithm=algorithm, group=group, visit=visit):
-      sent = algorithm.downlink(algorithm.init(key), group, visit)
-      own = algorithm.init_client(group, 1, key)
-      return sent, algorithm.client_update(
-          group, own, sent, data.client(1), visit
-      )[1]
-
-    sent, uplink = jax.eval_shape(messages, KEY)
-    sizes[method] = full_bytes(sent), full_bytes(uplink)
-  assert sizes[make] == sizes[fedavg]
+  mine, other = (
+      bytes_of_a_visit(method(federation), federation.groups[1], data)
+      for method in (make, fedavg)
+  )
+  assert mine == other
 
 
 def test_both_models_are_evaluated(played):

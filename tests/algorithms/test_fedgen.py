@@ -56,6 +56,7 @@ from tests.tiny import (
   tiny_local,
   tiny_model,
 )
+from tests.trees import assert_trees
 
 SMALL = dict(noise_size=3, hidden=4, server_steps=2)
 # What the shared suite runs, see `tests/algorithms/suite.py`.
@@ -88,12 +89,6 @@ def play(algorithm, federation, num=1, cohort_size=4):
     state, _ = run_round(state, tiny_data(SIZES), KEY, jax.random.key(2))
     states.append(jax.tree.map(np.array, state))
   return states
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
 
 
 def same(a, b):

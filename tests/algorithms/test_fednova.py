@@ -18,11 +18,7 @@ from fedjax_het.engine.task import Task
 from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Received, Visit
 from fedjax_het.models.blocks import Variables
-from tests.algorithms.test_scaffold import (
-  assert_trees,
-  oracle_gradient,
-  rounds_of,
-)
+from tests.algorithms.test_scaffold import oracle_gradient, rounds_of
 from tests.quadratics import play, quadratics
 from tests.tiny import (
   momentum,
@@ -32,6 +28,7 @@ from tests.tiny import (
   tiny_federation,
   tiny_local,
 )
+from tests.trees import assert_trees
 
 # One step for the first client, three for the second.
 ONE_AND_THREE = dict(sizes=(1, 3), batch_size=1, epochs=1)

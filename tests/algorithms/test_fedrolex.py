@@ -39,6 +39,7 @@ from tests.tiny import (
   tiny_local,
   with_group_options,
 )
+from tests.trees import assert_equal, assert_trees
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(), Case(dict(mask='batch', direction=-1))]
@@ -72,16 +73,6 @@ def run(algorithm, federation, num_rounds=1, change=lambda server: server,
     servers.append(jax.device_get(state.server))
     reports.append(jax.device_get(report))
   return servers, reports
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
-def assert_equal(got, want):
-  assert_trees(got, want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from tests.tiny import (
   tiny_local,
   with_group_options,
 )
+from tests.trees import assert_equal, assert_trees
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(), Case(dict(distill_weight=0.0, widths=('1', '1/2', '1/4')))]
@@ -66,16 +67,6 @@ def run(algorithm, federation, num_rounds=2):
   for _ in range(num_rounds):
     state, _ = run_round(state, tiny_data((5, 8, 3, 7)), *KEYS)
   return jax.device_get(state.server)
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
-def assert_equal(got, want):
-  assert_trees(got, want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

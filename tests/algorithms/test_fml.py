@@ -12,20 +12,20 @@ import pytest
 from fedjax_het.algorithms import fedavg, fml, private
 from fedjax_het.algorithms.fml import memes_of, mutual_losses
 from fedjax_het.engine.task import CLASSIFICATION
-from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Visit
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Variables
-from tests.algorithms.test_scaffold import assert_trees
 from tests.quadratics import play
 from tests.tiny import (
     NUM_CLASSES,
     SHAPE,
+    bytes_of_a_visit,
     tiny_data,
     tiny_federation,
     tiny_local,
     tiny_model,
 )
+from tests.trees import assert_trees
 
 Z, U = jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])
 LABEL = jnp.array([0])
@@ -247,25 +247,12 @@ def test_evaluated_are_the_private_model_and_the_meme():
 
 
 def test_a_message_has_the_size_of_the_meme_whatever_the_model():
+  """The uplink adds the coefficient."""
   federation, data = two_depths()
-  algorithm = fml(federation)
-  server = jax.eval_shape(algorithm.init, jax.random.key(0))
-  num = federation.groups[0].model.num_params
-  for group in federation.groups:
-    visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
-    sent = jax.eval_shape(
-        functools.partial(algorithm.downlink, group=group, visit=visit), server
-    )
-    client = jax.eval_shape(
-        lambda key, group=group: algorithm.init_client(group, 0, key),
-        jax.random.key(0),
-    )
-    _, uplink, _ = jax.eval_shape(
-        functools.partial(algorithm.client_update, group),
-        client, sent, data.client(0), visit,
-    )  # fmt: skip
-    assert full_bytes(sent) == 4 * num
-    assert full_bytes(uplink.summed.change) == 4 * num
+  size = 4 * federation.groups[0].model.num_params
+  for i, group in enumerate(federation.groups):
+    sizes = bytes_of_a_visit(fml(federation), group, data, i)
+    assert sizes == (size, size + 4)
 
 
 def test_the_meme_may_be_chosen():

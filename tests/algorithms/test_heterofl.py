@@ -40,6 +40,7 @@ from tests.tiny import (
   tiny_model,
   with_group_options,
 )
+from tests.trees import assert_trees
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [
@@ -69,12 +70,6 @@ def run(algorithm, federation, num_rounds=1, cohort_size=6, backend='map',
   for _ in range(num_rounds):
     state, reports = run_round(state, data, *KEYS)
   return before, jax.device_get(state.server), reports
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
 
 
 def test_all_rates_1_is_fedavg_bit_for_bit():

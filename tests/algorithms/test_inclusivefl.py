@@ -24,19 +24,10 @@ from tests.tiny import (
   tiny_federation,
   tiny_local,
 )
+from tests.trees import assert_equal, assert_trees
 
 SGD = tiny_local(optax.sgd, 0.1, 3, 8)
 FULL = dict(beta=0.0, private='none', private_heads=False)
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
-def assert_equal(got, want):
-  assert_trees(got, want, rtol=0, atol=0)
 
 
 def federation_of(*models, per_group=1):

@@ -15,11 +15,7 @@ from fedjax_het.engine.projection import project_gradient
 from fedjax_het.engine.types import Federation, Group, Received
 from fedjax_het.models import create
 from fedjax_het.models.blocks import Block, BlockModel, Variables
-from tests.algorithms.test_scaffold import (
-  assert_trees,
-  oracle_gradient,
-  rounds_of,
-)
+from tests.algorithms.test_scaffold import oracle_gradient, rounds_of
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -31,6 +27,7 @@ from tests.tiny import (
   tiny_local,
   tiny_model,
 )
+from tests.trees import assert_trees
 
 BOUNDS = dict(max_ratio=5.0, max_change=0.1)
 WIDE = dict(max_ratio=5.0, max_change=1e9)

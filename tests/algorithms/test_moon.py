@@ -17,7 +17,6 @@ from fedjax_het.engine.traffic import full_bytes
 from fedjax_het.engine.types import Federation, Group, Visit
 from fedjax_het.models import create
 from fedjax_het.models.blocks import BlockModel, Variables
-from tests.algorithms.test_scaffold import assert_trees
 from tests.models.test_reach import small_maps
 from tests.quadratics import play, quadratics
 from tests.tiny import (
@@ -27,6 +26,7 @@ from tests.tiny import (
   tiny_local,
   tiny_model,
 )
+from tests.trees import assert_trees
 
 E1, E2 = np.eye(4, dtype=np.float32)[:2, None]
 

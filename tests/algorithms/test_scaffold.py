@@ -11,10 +11,17 @@ import pytest
 from fedjax_het.algorithms import fedavg, scaffold
 from fedjax_het.engine import rounds
 from fedjax_het.engine.traffic import full_bytes
-from fedjax_het.engine.types import Federation, Group, Visit
+from fedjax_het.engine.types import Federation, Group
 from tests.models.test_reach import small_maps
 from tests.quadratics import RATE, play, quadratics
-from tests.tiny import preprocess, tiny_data, tiny_federation, tiny_local
+from tests.tiny import (
+  bytes_of_a_visit,
+  preprocess,
+  tiny_data,
+  tiny_federation,
+  tiny_local,
+)
+from tests.trees import assert_trees
 
 BOTH = (0, 1)
 
@@ -173,12 +180,6 @@ def rounds_of(algorithm, federation, data, num, cohort_size=4):
   return states
 
 
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
 def test_the_first_round_is_that_of_fedavg_bit_for_bit():
   """With norms; later rounds have rate 0, and c is no longer zero."""
   federation, data = small(norm=True)
@@ -290,19 +291,11 @@ def test_everything_starts_at_zero():
 def test_variates_travel_both_ways():
   """Parameters twice, statistics once; the uplink adds the coefficient."""
   federation, data = small(norm=True)
-  algorithm, group = scaffold(federation), federation.groups[1]
-  visit = Visit(jnp.int32(1), jnp.int32(0), jax.random.key(0))
-  server = algorithm.init(jax.random.key(0))
-  client = algorithm.init_client(group, 1, jax.random.key(0))
-  sent = algorithm.downlink(server, group, visit)
-  uplink = jax.eval_shape(
-      lambda: algorithm.client_update(
-          group, client, sent, data.client(1), visit
-      )[1]
-  )
+  group = federation.groups[1]
   params, stats = map(full_bytes, group.model.abstract_variables)
-  assert full_bytes(sent) == 2 * params + stats
-  assert full_bytes(uplink) == 2 * params + stats + 4
+  both = 2 * params + stats
+  sizes = bytes_of_a_visit(scaffold(federation), group, data)
+  assert sizes == (both, both + 4)
 
 
 def test_blocks_that_stay_are_not_corrected():

@@ -37,6 +37,7 @@ from tests.tiny import (
   tiny_local,
   with_group_options,
 )
+from tests.trees import assert_equal, assert_trees
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case({}, dict(tiny1=dict(rate='1/2', exit='1/2')))]
@@ -52,16 +53,6 @@ def federation_of(model, rate, exit, per_group=1, **fields):
   federation = Federation(groups, fields.pop('local', SGD), **fields)
   federation = with_group_options(federation, rate=rate, exit=exit)
   return with_heads(scalefl, federation)
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
-
-
-def assert_equal(got, want):
-  assert_trees(got, want, rtol=0, atol=0)
 
 
 # The authors' exits after blocks 22, 30, 38 and 46 of 54, and the last exit.

@@ -43,6 +43,7 @@ from tests.tiny import (
   tiny_local,
   with_group_options,
 )
+from tests.trees import assert_trees
 
 KEYS = (jax.random.key(1), jax.random.key(2))
 
@@ -62,12 +63,6 @@ def run(algorithm, federation, num_rounds=1, change=lambda server: server):
   for _ in range(num_rounds):
     state, reports = run_round(state, tiny_data(), *KEYS)
   return before, jax.device_get(state.server), reports
-
-
-def assert_trees(got, want, **kwargs):
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-    np.testing.assert_allclose(a, b, **kwargs)
 
 
 @pytest.fixture(scope='module')
