@@ -14,6 +14,7 @@ from fedjax_het.engine.types import (
     Federation,
     Group,
     LocalTraining,
+    Received,
     Turn,
     Visit,
 )
@@ -145,6 +146,29 @@ def bytes_of_a_visit(algorithm, group, data, client_id=1) -> tuple[int, int]:
 
   sent, uplink = jax.eval_shape(messages, jax.random.key(0))
   return full_bytes(sent), full_bytes(uplink)
+
+
+def uploads_of(algorithm, federation, server, data, key, round_num=0):
+  """{group: Received} of all clients, as the engine would gather it."""
+  received = {}
+  for group in federation.groups:
+
+    @jax.jit
+    def update(i, group=group):
+      visit = Visit(i, jnp.int32(round_num), jax.random.fold_in(key, i))
+      own = algorithm.init_client(group, i, key)
+      sent = algorithm.downlink(server, group, visit)
+      return algorithm.client_update(
+          group, own, sent, data.client(i), visit
+      )[1]
+
+    ids = jnp.asarray(group.client_ids)
+    uplinks = [jax.device_get(update(i)) for i in ids]
+    rows = jax.tree.map(lambda *rows: np.stack(rows), *uplinks)
+    summed = jax.tree.map(lambda leaf: leaf.sum(0), rows.summed)
+    summed, kept = jax.tree.map(jnp.asarray, (summed, rows.kept))
+    received[group.name] = Received(summed, kept, ids)
+  return received
 
 
 def server_step(algorithm, server, received, key=None, round_num=0):

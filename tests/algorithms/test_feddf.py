@@ -37,6 +37,7 @@ from tests.tiny import (
   tiny_data,
   tiny_federation,
   tiny_local,
+  uploads_of,
 )
 from tests.trees import assert_trees
 
@@ -219,27 +220,6 @@ def test_a_server_without_steps_is_fedavg():
   assert not report.server and not same(got[0], got[1])
 
 
-def uploads_of(federation, algorithm, data, server):
-  """{group: Received} of all clients."""
-  received = {}
-  for group in federation.groups:
-
-    @jax.jit
-    def update(i, group=group):
-      visit = Visit(i, jnp.int32(0), jax.random.fold_in(KEY, i))
-      own = algorithm.init_client(group, i, KEY)
-      sent = algorithm.downlink(server, group, visit)
-      return algorithm.client_update(
-          group, own, sent, data.client(i), visit
-      )[1].kept
-
-    ids = jnp.asarray(group.client_ids)
-    rows = [jax.device_get(update(i)) for i in ids]
-    kept = jax.tree.map(lambda *a: np.stack(a), *rows)
-    received[group.name] = Received((), kept, np.asarray(ids))
-  return received
-
-
 def updates(algorithm, data):
   """The server update, with the public set of `data`."""
   turn = TURN._replace(public=data.of_public())
@@ -254,7 +234,7 @@ def uploads():
   federation, data = federate(), data_of()
   algorithm = make(federation, weights='data')
   server = jax.device_get(algorithm.init(jax.random.key(0)))
-  return federation, data, uploads_of(federation, algorithm, data, server)
+  return federation, data, uploads_of(algorithm, federation, server, data, KEY)
 
 
 @functools.cache
@@ -268,10 +248,10 @@ def cohort(**options):
 
 
 def reordered(received, slots):
-  """The uploads of every group in other slots."""
+  """The uploads of every group in other slots, as NumPy arrays."""
   return {
       name: Received(
-          (), jax.tree.map(lambda a: a[slots], r.kept), r.client_id[slots]
+          (), *jax.tree.map(lambda a: np.array(a)[slots], (r.kept, r.client_id))
       )
       for name, r in received.items()
   }
@@ -431,7 +411,7 @@ def test_equal_clients_agree_with_their_average():
   ))  # fmt: skip
   algorithm = make(one, server_steps=1, distill_lr=0.0)
   server = sharpened(jax.device_get(algorithm.init(jax.random.key(0))))
-  received = uploads_of(one, algorithm, data, server)
+  received = uploads_of(algorithm, one, server, data, KEY)
   step = updates(algorithm, data)
   assert step(server, received)[1]['server_loss'] > 2e-5
   copies = reordered(received, np.array([1, 1]))
@@ -525,7 +505,7 @@ def test_unused_weights_of_students_can_be_dropped():
     )
     if not drop:
       server = jax.device_get(algorithm.init(jax.random.key(0)))
-      received = uploads_of(one, algorithm, data, server)
+      received = uploads_of(algorithm, one, server, data, KEY)
     results.append(updates(algorithm, data)(server, received)[0])
   assert_trees(results[1], results[0], rtol=1e-4, atol=1e-4)
 

@@ -36,6 +36,7 @@ from tests.tiny import (
   tiny_federation,
   tiny_local,
   tiny_model,
+  uploads_of,
 )
 from tests.trees import assert_trees
 
@@ -373,22 +374,7 @@ def uploads():
   federation = federate(norm=True)
   algorithm = make(federation, weights='data', server_epochs=2)
   state, data = algorithm.init(jax.random.key(0)), data_of()
-  received = {}
-  for group in federation.groups:
-
-    @jax.jit
-    def update(i, group=group):
-      visit = Visit(i, jnp.int32(0), jax.random.fold_in(KEY, i))
-      own = algorithm.init_client(group, i, KEY)
-      sent = algorithm.downlink(state, group, visit)
-      return algorithm.client_update(
-          group, own, sent, data.client(i), visit
-      )[1].kept
-
-    ids = jnp.asarray(group.client_ids)
-    rows = [update(i) for i in ids]
-    kept = jax.tree.map(lambda *a: jnp.stack(a), *rows)
-    received[group.name] = Received((), kept, ids)
+  received = uploads_of(algorithm, federation, state, data, KEY)
   step = jax.jit(lambda server, received: algorithm.server_update(
       server, received, Turn(jnp.int32(0), KEY, data.of_public())
   ))  # fmt: skip

@@ -55,6 +55,7 @@ from tests.tiny import (
   tiny_federation,
   tiny_local,
   tiny_model,
+  uploads_of,
 )
 from tests.trees import assert_trees
 
@@ -449,28 +450,6 @@ def test_adam_of_the_generator_goes_on(played):
   assert counts == [0, 2, 4, 6]
 
 
-def visits(algorithm, federation, state, data):
-  """{group: Received} of all clients, as the engine would gather it."""
-  received = {}
-  for group in federation.groups:
-
-    @jax.jit
-    def update(client_id, group=group):
-      visit = Visit(client_id, jnp.int32(1), jax.random.fold_in(KEY, client_id))
-      own = algorithm.init_client(group, client_id, KEY)
-      sent = algorithm.downlink(state, group, visit)
-      return algorithm.client_update(
-          group, own, sent, data.client(client_id), visit
-      )[1]
-
-    ids = jnp.asarray(group.client_ids)
-    uplinks = [update(i) for i in ids]
-    rows = jax.tree.map(lambda *rows: jnp.stack(rows), *uplinks)
-    summed = jax.tree.map(lambda leaf: leaf.sum(0), rows.summed)
-    received[group.name] = Received(summed, rows.kept, ids)
-  return received
-
-
 @pytest.fixture(scope='module')
 def uploads():
   """The federation, the server's state, all uploads, and the server update."""
@@ -478,7 +457,7 @@ def uploads():
   algorithm = make(federation, weights='data', **SMALL)
   state = algorithm.init(jax.random.key(0))
   state = state._replace(known=jnp.ones(NUM_CLASSES, bool))
-  received = visits(algorithm, federation, state, tiny_data(SIZES))
+  received = uploads_of(algorithm, federation, state, tiny_data(SIZES), KEY, 1)
   step = jax.jit(lambda *args: algorithm.server_update(*args, TURN))
   return federation, state, received, step
 
@@ -685,7 +664,8 @@ def test_unused_weights_can_be_dropped():
     algorithm = make(federation, **SMALL)
     state = algorithm.init(jax.random.key(0))
     state = state._replace(known=jnp.ones(NUM_CLASSES, bool))
-    received = visits(algorithm, federation, state, tiny_data(SIZES))['g']
+    data = tiny_data(SIZES)
+    received = uploads_of(algorithm, federation, state, data, KEY, 1)['g']
     uploads.append((received.summed, received.kept))
   assert_trees(uploads[1], uploads[0], rtol=1e-5, atol=1e-6)
   kernel = uploads[0][0].params['mid0']['Conv_0']['kernel']
