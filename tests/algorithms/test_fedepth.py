@@ -43,8 +43,8 @@ SUITE = [
     Case(dict(plan='paper', mkd_models=2), dict(tiny2=dict(budget='2'))),
 ]
 CLOCKS = Clocks(dict(plan='paper'))
-# What `tests/fuzz/test_options_act.py` cannot see. These act for certain budgets
-# or nets, and the tests below run them there.
+# What `tests/fuzz/test_options_act.py` cannot see: these act for certain
+# budgets or nets only.
 UNSEEN = {
     'plan', 'slack', 'partial', 'dilute', 'scan_stages', 'mkd_models',
     'calibrate',
@@ -445,6 +445,31 @@ def test_split_epochs(local, want):
   assert [getattr(share, field) for share in shares] == want
   every = share_out(local, 3, 'per_stage')
   assert every == (local,) * 3
+
+
+def visit_program(**options) -> str:
+  """The program of a visit of a poor client of four equal layers."""
+  federation = federate(tiny_model(4, norm=False), poor='1/3', rich='1')
+  algorithm = fedepth(federation, plan='paper', **options)
+  group, data = federation.groups[0], tiny_data()
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
+
+  def uplink(key):
+    sent = algorithm.downlink(algorithm.init(key), group, visit)
+    client = algorithm.init_client(group, 0, key)
+    return algorithm.client_update(
+        group, client, sent, data.client(0), visit
+    )[1]
+
+  return str(jax.make_jaxpr(uplink)(jax.random.key(0)))
+
+
+def test_a_scan_over_equal_stages_is_a_smaller_program():
+  assert len(visit_program()) < 0.8 * len(visit_program(scan_stages=False))
+
+
+def test_with_slack_a_stage_may_hold_more_blocks():
+  assert visit_program(slack=1.0) != visit_program()
 
 
 def test_mutual_distillation_numbers():
