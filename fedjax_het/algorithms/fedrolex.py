@@ -253,5 +253,6 @@ def fedrolex(
           server.params, server.stats
       ),
       one_model=True,
+      trained_models=lambda group: (small[group.name],),
       calibrate=calibrate if full.abstract_variables.stats else None,
   )

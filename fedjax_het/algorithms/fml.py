@@ -249,4 +249,5 @@ def fml(
       personal=True,
       predict=lambda group, pair, x: group.model.apply(pair[0], x)[0],
       views={'meme': predict_meme},
+      trained_models=lambda group: (group.model, small[group.name].model),
   )

@@ -267,6 +267,7 @@ def heterofl(
       views=narrower if views else {},
       calibrate=calibrate if full.abstract_variables.stats else None,
       sent_shares=sent_shares if odds else None,
+      trained_models=lambda group: (widths.largest(group).model,),
   )
 
 

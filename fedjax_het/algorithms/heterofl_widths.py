@@ -66,11 +66,13 @@ class Widths(NamedTuple):
     client_update: As there.
     add: `(total, count, group, sent) -> (total, count)`: adds a group's changes
       and their weights to full-width trees of sums over groups.
+    largest: `(group) -> Level`, the widest that its clients train.
   """
 
   downlink: Callable[..., Any]
   client_update: Callable[..., Any]
   add: Callable[..., Any]
+  largest: Callable[..., Level]
 
 
 def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
@@ -102,7 +104,10 @@ def fixed_widths(plan: Plan, level_of: Mapping[str, int]) -> Widths:
         scatter_add(count, index, held),
     )
 
-  return Widths(downlink, client_update, add)
+  def largest(group):
+    return plan.levels[level_of[group.name]]
+
+  return Widths(downlink, client_update, add, largest)
 
 
 def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
@@ -152,7 +157,11 @@ def drawn_widths(plan: Plan, odds: Sequence[float]) -> Widths:
       count = scatter_add(count, level.index, held)
     return total, count
 
-  return Widths(downlink, client_update, add)
+  def largest(group):
+    del group
+    return max(plan.levels, key=lambda level: level.rate)
+
+  return Widths(downlink, client_update, add, largest)
 
 
 def train_level(plan: Plan, i: int, start, data, visit):

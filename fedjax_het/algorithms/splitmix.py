@@ -396,6 +396,7 @@ def splitmix(
       },
       calibrate=calibrate if base.abstract_variables.stats else None,
       sent_shares=sent_shares,
+      trained_models=lambda group: (base,) * afforded[group.name],
   )
 
 

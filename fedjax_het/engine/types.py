@@ -334,6 +334,10 @@ def _predict(group, variables, x):
   return group.model.apply(variables, x)[0]
 
 
+def _model_of(group):
+  return (group.model,)
+
+
 class FederatedAlgorithm(NamedTuple):
   """A federated algorithm; every function is pure and traceable.
 
@@ -369,6 +373,10 @@ class FederatedAlgorithm(NamedTuple):
     sent_shares: `(group, sizes [n] int) -> (down, up)`, numbers or [n]: the
       expected shares of optional parts (`Maybe`) that visits of clients with so
       many examples send, for the clock. None for 1, 1.
+    trained_models: `(group) -> (model, ...)`: the models that a client of the
+      group trains, the widest where it draws them; its parameters and its work
+      are their sums. By default `group.model`; a method whose clients train a
+      part of it, or further models, says which, for reports and estimates.
     facts: `() -> {name: value}`, JSON values about the run that the report
       shows, computed before the first round; it may compile programs. None for
       none.
@@ -388,4 +396,5 @@ class FederatedAlgorithm(NamedTuple):
   calibrate: Callable[..., Any] | None = None
   max_staleness: int | None = None
   sent_shares: Callable[..., tuple[Any, Any]] | None = None
+  trained_models: Callable[[Group], tuple[BlockModel, ...]] = _model_of
   facts: Callable[[], Mapping[str, Any]] | None = None

@@ -11,6 +11,7 @@ from fedjax_het.engine.local import fit_model, visit_steps
 from fedjax_het.engine.mapping import resolve_backend
 from fedjax_het.engine.types import Group, Visit
 from fedjax_het.experiment.build import Experiment
+from fedjax_het.models.blocks import BlockModel
 from fedjax_het.models.flops import forward_flops
 
 # A measurement has `_FEW` local steps, or `_MANY` if `_FEW` take at most
@@ -39,7 +40,8 @@ def estimate(
   """Times a local step of one group, and scales it by FLOPs for the others.
 
   The group with the most FLOPs in total is timed: a compiled step of plain
-  local training, with the run's batch size and optimiser.
+  local training of what its clients train, with the run's batch size and
+  optimiser. If they train several models, the one with the most is timed.
 
   Args:
     experiment: The experiment.
@@ -54,29 +56,36 @@ def estimate(
     return None
   federation = experiment.federation
   steps = visit_steps(federation.local, federation.sizes)
-  # {group: forward FLOPs of an example, times the steps of all its clients}.
-  work = {
-      group.name: forward_flops(group.model) * float(
-          steps[group.client_ids].sum()
-      )
+  models = [
+      (group, model)
       for group in federation.groups
-  }  # fmt: skip
-  timed = max(federation.groups, key=lambda group: work[group.name])
-  seconds = _step_seconds(experiment, timed)
-  rate = forward_flops(timed.model) / seconds
+      for model in experiment.algorithm.trained_models(group)
+  ]
+  # Forward FLOPs of an example, times the steps of all its clients.
+  work = [
+      forward_flops(model) * float(steps[group.client_ids].sum())
+      for group, model in models
+  ]
+  timed, model = models[work.index(max(work))]
+  seconds = _step_seconds(experiment, timed, model)
+  rate = forward_flops(model) / seconds
   share = experiment.cohort_size / federation.num_clients
-  return Duration(share * sum(work.values()) / rate, timed.name, seconds)
+  return Duration(share * sum(work) / rate, timed.name, seconds)
 
 
-def _step_seconds(experiment: Experiment, group: Group) -> float:
-  """Seconds of one compiled local step of a client of a group."""
-  seconds = _visit_seconds(experiment, group, _FEW)
+def _step_seconds(
+    experiment: Experiment, group: Group, model: BlockModel
+) -> float:
+  """Seconds of one compiled local step of a model on a client of a group."""
+  seconds = _visit_seconds(experiment, group, model, _FEW)
   if seconds > _ENOUGH:
     return seconds / _FEW
-  return _visit_seconds(experiment, group, _MANY) / _MANY
+  return _visit_seconds(experiment, group, model, _MANY) / _MANY
 
 
-def _visit_seconds(experiment: Experiment, group: Group, steps: int) -> float:
+def _visit_seconds(
+    experiment: Experiment, group: Group, model: BlockModel, steps: int
+) -> float:
   """Seconds of a visit of `steps` local steps, without compilation."""
   local = dataclasses.replace(experiment.federation.local, steps=steps)
   client_id = jnp.int32(group.client_ids[0])
@@ -85,11 +94,11 @@ def _visit_seconds(experiment: Experiment, group: Group, steps: int) -> float:
   def train(variables, data, key):
     visit = Visit(client_id, jnp.int32(0), key)
     return fit_model(
-        group.model, local, variables, data.client(client_id), visit
+        model, local, variables, data.client(client_id), visit
     )[0]
 
   key = jax.random.key(0)
-  args = group.model.init(key), experiment.data, key
+  args = model.init(key), experiment.data, key
   jax.block_until_ready(train(*args))
   times = []
   for _ in range(_TRIALS):

@@ -89,19 +89,22 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     experiment: The experiment.
 
   Returns:
-    `groups`, in natural order: {name: model, clients, parameters, statistics
-    (running statistics of norms), client_bytes (what one client keeps between
-    its visits)}; `server_bytes`; `cohort_size`; `partition`, counts [clients,
-    classes]; `group_of` [clients]; `test_examples`; `versions`; `metric`, the
-    task's main metric, unless it is accuracy; `personal`, whether each client
-    has a model of its own; `data`, the CRC-32 of the data set.
+    `groups`, in natural order: {name: model, clients, parameters (of all that
+    a client trains), statistics (running statistics of norms), client_bytes
+    (what one client keeps between its visits)}; `server_bytes`; `cohort_size`;
+    `partition`, counts [clients, classes]; `group_of` [clients];
+    `test_examples`; `versions`; `metric`, the task's main metric, unless it is
+    accuracy; `personal`, whether each client has a model of its own; `data`,
+    the CRC-32 of the data set.
   """
   federation, algorithm = experiment.federation, experiment.algorithm
   key = jax.random.key(0)
   groups = {}
   group_of = [''] * federation.num_clients
   for group in sorted(federation.groups, key=lambda g: natural_key(g.name)):
-    variables = group.model.abstract_variables
+    trained = [
+        model.abstract_variables for model in algorithm.trained_models(group)
+    ]
     client = jax.eval_shape(
         lambda key, group=group: algorithm.init_client(
             group, jnp.int32(0), key
@@ -111,8 +114,8 @@ def measure(experiment: Experiment) -> dict[str, Any]:
     groups[group.name] = dict(
         model=group.model.name,
         clients=group.num_clients,
-        parameters=_count(variables.params),
-        statistics=_count(variables.stats),
+        parameters=_count([variables.params for variables in trained]),
+        statistics=_count([variables.stats for variables in trained]),
         client_bytes=full_bytes(client),
     )
     for client_id in group.client_ids:

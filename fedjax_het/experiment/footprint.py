@@ -153,7 +153,8 @@ def lower_bound(experiment) -> dict[str, int]:
   dataset = experiment.dataset
   images = dataset.train_images.nbytes + dataset.test_images.nbytes
   # Every model is trained at some time, so the largest one counts.
-  params = max(_params(group.model, config.local) for group in groups)
+  trained = [m for group in groups for m in algorithm.trained_models(group)]
+  params = max(_params(model, config.local) for model in trained)
   data = 'dataset' if config.image_size is None else 'image_size'
   needs = {data: images, 'groups': params}
   kind = driver_kind(config.clock.mode, config.client_store)
@@ -172,7 +173,7 @@ def lower_bound(experiment) -> dict[str, int]:
     )
   needs['algorithm'] = full_bytes(jax.eval_shape(algorithm.init, key))
   size = config.local.batch_size
-  training = size * max(_training(group.model) for group in groups)
+  training = size * max(map(_training, trained))
   tests = min(config.eval_batch_size, len(dataset.test_labels))
   testing = tests * max(_testing(group.model) for group in groups)
   # They do not happen at the same time, so the larger one counts.

@@ -45,7 +45,10 @@ def count(experiment: Experiment) -> Overheads:
   total = [0.0] * 4
   for group in experiment.federation.groups:
     down, up = message_bytes(experiment.algorithm, group, experiment.data)
-    model = full_bytes(group.model.abstract_variables)
+    model = sum(
+        full_bytes(trained.abstract_variables)
+        for trained in experiment.algorithm.trained_models(group)
+    )
     kept = measured['groups'][group.name]['client_bytes']
     for i, size in enumerate((model, down, kept, up)):
       total[i] += size * group.num_clients

@@ -242,7 +242,7 @@ def test_a_dry_run_says_what_a_run_would_take():
 
 
 def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
-  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
+  monkeypatch.setattr(duration, '_step_seconds', lambda *args: 0.5)
   config = tiny_config(cohort_size=2, backend='map')
   config.local.epochs, config.local.batch_size = 3, 10
   config.groups.large.depth = 2  # All groups have one model.
@@ -262,7 +262,7 @@ def test_the_time_of_a_round_follows_from_one_step(monkeypatch):
 
 
 def test_print_config_and_dry_run_write_nothing(tmp_path, monkeypatch):
-  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
+  monkeypatch.setattr(duration, '_step_seconds', lambda *args: 0.5)
   monkeypatch.chdir(tmp_path)
   try:
     done = programs.call(

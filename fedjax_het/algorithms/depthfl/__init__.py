@@ -248,4 +248,5 @@ def depthfl(
       one_model=exchange.one_model,
       predict=predict,
       views={'deepest': predict_last},
+      trained_models=lambda group: (holders[group.name].model,),
   )

@@ -384,6 +384,9 @@ def fedepth(
       personal=exchange.personal,
       one_model=exchange.one_model,
       calibrate=calibrate_fn if calibrate else None,
+      trained_models=lambda group: (
+          (plans[group.name].group.model,) * plans[group.name].num_models
+      ),
       facts=lambda: dict(
           schedules=schedule_facts(schedules, plan, federation)
       ),

@@ -227,6 +227,7 @@ def fjord(
           net.name: functools.partial(_predict, net)
           for net in (narrower if views else ())
       },
+      trained_models=lambda group: (allowed[group.name][-1].model,),
   )
 
 

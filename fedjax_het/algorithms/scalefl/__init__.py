@@ -254,4 +254,5 @@ def scalefl(
           receive(server, group), {}
       ),
       predict=predict,
+      trained_models=lambda group: (levels[group.name].model,),
   )
