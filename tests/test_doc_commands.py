@@ -84,7 +84,9 @@ def parsed(name, args):
   for module, found in flags.FLAGS.flags_by_module_dict().items():
     if module.startswith('absl.'):
       for flag in found:
-        fresh[flag.name] = flag
+        # Entries of a config count as absl's, but are of one command line.
+        if not flag.name.startswith('config.'):
+          fresh[flag.name] = flag
   modules = _launch_modules()
   every.clear()
   every.update(vars(fresh))
