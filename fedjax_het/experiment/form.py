@@ -105,8 +105,14 @@ class Chooser:
       form = _choose(config, federation, self._table)
     if config.conv_backend != AUTO:
       form = form._replace(conv_backend=config.conv_backend)
-    self.line = _line(form, config.backend == AUTO, self._begun is not None)
-    _log.info('%s', self.line)
+    self.line = _line(
+        form,
+        devices=config.backend == AUTO,
+        begun=self._begun is not None,
+        dense=not _convolves(federation),
+    )
+    if self.line:
+      _log.info('%s', self.line)
     return form
 
   def store(self, folder: pathlib.Path) -> None:
@@ -188,24 +194,43 @@ def _warn(form: Form, reason: str) -> None:
 
 
 def _title(form: Form) -> str:
-  where = f'{form.devices} CPU devices' if form.devices > 1 else 'one device'
-  return f"{libraries.title(form.conv_backend)}'s convolutions on {where}"
+  return f'{_library(form)} on {_where(form)}'
 
 
-def _line(form: Form, devices: bool, begun: bool) -> str:
+def _library(form: Form) -> str:
+  return f"{libraries.title(form.conv_backend)}'s convolutions"
+
+
+def _where(form: Form) -> str:
+  return f'{form.devices} CPU devices' if form.devices > 1 else 'one device'
+
+
+def _convolves(federation: Federation) -> bool:
+  """Whether a group's model has a kernel of a convolution over images."""
+  return any(
+      len(leaf.shape) == 4
+      for group in federation.groups
+      for leaf in jax.tree.leaves(group.model.abstract_variables.params)
+  )
+
+
+def _line(form: Form, *, devices: bool, begun: bool, dense: bool) -> str:
   """What was chosen, and why.
 
   Args:
     form: The form.
     devices: Whether the number of devices was chosen, too.
     begun: Whether it is the form of a run that goes on.
+    dense: Whether no model has convolutions.
 
   Returns:
-    One sentence.
+    One sentence; '' if nothing was chosen that the models use.
   """
-  how = _title(form)
-  if not devices:
-    how = how.partition(' on ')[0]
+  if dense and not devices:
+    return ''
+  how = 'Dense layers' if dense else _library(form)
+  if devices:
+    how += f' on {_where(form)}'
   if begun:
     how += ', as the run was begun.'
   elif form.date and not form.machine:

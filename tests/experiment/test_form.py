@@ -176,7 +176,7 @@ def test_without_a_table_nothing_is_chosen(folder, caplog):
   caplog.set_level('INFO', 'fedjax_het')
   assert chosen(tiny_config()) == predict_lib.PLAIN
   assert caplog.messages[-1] == (
-      "XLA's convolutions on one device: not measured here; `fedjax-het tune` "
+      'Dense layers on one device: not measured here; `fedjax-het tune` '
       'measures in a minute or two.'
   )
 
@@ -193,7 +193,7 @@ def test_speeds_of_another_machine_choose_until_this_one_is_measured(
   form = chosen(tiny_config(num_rounds=10_000, cohort_size=None))
   assert form[:2] == ('xla', DEVICES)
   assert caplog.messages[-1] == (
-      f"XLA's convolutions on {DEVICES} CPU devices follow measurements on "
+      f'Dense layers on {DEVICES} CPU devices follow measurements on '
       f'another machine ({other.machine}); `fedjax-het tune` measures this one '
       'in a minute or two.'
   )
@@ -297,7 +297,7 @@ def test_devices_without_measurements_are_bounded(monkeypatch, number, found):
 def test_a_preview_is_of_the_form_that_a_run_takes(
     folder, library, monkeypatch
 ):
-  monkeypatch.setattr(duration, '_step_seconds', lambda experiment, group: 0.5)
+  monkeypatch.setattr(duration, '_step_seconds', lambda *args: 0.5)
   tuned.write(table())
   text = '\n'.join(preview.lines(tiny_config()))
   assert f'on {DEVICES} CPU devices: measured on this machine on ' in text
@@ -330,7 +330,7 @@ def test_what_a_config_says_is_kept(folder, library, caplog):
   tuned.write(table())
   assert chosen(tiny_config()) == Form('xla', DEVICES, DATE)
   assert caplog.messages[-1] == (
-      f"XLA's convolutions on {DEVICES} CPU devices: measured on "
+      f'Dense layers on {DEVICES} CPU devices: measured on '
       f'this machine on {DATE}.'
   )
   for entry in (
@@ -344,8 +344,16 @@ def test_what_a_config_says_is_kept(folder, library, caplog):
 
 def test_the_line_is_of_what_was_chosen(folder, caplog):
   caplog.set_level('INFO', 'fedjax_het')
-  chosen(tiny_config(backend='shard_map'))
+  config = experiment.default_config('fedavg')  # Convolutional nets.
+  chosen(config)
+  where = "XLA's convolutions on one device: not measured here; "
+  assert caplog.messages[-1].startswith(where)
+  config.backend = 'shard_map'
+  chosen(config)
   assert caplog.messages[-1].startswith("XLA's convolutions: not measured")
+  caplog.clear()
+  chosen(tiny_config(backend='shard_map'))  # Dense nets have no choice left.
+  assert not [line for line in caplog.messages if 'measured' in line]
 
 
 def test_a_gain_of_a_few_percent_changes_nothing(folder):

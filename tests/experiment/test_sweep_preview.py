@@ -28,7 +28,8 @@ def write_result(path, of, seed):
 def test_states_and_times_of_cells(tmp_path, monkeypatch):
   timed = []
 
-  def step(experiment, group):
+  def step(experiment, group, model):
+    assert model is group.model
     timed.append(group.name)
     return 0.5
 
