@@ -68,7 +68,7 @@ def run(algorithm, federation, num_rounds=2):
 
 def test_one_width_is_fedavg():
   """Check 1, bit for bit."""
-  federation = small('1', '1', norm='batch', local=tiny_local())
+  federation = small('1', norm='batch', local=tiny_local(), per_group=4)
   _, got = run(slimfl(federation), federation)
   _, want = run(fedavg(federation, weights='data'), federation)
   assert_equal(got.params, want.params)
@@ -149,7 +149,7 @@ def soft_gradient(i):
   return jax.jit(jax.value_and_grad(kl))(params)
 
 
-@pytest.mark.parametrize('alpha', [0.0, 0.3, 1.0])
+@pytest.mark.parametrize('alpha', [0.3, 1.0])
 def test_the_gradient_is_the_sum_over_all_widths(alpha):
   """Check 2: c_1 CE, and c_p of (1 - alpha) CE + alpha KL of the others."""
   (loss, (stats, _)), grads = joint_gradient(alpha)
