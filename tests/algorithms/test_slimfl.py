@@ -12,7 +12,8 @@ import pytest
 from fedjax_het.aggregation.nested_widths import make_nets, nested
 from fedjax_het.aggregation.slicing import extract
 from fedjax_het.algorithms import fedavg, slimfl
-from fedjax_het.algorithms.slimfl import Parts, Sent, arrivals, joint_loss
+from fedjax_het.algorithms.slimfl import Parts, Sent, arrivals
+from fedjax_het.algorithms.slimfl.losses import joint_loss
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import model_loss

@@ -46,7 +46,7 @@ References:
   <https://arxiv.org/abs/1903.05134>`_, ICCV 2019, for in-place distillation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +57,6 @@ from fedjax_het.aggregation.nested_widths import (
   Net,
   SliceSum,
   add_slices,
-  apply_net,
   evaluate_widths,
   init_server,
   make_nets,
@@ -68,12 +67,11 @@ from fedjax_het.aggregation.nested_widths import (
 )
 from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.aggregation.slicing import scatter_add
-from fedjax_het.engine.distill import distillation
+from fedjax_het.algorithms.slimfl.losses import factors_of, joint_loss
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import check_task, requires
-from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
-from fedjax_het.options import between, group_shares, one_of, positive
+from fedjax_het.options import between, group_shares, one_of
 
 
 class Parts(NamedTuple):
@@ -203,74 +201,6 @@ def slimfl(
       server_update=server_update,
       **evaluate_widths(nets, views),
   )
-
-
-def factors_of(
-    nets: Sequence[Net], rates: Sequence[Any], widths, width_weights
-) -> dict[str, float]:
-  """c_p of each net.
-
-  Args:
-    nets: The nets of P.
-    rates: The widths, in the order of `widths`.
-    widths: As for `slimfl`.
-    width_weights: As for `slimfl`.
-
-  Returns:
-    {net's name: c_p}.
-
-  Raises:
-    ValueError: If there is not one number above 0 for each of `widths`.
-  """
-  if not width_weights:
-    return {net.name: 1.0 for net in nets}
-  if len(width_weights) != len(widths):
-    raise ValueError(
-        f'width_weights must have one number for each of widths='
-        f'{tuple(widths)}, got {tuple(width_weights)}.'
-    )
-  positive(**{f'width_weights[{i}]': c for i, c in enumerate(width_weights)})
-  given = dict(zip(rates, width_weights, strict=True))
-  return {net.name: float(given[net.rate]) for net in nets}
-
-
-def joint_loss(
-    nets: Sequence[Net], task: Task, alpha: float, factors: Mapping[str, float]
-) -> Callable[..., Any]:
-  """The loss of one local step, as `fit` takes it.
-
-  Args:
-    nets: The client's nets, ascending.
-    task: The task.
-    alpha: The factor on KL, in [0, 1].
-    factors: {net's name: c_p}.
-
-  Returns:
-    The loss function. Its variables are the parameters of the last net and
-    {net's name: running statistics}.
-  """
-  *narrower, widest = nested(nets)
-
-  def loss_fn(variables, batch, key):
-    def hard(logits):
-      return task.loss(logits, batch.y, batch.mask)
-
-    stats = {}
-    # L <- c_{p_k} CE(F_{p_k}(x), y)
-    teacher, stats[widest.name] = apply_net(widest, variables, batch, key)
-    loss = factors[widest.name] * hard(teacher)
-    for net in narrower:
-      student, stats[net.name] = apply_net(net, variables, batch, key)
-      own = hard(student)
-      if alpha:
-        # KL(softmax(F_{p_k}(x)) || softmax(F_p(x))), constant in F_{p_k}.
-        soft = masked_mean(distillation(student, teacher), batch.mask)
-        own = (1 - alpha) * own + alpha * soft
-      # L <- L + c_p L_p
-      loss += factors[net.name] * own
-    return loss, (stats, {})
-
-  return loss_fn
 
 
 def arrivals(key, p_thin: float, p_rest: float) -> Parts:
