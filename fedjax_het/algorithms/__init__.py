@@ -37,6 +37,7 @@ from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.scalefl import scalefl
+from fedjax_het.algorithms.slimfl import slimfl
 from fedjax_het.algorithms.splitmix import splitmix
 from fedjax_het.engine.types import FederatedAlgorithm
 
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'heterofl': heterofl,
     'fedrolex': fedrolex,
     'fjord': fjord,
+    'slimfl': slimfl,
     'inclusivefl': inclusivefl,
     'depthfl': depthfl,
     'scalefl': scalefl,

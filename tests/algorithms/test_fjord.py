@@ -10,15 +10,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.aggregation.nested_widths import make_nets, nested
 from fedjax_het.aggregation.slicing import extract, narrow
 from fedjax_het.algorithms import fedavg, fjord
 from fedjax_het.algorithms.fjord import Sent
-from fedjax_het.algorithms.fjord.nets import (
-  draw_width,
-  make_nets,
-  nested,
-  step_loss,
-)
+from fedjax_het.algorithms.fjord.nets import draw_width, step_loss
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import model_loss, train_model

@@ -18,6 +18,7 @@ PARTS = dict(
     heterofl=dict(tiny1=dict(rate='1/2'), tiny2=dict(rate='1')),
     fedrolex=dict(tiny1=dict(rate='1/2'), tiny2=dict(rate='1')),
     fjord=dict(tiny1=dict(rate='1/2'), tiny2=dict(rate='1')),
+    slimfl=dict(tiny1=dict(rate='1/2'), tiny2=dict(rate='1')),
     scalefl=dict(tiny1=dict(rate='1/2', exit='1/2'), tiny2={}),
     depthfl=dict(tiny1=dict(exit='1/2'), tiny2={}),
     splitmix=dict(tiny1=dict(budget='1/2'), tiny2=dict(budget='1')),

@@ -44,48 +44,28 @@ References:
   code is the baseline `fjord` of Flower.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.aggregation.server import (
-  init_server_step,
-  server_step,
-  takes_server_options,
-  weighted_mean,
-)
-from fedjax_het.aggregation.slicing import (
-  extract,
-  mean_over_holders,
-  scatter_add,
-)
-from fedjax_het.algorithms.fjord.nets import (
+from fedjax_het.aggregation.nested_widths import (
+  SliceSum,
+  add_slices,
+  evaluate_widths,
+  init_server,
   make_nets,
-  step_loss,
+  nets_up_to,
+  slice_of,
   widths_of,
 )
+from fedjax_het.aggregation.server import takes_server_options
+from fedjax_het.algorithms.fjord.nets import step_loss
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
-from fedjax_het.models.blocks import Variables
 from fedjax_het.options import between, group_shares, one_of, positive
-
-
-class Server(NamedTuple):
-  """The server's state.
-
-  Attributes:
-    params: The full-width parameters.
-    stats: {width's name: running statistics of its norms}.
-    opt_state: {block: the server optimiser's state}; no array by default.
-  """
-
-  params: dict[str, Any]
-  stats: dict[str, Any]
-  opt_state: dict[str, Any]
 
 
 class Sent(NamedTuple):
@@ -148,28 +128,12 @@ def fjord(
   full = groups[0].model
   largest = group_shares('rate', {g.name: g.options for g in groups})
   nets = make_nets(full, widths_of(largest, widths))
-  # P_k; the last of its nets is the client's own.
-  allowed = {
-      group.name: [net for net in nets if net.rate <= largest[group.name]]
-      for group in groups
-  }
+  # P_k
+  allowed = {name: nets_up_to(nets, rate) for name, rate in largest.items()}
   loss_fns = {
       name: step_loss(own, local.task, distill_weight, temperature)
       for name, own in allowed.items()
   }
-
-  def init(key):
-    params, stats = full.init(key)
-    by_width = {net.name: extract(stats, net.index.stats) for net in nets}
-    return Server(params, by_width, init_server_step(tx, params))
-
-  def downlink(server, group, visit):
-    del visit
-    own = allowed[group.name]
-    return Variables(
-        extract(server.params, own[-1].index.params),
-        {net.name: server.stats[net.name] for net in own},
-    )
 
   def client_update(group, client, sent, data, visit):
     end, _, metrics, num_steps = fit(
@@ -186,53 +150,23 @@ def fjord(
 
   def server_update(server, received, turn):
     del turn
-    total = count = jax.tree.map(jnp.zeros_like, server.params)
-    moments = []
+    slices = []
     for group in groups:
       change, stats, weight = received[group.name].summed
       index = allowed[group.name][-1].index.params
-      # total_j = sum_{H_j} w_k (theta_kj - theta_j), count_j = sum_{H_j} w_k
+      # w_kj = w_k for all entries j of the slice.
       held = jax.tree.map(lambda x, w=weight: jnp.full_like(x, w), change)
-      total = scatter_add(total, index, change)
-      count = scatter_add(count, index, held)
-      moments.append((stats, weight))
-    # theta_j <- theta_j + total_j / count_j, or another step of the server.
-    mean, held = mean_over_holders(total, count)
-    params, opt_state = server_step(
-        tx, server.params, server.opt_state, mean, held
-    )
-    # s_p <- sum_{k : p <= p_k} w_k s_kp / sum_{k : p <= p_k} w_k
-    mean, held = weighted_mean(moments)
-    stats = {
-        name: jax.tree.map(
-            lambda new, old, some=held[name]: jnp.where(some, new, old),
-            mean[name],
-            old,
-        )
-        for name, old in server.stats.items()
-    }
-    return Server(params, stats, opt_state), {}
+      slices.append(SliceSum(index, change, held, stats, weight))
+    return add_slices(tx, server, slices), {}
 
-  *narrower, widest = nets
   return FederatedAlgorithm(
-      init=init,
+      init=lambda key: init_server(full, nets, tx, key),
       init_client=lambda group, client_id, key: (),
-      downlink=downlink,
+      downlink=lambda server, group, visit: slice_of(
+          server, allowed[group.name]
+      ),
       client_update=client_update,
       server_update=server_update,
-      client_model=lambda server, client, group: server,
-      one_model=True,
-      predict=functools.partial(_predict, widest),
-      views={
-          net.name: functools.partial(_predict, net)
-          for net in (narrower if views else ())
-      },
+      **evaluate_widths(nets, views),
       trained_models=lambda group: (allowed[group.name][-1].model,),
   )
-
-
-def _predict(net, group, server, x):
-  """Logits of one width of the server's model."""
-  del group
-  params = extract(server.params, net.index.params)
-  return net.model.apply(Variables(params, server.stats[net.name]), x)[0]

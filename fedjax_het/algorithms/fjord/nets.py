@@ -1,105 +1,19 @@
-"""The nets of FjORD's widths, and the loss of a local step.
+"""The draws of FjORD's widths, and the loss of a local step.
 
 References:
   Horvath et al., `FjORD <https://arxiv.org/abs/2102.13451>`_, NeurIPS 2021.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 import functools
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.aggregation.slicing import extract, narrow, width_index
+from fedjax_het.aggregation.nested_widths import Net, apply_net, nested
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.task import Task, masked_mean
-from fedjax_het.models.blocks import BlockModel, Variables
-from fedjax_het.options import share
-
-
-class Net(NamedTuple):
-  """F_p, the net of one width.
-
-  Attributes:
-    name: Its name, such as 'rate_0.5'.
-    rate: p, exact.
-    model: The narrow model.
-    index: Its entries in wider `Variables`, see `width_index`.
-  """
-
-  name: str
-  rate: Fraction
-  model: BlockModel
-  index: Variables
-
-
-def widths_of(
-    largest: Mapping[str, Fraction], widths: Sequence[Any]
-) -> list[Fraction]:
-  """P, from the option `widths`.
-
-  Args:
-    largest: {group name: p_k}.
-    widths: As for `fjord`.
-
-  Returns:
-    The widths, exact, in any order.
-
-  Raises:
-    ValueError: If a width cannot be read, a group's is missing, or one is
-      larger than all of the groups'.
-  """
-  if not widths:
-    return list(largest.values())
-  found = [share(f'widths[{i}]', width) for i, width in enumerate(widths)]
-  for name, rate in largest.items():
-    if rate not in found:
-      raise ValueError(
-          f'groups.{name}.rate={rate} must be one of widths, got '
-          f'{tuple(widths)}.'
-      )
-  if max(found) > max(largest.values()):
-    raise ValueError(
-        f'widths must be at most the largest rate of a group, '
-        f'{max(largest.values())}, got {tuple(widths)}.'
-    )
-  return found
-
-
-def make_nets(full: BlockModel, rates: Iterable[Fraction]) -> list[Net]:
-  """The nets of the widths P, ascending.
-
-  Args:
-    full: The full model.
-    rates: P.
-
-  Returns:
-    The nets, with their indices in the full model.
-
-  Raises:
-    ValueError: If two widths have one name, or a module cannot be narrowed.
-  """
-  nets, found = {}, sorted(set(rates))
-  for rate in found:
-    # ceil(p K) of the K channels of every layer.
-    small = narrow(full, lambda k, rate=rate: math.ceil(rate * k))
-    net = Net(f'rate_{float(rate):.4g}', rate, small, width_index(full, small))
-    nets[net.name] = net
-  if len(nets) < len(found):
-    raise ValueError(
-        f'The widths {[str(rate) for rate in found]} must differ in their '
-        'first four digits.'
-    )
-  return list(nets.values())
-
-
-def nested(nets: Sequence[Net]) -> list[Net]:
-  """The same nets, with their indices in the last of them."""
-  widest = nets[-1].model
-  return [net._replace(index=width_index(widest, net.model)) for net in nets]
 
 
 def draw_width(key, number: int) -> jax.Array:
@@ -136,12 +50,8 @@ def step_loss(
   def loss_fn(variables, batch, key):
     def apply(net, variables):
       """F_p(x), and the statistics, of which those of p are new."""
-      params, stats = variables
-      own = Variables(extract(params, net.index.params), stats[net.name])
-      logits, new = net.model.apply(
-          own, batch.x, train=True, mask=batch.mask, key=key
-      )
-      return logits, {**stats, net.name: new}
+      logits, new = apply_net(net, variables, batch, key)
+      return logits, {**variables.stats, net.name: new}
 
     def hard(logits):
       return task.loss(logits, batch.y, batch.mask)
