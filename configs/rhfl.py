@@ -16,7 +16,6 @@ def _paper(config):
   config.local.batch_size = 256
   config.local.drop_last = True
   config.local.epochs = 1
-  config.algorithm.public_batch_size = 256
   config.algorithm.fresh_optimizer = True
 
 

@@ -232,7 +232,7 @@ def rhfl(
     ce_weight: float = 0.1,
     rce_weight: float = 1.0,
     pretrain_epochs: int = 40,
-    public_batch_size: int = 256,
+    public_batch_size: int | None = None,
     fresh_optimizer: bool = False,
 ) -> FederatedAlgorithm:
   """RHFL over clients of any architectures.
@@ -249,8 +249,8 @@ def rhfl(
     ce_weight: a, the coefficient of the cross-entropy in SCE.
     rce_weight: b, the coefficient of the reverse cross-entropy.
     pretrain_epochs: Passes over a client's own examples before round 1.
-    public_batch_size: Batch size of the one pass over the public set, at most
-      the size of that set.
+    public_batch_size: Batch size of the one pass over the public set; None for
+      that of the local training, as in the paper.
     fresh_optimizer: Whether each public minibatch has a new optimiser state,
       instead of each visit.
 
@@ -265,6 +265,8 @@ def rhfl(
   not_negative(eta=eta, ce_weight=ce_weight, rce_weight=rce_weight)
   positive(**{'ce_weight + rce_weight': ce_weight + rce_weight})
   at_least(0, pretrain_epochs=pretrain_epochs)
+  if public_batch_size is None:
+    public_batch_size = federation.local.batch_size
   at_least(1, public_batch_size=public_batch_size)
   num_clients, num_public = federation.num_clients, federation.num_public
   num_classes = federation.num_classes
