@@ -36,7 +36,8 @@ Deviations from the paper and choices:
 - With a sampled cohort, all other clients count with their last upload: its
   p_k, l_k and F_k. A client that has sent only one l_k has F_k = 0.
 - If |sum_j F_j| is below 1e-12, all F_k count as 0. A negative sum, when losses
-  rise, favours the clients whose losses rise most. Its value is logged.
+  rise, favours the clients whose losses rise most. `confidence_sum` is its
+  value.
 
 References:
   Fang and Ye, `Robust Federated Learning with Noisy and Heterogeneous Clients
@@ -143,8 +144,8 @@ def client_weights(server: Server, eta: float) -> tuple[jax.Array, jax.Array]:
     eta: Strength of the confidence.
 
   Returns:
-    W, [N] float32, 0 for clients that have sent nothing, and sum_j F_j; NaN
-    while no client has sent two losses.
+    W, [N] float32, 0 for clients that have sent nothing, and sum_j F_j, 0 while
+    no client has sent two losses.
   """
   before, now = server.loss_before, server.last.loss
   known, measured = server.num_uploads > 0, server.num_uploads > 1
@@ -158,9 +159,8 @@ def client_weights(server: Server, eta: float) -> tuple[jax.Array, jax.Array]:
   first = 1.0 / jnp.maximum(jnp.sum(known) - 1, 1)
   lowest = jnp.finfo(jnp.float32).min  # Not -inf, for which nobody is NaN.
   later = jax.nn.softmax(jnp.where(known, first + eta * share, lowest))
-  started = jnp.any(measured)
-  weights = jnp.where(known, jnp.where(started, later, first), 0.0)
-  return weights, jnp.where(started, total, jnp.nan)
+  weights = jnp.where(jnp.any(measured), later, first)
+  return jnp.where(known, weights, 0.0), total
 
 
 def teacher_of(client_id, outputs, weights) -> Maybe:
