@@ -9,7 +9,7 @@ def _noise(config):
 
 
 def _paper(config):
-  """The local training and number of rounds of the authors' code."""
+  """The authors' code: rounds, local training, and Adam's restarts."""
   config.num_rounds = 40
   config.local.optimizer = 'adam'
   config.local.learning_rate = 1e-3
@@ -26,6 +26,11 @@ def get_config(arg=''):
   """RHFL on the embedded digits, a tenth of them public, else as `fedin.py`.
 
   Run: `python -m launch.train --config=configs/rhfl.py[:variant,...]`.
+
+  Measured without variants, seed 0, one thread: mean client accuracy 74.9 %
+  after 20 rounds (`private.py`, without a public set: 63.4 %), 1.20 MB up and
+  1.14 MB down. With the variant `noise` it is 78.1 % (`private.py` at the same
+  noise: 49.0 %).
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
