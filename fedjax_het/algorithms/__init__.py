@@ -35,6 +35,7 @@ from fedjax_het.algorithms.inclusivefl import inclusivefl
 from fedjax_het.algorithms.incoavg import incoavg
 from fedjax_het.algorithms.moon import moon
 from fedjax_het.algorithms.private import private
+from fedjax_het.algorithms.rhfl import rhfl
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.algorithms.scalefl import scalefl
 from fedjax_het.algorithms.slimfl import slimfl
@@ -58,6 +59,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fd': fd,
     'fedproto': fedproto,
     'fedmd': fedmd,
+    'rhfl': rhfl,
     'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
