@@ -38,9 +38,6 @@ References:
   Learning <https://arxiv.org/abs/2210.15527>`_, Computer Networks.
 """
 
-from typing import Any, NamedTuple
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,7 +47,6 @@ from fedjax_het.aggregation.class_means import (
   init_class_client,
 )
 from fedjax_het.aggregation.embeddings import embedding_width
-from fedjax_het.aggregation.uploads import gather_uploads
 from fedjax_het.algorithms.felo.client import (
   Targets,
   add_batch,
@@ -58,92 +54,21 @@ from fedjax_het.algorithms.felo.client import (
   empty_record,
   make_upload,
 )
-from fedjax_het.algorithms.felo.cvae import (
-  CVAE,
-  cvae_training,
-  generate,
-  init_cvae,
-  train_cvae,
+from fedjax_het.algorithms.felo.cvae import CVAE, cvae_training, init_cvae
+from fedjax_het.algorithms.felo.rings import empty_rings
+from fedjax_het.algorithms.felo.server import (
+  Generator,
+  Server,
+  add_logits,
+  mean_features,
+  store_uploads,
+  train_and_generate,
+  training_is_due,
 )
-from fedjax_het.algorithms.felo.rings import Rings, empty_rings, push
 from fedjax_het.engine.local import fit_and_record, visit_examples
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Maybe
-from fedjax_het.models.blocks import Variables
 from fedjax_het.options import at_least, between, not_negative, one_of, positive
-
-
-class Generator(NamedTuple):
-  """Velo's part of the server state.
-
-  Attributes:
-    variables: Those of the CVAE.
-    features: `Maybe` of f_bar [C, d] of the next clients; its mask is [C].
-  """
-
-  variables: Variables
-  features: Maybe
-
-
-class Server(NamedTuple):
-  """The server state.
-
-  Attributes:
-    logits: The sums of all uploaded mean logits [C, C], and their numbers [C].
-    store: The last features of each class, C rings: for Felo `ClassVectors`
-      [C, L, d] and [C, L] of one upload each, for Velo single ones [C, L, d].
-    generator: A `Generator`; () for Felo.
-  """
-
-  logits: ClassVectors
-  store: Rings
-  generator: Any
-
-
-def store_uploads(store: Rings, received, num_clients: int) -> Rings:
-  """Appends the features of a round's uploads, by ascending client id.
-
-  Args:
-    store: The server's store.
-    received: {group name: Received}.
-    num_clients: The id that padding slots hold.
-
-  Returns:
-    The new store.
-  """
-  client_id, uploads = gather_uploads(received)
-  order = jnp.argsort(client_id)
-  client_id, (rows, present) = jax.tree.map(
-      lambda leaf: leaf[order], (client_id, uploads)
-  )
-  present &= (client_id < num_clients)[:, None]
-  if isinstance(rows, ClassVectors):
-    labels = jnp.arange(present.shape[1])[None]
-    labels = jnp.broadcast_to(labels, present.shape)
-  else:
-    rows, labels = rows
-  rows, labels, present = jax.tree.map(
-      lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (rows, labels, present)
-  )
-  return push(store, rows, labels, present)
-
-
-def mean_features(store: Rings) -> Maybe:
-  """Felo's f_bar: the means of the stored features.
-
-  Args:
-    store: Mean features [C, L, d] of each upload, and their numbers [C, L].
-
-  Returns:
-    `Maybe` of [C, d]; its mask is [C].
-  """
-  # n_k[y] f_k[y] is the sum of the features behind a mean.
-  number = jnp.where(store.filled, store.rows.counts, 0.0)
-  total = ClassVectors(
-      jnp.sum(number[..., None] * store.rows.vectors, axis=1),
-      jnp.sum(number, axis=1),
-  )
-  return Maybe(class_means(total), total.counts > 0)
 
 
 @requires(keep_optimizer=True, task='classification', num_rounds=True)
@@ -273,30 +198,18 @@ def felo(
     )
     return client, make_upload(record), metrics
 
-  def train_and_generate(server, received, turn):
-    """f_bar[y] = decoder(eps_y, y), after the CVAE's training if it is due."""
-    variables, old = server.generator
-    ends = jnp.array([group.round_ends for group in received.values()])
-    rounds = turn.round_num + 1 - first
-    stored = server.store.size > 0
-    due = jnp.all(ends) & (rounds >= 0) & (rounds % every == 0)
-    due &= jnp.any(stored)
-    variables, metrics = train_cvae(
-        net, variables, server.store, due, training, kl_reduction, turn
-    )
-    trained = due | jnp.any(old.present)
-    f_bar = generate(net, variables, turn.key)
-    generator = Generator(variables, Maybe(f_bar, stored & trained))
-    return server._replace(generator=generator), metrics
-
   def server_update(server, received, turn):
-    logits = server.logits
-    for group in received.values():
-      # The sum of the clients' mean logits, and the number of clients.
-      logits = jax.tree.map(jnp.add, logits, ClassVectors(*group.summed))
-    store = store_uploads(server.store, received, federation.num_clients)
-    server = server._replace(logits=logits, store=store)
-    return train_and_generate(server, received, turn) if velo else (server, {})
+    server = server._replace(
+        logits=add_logits(server.logits, received),
+        store=store_uploads(server.store, received, federation.num_clients),
+    )
+    if not velo:
+      return server, {}
+    due = training_is_due(received, turn, first, every)
+    generator, metrics = train_and_generate(
+        server, net, due, training, kl_reduction, turn
+    )
+    return server._replace(generator=generator), metrics
 
   def sent_shares(group, sizes):
     del group
