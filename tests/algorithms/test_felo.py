@@ -40,7 +40,6 @@ from tests.tiny import (
   SHAPE,
   Dense,
   bytes_of_a_visit,
-  server_step,
   tiny_data,
   tiny_federation,
   tiny_local,
@@ -274,40 +273,51 @@ def two_groups(**fields):
   return Federation(groups, tiny_local(), **fields)
 
 
-@pytest.mark.parametrize(
-    ('window', 'want'),
-    [(9, [3.4, 1.8]), (2, [5.0, 1.0]), (1, [5.0, 0.0])],
-)
-def test_the_mean_of_features_is_that_of_single_ones(window, want):
-  """Clients 0, 1, 2 have 4, 4 and 2 examples; of the last uploads."""
+@functools.cache
+def felo_server(window):
+  """The federation, the algorithm and its jitted server update."""
   federation = two_groups()
   algorithm = felo(federation, window=window)
-  server = algorithm.init(jax.random.key(0))
+
+  @jax.jit
+  def update(server, received):
+    turn = Turn(jnp.int32(0), jax.random.key(0))
+    return algorithm.server_update(server, received, turn)[0]
+
+  return federation, algorithm, update
+
+
+@pytest.mark.parametrize(
+    ('window', 'want'), [(9, [3.4, 1.8]), (1, [5.0, 0.0])]
+)
+def test_the_mean_of_features_is_that_of_single_ones(window, want):
+  """Clients 0, 1, 2 have 4, 4 and 2 examples; of the last uploads.
+
+  Slots of client 3 are padding.
+  """
+  federation, algorithm, update = felo_server(window)
   nan = float('nan')
   received = dict(
       a=felo_upload([0, 2, 3], [[1, 3], [5, 0], [nan, nan]], [4, 2, 5]),
       b=felo_upload([1, 3], [[5, 1.5], [nan, nan]], [4, 5]),
   )
-  turned = dict(reversed(received.items()))
-  got, other = (
-      server_step(algorithm, server, one) for one in (received, turned)
-  )
-  jax.tree.map(np.testing.assert_array_equal, got, other)
+  server = update(algorithm.init(jax.random.key(0)), received)
   # (4 [1, 3] + 4 [5, 1.5] + 2 [5, 0]) / 10 is [3.4, 1.8].
-  sent = algorithm.downlink(got, federation.groups[0], VISIT)
+  sent = algorithm.downlink(server, federation.groups[0], VISIT)
   close(sent.value.features, [want])
   assert sent.present.tolist() == [True]
 
 
 def test_the_mean_of_logits_is_that_of_all_uploads():
   """Whatever the numbers of examples, and for longer than the window."""
-  federation = two_groups()
-  algorithm = felo(federation, window=1)
+  federation, algorithm, update = felo_server(1)
   server = algorithm.init(jax.random.key(0))
-  nobody = felo_upload([3], [[9.0, 9.0]], [1.0])
+  far = [[9.0, 9.0]] * 2
+  nobody = felo_upload([3, 3], far, [1, 1])
   for value in (1.0, 2.0, 6.0):
-    one = felo_upload([0], [[value, 0]], [9], jnp.full((1, 1, 1), value))
-    server = server_step(algorithm, server, dict(a=one, b=nobody))
+    rows, logits = [[value, 0], *far], jnp.full((3, 1, 1), value)
+    one = felo_upload([0, 3, 3], rows, [9, 1, 1], logits)
+    server = update(server, dict(a=one, b=nobody))
   sent = algorithm.downlink(server, federation.groups[0], VISIT)
   assert sent.value.logits.tolist() == [[3]]
   assert sent.value.features.tolist() == [[6, 0]]
@@ -552,105 +562,106 @@ def test_rounds_are_those_of_the_paper(velo, monkeypatch):
 
 
 @functools.cache
-def velo_server(**options):
-  """A jitted server update of Velo, `(server, features, round, key, ends)`."""
+def velo_server():
+  """Ten rounds, sent from round 4 on, trained after every third.
+
+  The third result is a jitted server update.
+  """
   federation = two_groups(num_rounds=10)
   algorithm = felo(
       federation, velo=True, num_features=3, capacity=4, label_size=2,
-      cvae_epochs=2, **options,
+      cvae_epochs=2, start=0.4, cvae_every=0.3,
   )  # fmt: skip
 
   @jax.jit
-  def update(server, f, round_num, key, ends=True):
+  def update(server, f, round_num, key, ends=True, ids=(0, 3)):
+    """Client 0 sends f[0]; slots of client 3 are padding and hold anything."""
+
     def upload(ids, f):
       rows = f, jnp.zeros(f.shape[:2], jnp.int32)
-      # Padding slots, those of client 3, hold anything.
       present = jnp.ones(f.shape[:2], bool)
-      number = jnp.sum(jnp.array(ids) < 3).astype(jnp.float32)
+      number = jnp.sum(ids < 3).astype(jnp.float32)
       summed = Maybe(jnp.ones((1, 1)) * number, number[None])
-      ids = jnp.array(ids)
       return Received(summed, Maybe(rows, present), ids, round_ends=ends)
 
-    received = dict(a=upload([0, 3], f), b=upload([3], f[:1]))
+    received = dict(
+        a=upload(jnp.stack(ids), f), b=upload(jnp.array([3]), f[:1])
+    )
     return algorithm.server_update(server, received, Turn(round_num, key))
 
   return federation, algorithm, update
 
 
 FEATURES = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+KEYS = jax.random.key(1), jax.random.key(2)
 
 
 def test_velos_targets_are_shared_in_a_step_and_differ_between_steps():
   federation, algorithm, update = velo_server()
   server = algorithm.init(jax.random.key(0))
-  key = jax.random.key(1)
 
   def sent(server, client=0, key=1):
-    visit = Visit(jnp.int32(client), jnp.int32(3), jax.random.key(key))
+    visit = Visit(jnp.int32(client), jnp.int32(4), jax.random.key(key))
     return jax.device_get(
         algorithm.downlink(server, federation.groups[0], visit)
     )
 
   assert not sent(server).present.any()
-  first, metrics = update(server, FEATURES, 0, key)
+  first, metrics = update(server, FEATURES, 3, KEYS[0])
   assert all(np.isfinite(value) for value in metrics.values())
-  same, _ = update(server, FEATURES, 0, key)
+  same, _ = update(server, FEATURES, 3, KEYS[0])
   jax.tree.map(np.testing.assert_array_equal, first, same)
   assert sent(first).present.tolist() == [True]
   a, b = (sent(first, client, client) for client in (0, 2))
   jax.tree.map(np.testing.assert_array_equal, a, b)
-  other, _ = update(server, FEATURES, 0, jax.random.key(2))
+  # A server update that neither stores nor trains draws new noise.
+  other, _ = update(first, FEATURES, 3, KEYS[1], False, (3, 3))
+  jax.tree.map(
+      np.testing.assert_array_equal,
+      (other.store, other.logits, other.generator.variables),
+      (first.store, first.logits, first.generator.variables),
+  )
   assert np.abs(sent(other).value.features - a.value.features).max() > 1e-3
+
+
+def test_velo_stores_the_last_features():
+  _, algorithm, update = velo_server()
+  server = algorithm.init(jax.random.key(0))
+  first, _ = update(server, FEATURES, 0, KEYS[0])
   assert first.store.size.tolist() == [3]
-  second, _ = update(first, FEATURES + 20, 1, key)
+  second, _ = update(first, FEATURES + 20, 1, KEYS[0])
   assert second.store.size.tolist() == [4]
   rows = np.asarray(second.store.rows[0])
   assert sorted(rows[:, 0].tolist()) == [4, 20, 22, 24]
 
 
 def test_when_the_cvae_is_trained():
-  """First = 4 of 10 rounds, every 3; only at the end of a round."""
-  federation, algorithm, update = velo_server(start=0.4, cvae_every=0.3)
+  """Only at the end of a round."""
+  federation, algorithm, update = velo_server()
   server, found = algorithm.init(jax.random.key(0)), []
-  key = jax.random.key(1)
   for t in range(10):
-    mid, metrics = update(server, FEATURES, t, key, False)
+    mid, metrics = update(server, FEATURES, t, KEYS[0], False)
     assert np.isnan(metrics['cvae_loss'])
     jax.tree.map(
         np.testing.assert_array_equal,
         mid.generator.variables,
         server.generator.variables,
     )
-    server, metrics = update(mid, FEATURES, t, key)
-    found.append(bool(np.isfinite(metrics['cvae_loss'])))
+    server, metrics = update(mid, FEATURES, t, KEYS[0])
+    if np.isfinite(metrics['cvae_loss']):
+      found.append(t + 1)
     assert server.generator.features.present.tolist() == [t + 1 >= 4]
     visit = VISIT._replace(round_num=jnp.int32(t + 1))
     sent = algorithm.downlink(server, federation.groups[0], visit)
     assert sent.present.tolist() == [t + 1 >= 4]
-  assert [t + 1 for t, trained in enumerate(found) if trained] == [4, 7, 10]
+  assert found == [4, 7, 10]
 
 
 def test_a_server_without_features_does_not_train():
-  _, algorithm, _ = velo_server()
+  _, algorithm, update = velo_server()
   server = algorithm.init(jax.random.key(0))
-  none = jax.tree.map(jnp.zeros_like, server.store)
-  update_none = jax.jit(lambda server: algorithm.server_update(
-      server,
-      {
-          name: Received(
-              Maybe(jnp.zeros((1, 1)), jnp.zeros(1)),
-              Maybe(
-                  (jnp.zeros((1, 3, 2)), jnp.zeros((1, 3), jnp.int32)),
-                  jnp.ones((1, 3), bool),
-              ),
-              jnp.array([3]),
-          )
-          for name in 'ab'
-      },
-      Turn(jnp.int32(0), jax.random.key(0)),
-  ))  # fmt: skip
-  after, metrics = update_none(server)
-  jax.tree.map(np.testing.assert_array_equal, after.store, none)
+  after, metrics = update(server, FEATURES, 3, KEYS[0], True, (3, 3))
+  jax.tree.map(np.testing.assert_array_equal, after.store, server.store)
   assert np.isnan(metrics['cvae_loss'])
   assert not after.generator.features.present.any()
 
