@@ -30,8 +30,7 @@ def _paper(config):
 VARIANTS = dict(
     paper=_paper,
     velo=common.set_options(velo=True),
-    # KL of the CVAE averaged instead of summed (ours), so that the decoder
-    # depends on its noise.
+    # For `velo`: KL of the CVAE averaged instead of summed; ours.
     mean_kl=common.set_options(kl_reduction='mean'),
     # Features alone; an option of the authors' code.
     no_logits=common.set_options(logit_loss='none'),
@@ -43,6 +42,15 @@ def get_config(arg=''):
 
   Run: `python -m launch.train --config=configs/felo.py[:variant,...]`, for Velo
   `--config=configs/felo.py:velo`.
+
+  Models are personal, and are evaluated on the test set that all share. The
+  inputs of all output layers must have one width; those of `fedhe`'s nets do
+  not.
+
+  Measured, seed 0, one thread: mean client accuracy 62.1 % after 20 rounds,
+  62.0 % with `velo`, 61.9 % with `velo,mean_kl` (`private.py`: 63.4 %,
+  `fedavg.py`: 92.1 %). Up 0.46 MB, with `velo` 15.06 MB; down 0.56 MB, of all
+  clients together.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
