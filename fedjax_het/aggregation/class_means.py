@@ -1,4 +1,4 @@
-"""Sums of vectors by class, of which FedHe, FD and FedProto exchange means."""
+"""Sums of vectors by class, of which FedHe, FD and others exchange means."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -28,6 +28,7 @@ from fedjax_het.algorithms.fedproto import fedproto
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fedrolex import fedrolex
 from fedjax_het.algorithms.fedselect import fedselect
+from fedjax_het.algorithms.felo import felo
 from fedjax_het.algorithms.fjord import fjord
 from fedjax_het.algorithms.fml import fml
 from fedjax_het.algorithms.heterofl import heterofl
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'feddpa': feddpa,
     'fedselect': fedselect,
     'fedhe': fedhe,
+    'felo': felo,
     'fd': fd,
     'fedproto': fedproto,
     'fedmd': fedmd,

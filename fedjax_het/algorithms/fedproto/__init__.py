@@ -55,6 +55,7 @@ from fedjax_het.aggregation.class_means import (
   class_means,
   init_class_client,
 )
+from fedjax_het.aggregation.embeddings import embed, embedding_width
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
 from fedjax_het.algorithms.fedproto.prediction import (
   Evaluated,
@@ -62,8 +63,6 @@ from fedjax_het.algorithms.fedproto.prediction import (
   predict_nearest,
 )
 from fedjax_het.algorithms.fedproto.prototypes import (
-  embed,
-  embedding_width,
   global_prototypes,
   sums_of_all,
   sums_of_last_epoch,
@@ -150,7 +149,7 @@ def fedproto(
   not_negative(prototype_weight=prototype_weight)
   one_of('weights', weights, ('uniform', 'data'))
   local, num_classes = federation.local, federation.num_classes
-  width = embedding_width(federation)
+  width = embedding_width(federation, 'fedproto')
 
   def nothing(*shape):
     """`ClassVectors` of zeros: `shape` is () for one, [N] for a store."""

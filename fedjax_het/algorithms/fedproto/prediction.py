@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.fedproto.prototypes import embed
+from fedjax_het.aggregation.embeddings import embed
 from fedjax_het.engine.types import Group, Maybe
 from fedjax_het.models.blocks import Variables
 

@@ -1,7 +1,6 @@
-"""Embeddings, their sums by class, and the global prototypes."""
+"""Sums of embeddings by class, and the global prototypes."""
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import jax
@@ -12,61 +11,15 @@ from fedjax_het.aggregation.class_means import (
   class_means,
   class_sums,
 )
+from fedjax_het.aggregation.embeddings import embed
 from fedjax_het.data.federated import Examples
 from fedjax_het.engine.local import (
   map_examples,
   steps_per_epoch,
   visit_steps,
 )
-from fedjax_het.engine.types import Federation, LocalTraining, Maybe
+from fedjax_het.engine.types import LocalTraining, Maybe
 from fedjax_het.models.blocks import BlockModel, Variables
-
-
-def embedding_width(federation: Federation) -> int:
-  """d, the numbers in the input of the last block.
-
-  Args:
-    federation: The federation.
-
-  Returns:
-    The width that all groups have.
-
-  Raises:
-    ValueError: If two groups differ.
-  """
-  widths = {g.name: math.prod(g.model.shapes[-2]) for g in federation.groups}
-  (first, width), *others = widths.items()
-  for name, other in others:
-    if other != width:
-      raise ValueError(
-          'fedproto needs embeddings (inputs of the last block) of one width, '
-          f'but {first} has {width} and {name} has {other}; choose models that '
-          'agree.'
-      )
-  return width
-
-
-def embed(
-    model: BlockModel, variables: Variables, x, **options
-) -> tuple[jax.Array, jax.Array, Any]:
-  """Embeddings and logits.
-
-  Args:
-    model: The architecture.
-    variables: Its variables.
-    x: [B, ...], the inputs.
-    **options: `train`, `mask` and `key` of `BlockModel.apply`.
-
-  Returns:
-    f(x) [B, d] and F(x) [B, C], both float32, and the running statistics.
-  """
-  last = len(model.blocks) - 1
-  h, stats = model.apply(variables, x, stop=last, **options)
-  logits, stats = model.apply(
-      Variables(variables.params, stats), h, start=last, **options
-  )
-  z = h.reshape(len(h), -1).astype(jnp.float32)
-  return z, logits.astype(jnp.float32), stats
 
 
 def sums_of_last_epoch(
