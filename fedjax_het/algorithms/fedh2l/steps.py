@@ -97,7 +97,8 @@ def seed_loss(
 
     # KL(P_j || softmax f_i), the mean over the teachers that have sent P_j.
     known = sent.log_p.present[:, index]
-    gap = distillation(z, sent.log_p.value[:, index])
+    log_p = sent.log_p.value[:, index]
+    gap = jax.vmap(distillation, in_axes=(None, 0))(z, log_p)
     gap = jnp.sum(jnp.where(known, gap, 0.0), axis=0)
     kl = mean(gap / jnp.maximum(jnp.sum(known, axis=0), 1))
     # L_glob = mean over j != i, over S_j, of CE + lambda KL.
