@@ -21,11 +21,13 @@ from fedjax_het.algorithms.fedh2l.steps import (
 )
 from fedjax_het.engine import rounds, traffic, visits
 from fedjax_het.engine.projection import project_gradient
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import (
   Federation,
   Group,
   Maybe,
   Received,
+  Visit,
 )
 from fedjax_het.models import create
 from tests.algorithms import fedh2l_numpy
@@ -83,7 +85,8 @@ def test_a_share_of_each_class_is_published_as_the_models_see_it():
     return images / 255.0
 
   data = tiny_data((16,)).replace(labels=labels, preprocess=preprocess)
-  (x, y), real = publish_seeds(data.client(0), 0.25, 6)
+  publish = jax.jit(publish_seeds, static_argnums=(1, 2))
+  (x, y), real = jax.device_get(publish(data.client(0), 0.25, 6))
   assert real.tolist() == [True] * 4 + [False] * 2 and not any(augmented)
   assert x.dtype == jnp.float32 and not np.any(x[4:])
   assert np.bincount(y[:4]).tolist() == [1, 1, 2]
@@ -140,27 +143,45 @@ def make_sent(log_p, present, y):
 
 
 def test_a_model_that_teaches_itself_has_no_kl_divergence():
-  model = tiny_model(1)
+  model = tiny_model(1, norm=False)
   variables = model.init(jax.random.key(0))
   y = jnp.array([[0, 1], [2, EMPTY]])
   seeds = Seeds(jnp.ones((4, *SHAPE)), y.ravel())
-  rows, real = log_posteriors(model, variables, seeds)
+  weight = jnp.array([0.5, 0.5, 1, 0])
+
+  @jax.jit
+  def run(variables):
+    rows, real = log_posteriors(model, variables, seeds)
+    sent = make_sent(jnp.stack([rows, rows]), jnp.ones((2, 4), bool), y)
+    loss_fn = seed_loss(model, CLASSIFICATION, sent, 1.0)
+    loss, (_, metrics) = loss_fn(
+        variables, jnp.arange(4), weight, jax.random.key(0)
+    )
+    return rows, real, loss, metrics
+
+  rows, real, loss, metrics = jax.device_get(run(variables))
   assert real.tolist() == [True, True, True, False] and not np.any(rows[3])
   np.testing.assert_allclose(np.exp(rows[:3]).sum(axis=1), 1, rtol=1e-5)
-  without = tiny_model(1, norm=False)
-  variables = without.init(jax.random.key(0))
-  rows, _ = log_posteriors(without, variables, seeds)
-  sent = make_sent(jnp.stack([rows, rows]), jnp.ones((2, 4), bool), y)
-  federation = tiny_federation()
-  loss_fn = seed_loss(without, federation.task, sent, 1.0)
-  loss, (_, metrics) = loss_fn(
-      variables, jnp.arange(4), jnp.array([0.5, 0.5, 1, 0]), jax.random.key(0)
-  )
   np.testing.assert_allclose(metrics['distillation_loss'], 0, atol=1e-6)
   # The weighted mean of -log f(y): both clients count equally.
   want = -np.mean([np.mean(rows[[0, 1], [0, 1]]), rows[2, 2]])
   np.testing.assert_allclose(metrics['seed_loss'], want, rtol=1e-5)
   np.testing.assert_allclose(loss, want, rtol=1e-5)
+
+
+def test_slots_without_a_seed_do_not_enter_a_norm():
+  """With norms that take the statistics of a test batch."""
+  model = create('mlp', SHAPE, NUM_CLASSES, hidden=4, norm='batch_only')
+  variables = model.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(5, *SHAPE)), jnp.float32)
+  y = jnp.array([0, EMPTY, 2, EMPTY, 1])
+  publish = jax.jit(functools.partial(log_posteriors, model))
+  got = jax.device_get(publish(variables, Seeds(x, y)).value)
+  # Other values in the empty slots change nothing.
+  other = publish(variables, Seeds(x.at[1].add(9.0), y)).value
+  np.testing.assert_array_equal(got, other)
+  assert np.any(got[0]) and not np.any(got[1])
 
 
 def test_without_seeds_the_loss_is_0_and_statistics_stay():
@@ -170,7 +191,7 @@ def test_without_seeds_the_loss_is_0_and_statistics_stay():
   sent = make_sent(
       jnp.zeros((2, 4, NUM_CLASSES)), jnp.zeros((2, 4), bool), y
   )
-  loss_fn = seed_loss(model, tiny_federation().task, sent, 1.0)
+  loss_fn = seed_loss(model, CLASSIFICATION, sent, 1.0)
 
   @jax.jit
   def both(variables):
@@ -396,6 +417,40 @@ def test_a_client_that_sends_nothing_keeps_what_is_stored():
   )
 
 
+def two_visits(algorithm, federation, data, keys, client_id=0):
+  """A client's state after two visits, and the metrics of both."""
+  (group,) = federation.groups
+  server = algorithm.init(KEYS[0])
+  visit_of = functools.partial(Visit, jnp.int32(client_id), jnp.int32(0))
+  if algorithm.warm_up is not None:
+
+    @jax.jit
+    def publish(i):
+      sent = algorithm.downlink(server, group, visit_of(KEYS[0]))
+      return algorithm.warm_up(group, (), sent, data.client(i), None)[1].kept
+
+    ids = jnp.asarray(group.client_ids)
+    rows = [jax.device_get(publish(i)) for i in ids]
+    rows = jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *rows)
+    received = {group.name: Received((), rows, ids)}
+    server, _ = algorithm.server_update(server, received, None)
+
+  @jax.jit
+  def update(client, key):
+    visit = visit_of(key)
+    sent = algorithm.downlink(server, group, visit)
+    client, _, metrics = algorithm.client_update(
+        group, client, sent, data.client(client_id), visit
+    )
+    return client, metrics
+
+  client, found = algorithm.init_client(group, client_id, KEYS[0]), []
+  for key in keys:
+    client, metrics = update(client, key)
+    found.append(jax.device_get(metrics))
+  return jax.device_get(client), found
+
+
 @pytest.mark.parametrize(
     ('num', 'options'),
     [
@@ -404,27 +459,30 @@ def test_a_client_that_sends_nothing_keeps_what_is_stored():
     ],
 )
 def test_without_seeds_of_others_it_is_private_bit_for_bit(num, options):
-  """Also that a momentum does not move twice in a step."""
+  """Also, a momentum does not move twice in a step."""
   federation = tiny_federation(
       (1,), num, local=tiny_local(keep_optimizer=True),
       sizes=np.array(SIZES[:num]),
   )  # fmt: skip
   data = tiny_data(SIZES[:num])
-  found = []
-  for algorithm in (fedh2l(federation, **options), private(federation)):
-    state = rounds.init_state(algorithm, federation, jax.random.key(0))
-    if algorithm.warm_up is not None:
-      warm_up = rounds.make_warm_up(algorithm, federation, backend='map')
-      state, _ = warm_up(state, data, KEYS[0])
-    run_round = rounds.make_round(
-        algorithm, federation, cohort_size=num, backend='map'
-    )
-    for _ in range(2):
-      state, _ = run_round(state, data, *KEYS)
-    found.append(jax.tree.leaves(jax.device_get(state.clients)))
-  got, want = found
+  got, want = (
+      jax.tree.leaves(two_visits(algorithm, federation, data, KEYS)[0])
+      for algorithm in (fedh2l(federation, **options), private(federation))
+  )
   assert len(got) == len(want)
   assert all(np.array_equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+def test_a_visit_draws_its_own_seeds():
+  """Only the minibatches of seeds are random: the client has one of its own."""
+  local = tiny_local(lr=0.0, batch_size=3, epochs=1)
+  federation = tiny_federation((1,), 3, local=local, sizes=np.array([3, 8, 8]))
+  algorithm = fedh2l(federation, seed_fraction=0.6)
+  keys = jax.random.split(jax.random.key(3), 6)
+  _, metrics = two_visits(algorithm, federation, tiny_data((3, 8, 8)), keys)
+  assert len({float(m['seed_loss']) for m in metrics}) > 3
+  losses = [m['train_loss'] for m in metrics]
+  np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
