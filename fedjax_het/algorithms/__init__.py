@@ -20,6 +20,7 @@ from fedjax_het.algorithms.fedet import fedet
 from fedjax_het.algorithms.fedfomo import fedfomo
 from fedjax_het.algorithms.fedgen import fedgen
 from fedjax_het.algorithms.fedgkt import fedgkt
+from fedjax_het.algorithms.fedh2l import fedh2l
 from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
@@ -62,6 +63,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedproto': fedproto,
     'fedmd': fedmd,
     'rhfl': rhfl,
+    'fedh2l': fedh2l,
     'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,

@@ -49,7 +49,6 @@ import jax.numpy as jnp
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.algorithms.fedfomo.mixing import (
   gains,
-  hold_out,
   mixed,
   stack,
   validation_losses,
@@ -63,6 +62,7 @@ from fedjax_het.algorithms.fedfomo.server import (
   put,
   take,
 )
+from fedjax_het.engine.held_out import hold_out
 from fedjax_het.engine.local import fit_model, init_optimizer
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink

@@ -1,6 +1,4 @@
-"""How a client evaluates and mixes models, and holds out data for it."""
-
-import math
+"""How a client evaluates and mixes models."""
 
 import jax
 import jax.numpy as jnp
@@ -10,37 +8,6 @@ from fedjax_het.engine.local import map_examples
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import Maybe
 from fedjax_het.models.blocks import BlockModel, Variables
-
-
-def hold_out(data: ClientData, share: float) -> tuple[ClientData, ClientData]:
-  """Splits a client's examples into training and validation by a fixed rule.
-
-  Validation has n - round((1 - share) n) of n examples, at most n - 1. They are
-  evenly spaced in the order of the labels, so that validation is stratified.
-
-  Args:
-    data: The examples.
-    share: The share to hold out, in [0, 1).
-
-  Returns:
-    (training, validation).
-  """
-  n, place = data.size, jnp.arange(data.length)
-  num = n - jnp.round((1 - share) * n).astype(n.dtype)
-  num = jnp.clip(num, 0, jnp.maximum(n - 1, 0))
-  padding = place >= n
-  labels = data.labels[data.index]
-  order = jnp.lexsort((labels if labels.ndim == 1 else place, padding))
-  # Choose example j of the order if floor(j num / n) increases at j + 1.
-  steps = jnp.arange(data.length + 1) * num // jnp.maximum(n, 1)
-  chosen = jnp.zeros_like(padding).at[order].set(steps[1:] > steps[:-1])
-
-  def part(mine, size, longest):
-    first = jnp.argsort(~mine, stable=True)[:longest]  # Padding stays last.
-    return data.replace(index=data.index[first], size=size)
-
-  most = min(math.ceil(share * data.length) + 1, data.length)
-  return part(~chosen, n - num, data.length), part(chosen, num, most)
 
 
 def stack(base, trained, received, num: int):
