@@ -59,9 +59,10 @@ def init_state(
   """
 
   def make(group, ids):
-    return jax.vmap(lambda i: algorithm.init_client(group, i, key))(ids)
+    init = jax.vmap(lambda i: algorithm.init_client(group, i, key))
+    return unshared(init(ids))
 
-  server = algorithm.init(key)
+  server = unshared(algorithm.init(key))
   if mesh is None:
     clients = {
         group.name: make(group, jnp.asarray(group.client_ids))
@@ -81,6 +82,28 @@ def init_state(
           for group in federation.groups
       },
   )
+
+
+def unshared(tree: Any) -> Any:
+  """The tree with a copy of every array that was in it before.
+
+  A round donates its state, and no buffer can be donated twice.
+
+  Args:
+    tree: A tree of arrays, such as one that names an array of zeros twice.
+
+  Returns:
+    A tree of the same values.
+  """
+  seen = set()
+
+  def own(leaf):
+    if id(leaf) in seen:
+      return jnp.copy(leaf)
+    seen.add(id(leaf))
+    return leaf
+
+  return jax.tree.map(own, tree)
 
 
 def state_shardings(federation: Federation, mesh) -> State:

@@ -17,7 +17,7 @@ from fedjax_het.engine.cohort import make_plan
 from fedjax_het.engine.cohort_round import make_cohort_round
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.reports import RoundReport
-from fedjax_het.engine.rounds import State
+from fedjax_het.engine.rounds import State, unshared
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Group
 
 # Clients whose first states are computed at once.
@@ -53,7 +53,7 @@ def init_streamed_state(
 
   return State(
       np.int32(0),
-      algorithm.init(key),
+      unshared(algorithm.init(key)),
       {group.name: table(group) for group in federation.groups},
   )
 

@@ -366,30 +366,33 @@ def communication(rows, facts: Mapping[str, Any]) -> Table:
 
 
 def server(rows) -> Table:
-  """The metrics of the server's training, in its first and last round.
+  """The metrics of the server's turn, in its first and last round.
 
   Args:
     rows: The lines of metrics.jsonl.
 
   Returns:
-    The table; [] if no round has any.
+    The table, with '-' for what a round did not measure; [] if no round has
+    any.
   """
   train = [row for row in rows if row.get('server')]
   if not train:
     return []
   ends = train[0], train[-1]
   names = dict.fromkeys(name for row in ends for name in row['server'])
+
+  def shown(value):
+    return '-' if value is None else _number(value)
+
   header = ['metric', *(f'round {row["round"]}' for row in ends)]
   return [header] + [
-      [name, *(_number(row['server'].get(name, '-')) for row in ends)]
+      [name, *(shown(row['server'].get(name)) for row in ends)]
       for name in names
   ]
 
 
-def _number(value: float | str | None) -> str:
-  if value is None:
-    return 'not finite'
-  return value if isinstance(value, str) else f'{value:.4g}'
+def _number(value: float | None) -> str:
+  return 'not finite' if value is None else f'{value:.4g}'
 
 
 def memory(facts: Mapping[str, Any]) -> Table:

@@ -165,3 +165,50 @@ def test_rows_of_the_host_and_of_the_device_are_the_same():
   assert calls == [90, 64, 64]
   for name, values in want.items():
     np.testing.assert_array_equal(got[name], values)
+
+
+@pytest.mark.parametrize('on_device', [True, False])
+def test_a_state_may_name_an_array_twice(on_device):
+  """Buffers of a state are donated, and none can be donated twice."""
+  federation = tiny_federation((1,), 2, norm=False)
+  algorithm = ALGORITHMS['private'](federation)
+  init_client, update = algorithm.init_client, algorithm.client_update
+
+  def init(key):
+    del key
+    zeros = jnp.zeros(2)
+    return zeros, zeros
+
+  def client_update(group, client, sent, data, visit):
+    private, once, again = client
+    private, uplink, metrics = update(group, private, sent, data, visit)
+    return (private, once + 1, again + 2), uplink, metrics
+
+  def twice(group, client_id, key):
+    private = init_client(group, client_id, key)
+    number = jnp.float32(client_id)
+    return private, number, number
+
+  algorithm = algorithm._replace(
+      init=init,
+      init_client=twice,
+      client_update=client_update,
+      server_update=lambda server, received, turn: (
+          (server[0] + 1, server[1] + 2), {}
+      ),
+  )
+  if on_device:
+    start, make = rounds.init_state, rounds.make_round
+  else:
+    start, make = (
+        streaming.init_streamed_state, streaming.make_streamed_round
+    )
+  state = start(algorithm, federation, jax.random.key(0))
+  run_round = make(algorithm, federation, cohort_size=2, backend='map')
+  state, _ = run_round(state, tiny_data((4, 4)), *KEYS)
+  server, (_, once, again) = jax.device_get(
+      (state.server, state.clients['tiny1'])
+  )
+  np.testing.assert_array_equal(server, [[1, 1], [2, 2]])
+  np.testing.assert_array_equal(once, [1, 2])
+  np.testing.assert_array_equal(again, [2, 3])

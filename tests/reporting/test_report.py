@@ -430,7 +430,7 @@ def test_metrics_of_the_servers_training_stand_in_the_report(
   text = text[text.index("server's own training") :]
   assert cells(text, 'metric')[1:] == ['round 1', 'round 2']
   assert cells(text, 'loss')[1:] == ['1.25', '0.1235']
-  assert cells(text, 'odd')[1:] == ['not finite', '-']
+  assert cells(text, 'odd')[1:] == ['-', '-']  # Not measured.
   assert cells(text, 'late')[1:] == ['-', '3']
 
 

@@ -42,8 +42,8 @@ def empty_rings(num_rings: int, length: int, row: Any) -> Rings:
   rows = jax.tree.map(
       lambda leaf: jnp.zeros((num_rings, length, *leaf.shape), leaf.dtype), row
   )
-  # Two arrays: a state is donated, and no array can be donated twice.
-  return Rings(rows, *(jnp.zeros(num_rings, jnp.int32) for _ in range(2)))
+  zeros = jnp.zeros(num_rings, jnp.int32)
+  return Rings(rows, zeros, zeros)
 
 
 def push(rings: Rings, rows: Any, ring, mask) -> Rings:
