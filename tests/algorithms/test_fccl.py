@@ -238,11 +238,11 @@ def test_equal_models_leave_the_cross_entropy():
 # The server.
 
 
-def federate(norm=False, epochs=2, tx=momentum, **kwargs):
+def federate(tx=momentum):
   """Two architectures, four clients (0 and 2, 1 and 3) and a public set."""
   return tiny_federation(
-      (1, 2), norm=norm, local=tiny_local(tx, 0.05, epochs, 8),
-      num_public=NUM_PUBLIC, **kwargs,
+      (1, 2), norm=False, local=tiny_local(tx, 0.05, 2, 8),
+      num_public=NUM_PUBLIC,
   )  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def test_bytes_of_a_visit():
 
 def test_without_the_losses_of_others_clients_train_alone():
   """Bit for bit; warming up is training, too."""
-  federation, data = federate(norm=True), data_of().client(0)
+  federation, data = federate(), data_of().client(0)
   algorithm = make(
       federation, public_epochs=0, inter_weight=0.0, intra_weight=0.0,
       pretrain_epochs=2,
@@ -352,24 +352,41 @@ def test_public_examples_are_not_augmented():
       )  # fmt: skip
 
 
+def with_maps(drop, data):
+  """Visit and start of a client whose kernels have unused weights."""
+  federation = federate(tx=optax.sgd)
+  local = dataclasses.replace(federation.local, drop_unused_weights=drop)
+  group = Group('maps', small_maps(), np.arange(4))
+  algorithm = make(
+      dataclasses.replace(federation, groups=(group,), local=local),
+      target='previous',
+  )
+
+  def update(client, others):
+    sent = algorithm.downlink(algorithm.init(KEY), group, VISIT)
+    sent = sent._replace(value=Others(others, jnp.int32(1)))
+    return algorithm.client_update(group, client, sent, data, VISIT)[:2]
+
+  return update, lambda: algorithm.init_client(group, 0, jax.random.key(2))
+
+
+LOGITS = np.resize(random_logits(), (NUM_PUBLIC, NUM_CLASSES))
+
+
+def test_unused_weights_return_after_a_visit():
+  update, init = with_maps(True, data_of().client(0))
+  before = jax.eval_shape(init)
+  after, _ = jax.eval_shape(update, before, LOGITS)
+  assert after == before
+
+
+@pytest.mark.slow
 def test_unused_weights_can_be_dropped():
   """The steps are the same with smaller kernels."""
-  federation, data = federate(tx=optax.sgd), data_of().client(0)
-  maps, results = Group('maps', small_maps(), np.arange(4)), []
+  results = []
   for drop in (False, True):
-    local = dataclasses.replace(federation.local, drop_unused_weights=drop)
-    one = dataclasses.replace(federation, groups=(maps,), local=local)
-    algorithm = make(one, target='previous')
-    others = np.resize(random_logits(), (NUM_PUBLIC, NUM_CLASSES))
-
-    @jax.jit
-    def visit(others, algorithm=algorithm):
-      client = algorithm.init_client(maps, 0, jax.random.key(2))
-      sent = algorithm.downlink(algorithm.init(KEY), maps, VISIT)
-      sent = sent._replace(value=Others(others, jnp.int32(1)))
-      return algorithm.client_update(maps, client, sent, data, VISIT)[:2]
-
-    results.append(visit(others))
+    update, init = with_maps(drop, data_of().client(0))
+    results.append(jax.jit(update)(init(), LOGITS))
   assert_trees(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
@@ -422,88 +439,117 @@ def doubles(variables, names):
   return p, s
 
 
-def client_of(state, k):
-  """Client k's state, of group k % 2."""
-  clients = state.clients[f'tiny{k % 2 + 1}']
-  return jax.tree.map(lambda leaf: leaf[k // 2], clients)
+def examples(data, k):
+  """Client k's examples and labels, and the public examples."""
+  x = np.asarray(preprocess(data.images), np.float64)
+  x, y = x.reshape(len(x), -1), np.asarray(data.labels)
+  index = np.asarray(data.index)[k, : SIZES[k]]
+  return dict(x=x[index], y=y[index]), x[np.asarray(data.public)]
 
 
-def minibatches(k, round_num, public):
-  """The positions of client k's two public minibatches in a round."""
-  _, turn = visit_pair(KEY, jnp.int32(round_num), jnp.int32(k))
-  order_key, _ = jax.random.split(jax.random.fold_in(turn.key, 2))
-  order = shuffled_positions(jax.random.fold_in(order_key, 0), public)
-  return [np.asarray(order[:4]), np.asarray(order[4:8])]
+def minibatches(visit, data):
+  """The positions of a client's two minibatches of public examples."""
+  order_key, _ = jax.random.split(jax.random.fold_in(visit.key, 2))
+  key = jax.random.fold_in(order_key, 0)
+  order = jax.device_get(shuffled_positions(key, data.of_public()))
+  return [order[:4], order[4:8]]
 
 
-@pytest.mark.parametrize('target,forgets,weights', [
-    ('current', True, (1.0, 1.0)),
-    ('previous', False, (0.5, 3.0)),
-])  # fmt: skip
-def test_two_rounds_in_numpy(target, forgets, weights):
+def assert_client(got, want):
+  for variables, net in ((got.variables, 'now'), (got.frozen, 'frozen')):
+    assert_trees(
+        doubles(variables, want['names']), want[net], rtol=1e-3, atol=1e-4
+    )
+
+
+def assert_losses(metrics, want):
+  names = 'collaborative_loss', 'cross_entropy', 'inter_loss', 'intra_loss'
+  got = [metrics[name] for name in names]
+  np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-5)
+
+
+def test_two_rounds_in_numpy():
   """Nets of two depths with norms, and public batches of 4 of 9 examples."""
   federation, data = of_nets(), data_of(3)
-  inter, intra = weights
-  algorithm = make(
-      federation, target=target, off_diagonal_weight=0.1, inter_weight=inter,
-      intra_weight=intra, public_batch_size=4,
-      new_optimizer_each_step=forgets, pretrain_epochs=3,
-  )  # fmt: skip
-  start = rounds.init_state(algorithm, federation, jax.random.key(0))
-  start = jax.device_get(start)
-  images = np.asarray(preprocess(data.images), np.float64)
-  images, labels = images.reshape(len(images), -1), np.asarray(data.labels)
-  public = images[np.asarray(data.public)]
+  algorithm = make(federation, public_batch_size=4, pretrain_epochs=3)
+  state = rounds.init_state(algorithm, federation, jax.random.key(0))
+  start = jax.device_get(state)
+  _, public = examples(data, 0)
   settings = dict(public=public, num_batches=3, lr=0.05)
+
+  def client_of(state, k):
+    clients = state.clients[f'tiny{k % 2 + 1}']
+    return jax.tree.map(lambda leaf: leaf[k // 2], clients)
+
   clients = []
-  for k, size in enumerate(SIZES):
-    index = np.asarray(data.index)[k, :size]
-    names = NAMES[k % 2]
-    clients.append(fccl_numpy.pretrain(
-        dict(
-            names=names, x=images[index], y=labels[index],
-            now=doubles(client_of(start, k).variables, names),
-        ),
-        steps=3, **settings,
-    ))  # fmt: skip
+  for k in range(4):
+    names, (own, _) = NAMES[k % 2], examples(data, k)
+    own |= dict(names=names, now=doubles(client_of(start, k).variables, names))
+    clients.append(fccl_numpy.pretrain(own, steps=3, **settings))
 
   def check(state):
+    assert np.all(state.server.known)
     for k, client in enumerate(clients):
-      got = client_of(state, k)
-      for variables, want in (
-          (got.variables, client['now']), (got.frozen, client['frozen'])
-      ):  # fmt: skip
-        assert_trees(
-            doubles(variables, client['names']), want, rtol=1e-3, atol=1e-4
-        )
+      assert_client(client_of(state, k), client)
       np.testing.assert_allclose(
           state.server.values[k], client['published'], rtol=1e-3, atol=1e-3
       )
-    assert np.all(state.server.known)
 
   warm_up = rounds.make_warm_up(algorithm, federation, backend='map')
   run_round = rounds.make_round(
       algorithm, federation, cohort_size=4, backend='map'
   )
-  state, _ = warm_up(jax.device_put(start), data, KEY)
+  state, _ = warm_up(state, data, KEY)
   check(jax.device_get(state))
   for number in range(2):
-    batches = [minibatches(k, number, data.of_public()) for k in range(4)]
-    clients, means = fccl_numpy.one_round(
-        clients, batches, steps=2, weight=0.1, inter=inter, intra=intra,
-        previous_target=target == 'previous', forgets=forgets, **settings,
+    turns = [visit_pair(KEY, jnp.int32(number), k)[1] for k in range(4)]
+    clients, losses = fccl_numpy.one_round(
+        clients, [minibatches(turn, data) for turn in turns], steps=2,
+        weight=LAMBDA, inter=1.0, intra=1.0, previous_target=False,
+        forgets=True, **settings,
     )  # fmt: skip
     state, reports = run_round(state, data, KEY, jax.random.key(2))
     check(jax.device_get(state))
-  for k, want in enumerate(means):
-    metrics = reports[f'tiny{k % 2 + 1}'].metrics
-    got = [
-        metrics[name][k // 2]
-        for name in (
-            'collaborative_loss', 'cross_entropy', 'inter_loss', 'intra_loss'
-        )
-    ]  # fmt: skip
-    np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-5)
+  for k, want in enumerate(losses):
+    metrics = jax.device_get(reports[f'tiny{k % 2 + 1}'].metrics)
+    assert_losses({name: m[k // 2] for name, m in metrics.items()}, want)
+
+
+def test_a_visit_with_all_options_in_numpy():
+  """The previous model's target, one optimiser per visit, other factors."""
+  federation, data = of_nets(), data_of(3)
+  group, names = federation.groups[1], NAMES[1]
+  algorithm = make(
+      federation, target='previous', off_diagonal_weight=0.1,
+      inter_weight=0.5, intra_weight=3.0, public_batch_size=4,
+      new_optimizer_each_step=False,
+  )  # fmt: skip
+  others = np.float32(
+      np.random.default_rng(1).normal(size=(2, NUM_PUBLIC, NUM_CLASSES))
+  )
+  own, public = examples(data, 1)
+  start, frozen = (group.model.init(jax.random.key(i)) for i in range(2))
+
+  @jax.jit
+  def update(client, total):
+    sent = algorithm.downlink(algorithm.init(KEY), group, VISIT)
+    sent = sent._replace(value=Others(total, jnp.int32(2)))
+    return algorithm.client_update(group, client, sent, data.client(1), VISIT)
+
+  after, uplink, metrics = update(Client(start, frozen), others.sum(0))
+  own |= dict(
+      names=names, now=doubles(start, names), frozen=doubles(frozen, names)
+  )
+  want, losses = fccl_numpy.visit(
+      own, list(others), public, minibatches(VISIT, data), num_batches=3,
+      lr=0.05, steps=2, weight=0.1, inter=0.5, intra=3.0,
+      previous_target=True, forgets=False,
+  )  # fmt: skip
+  assert_client(after, want)
+  assert_losses(metrics, losses)
+  np.testing.assert_allclose(
+      uplink.kept, want['published'], rtol=1e-3, atol=1e-3
+  )
 
 
 # Refusals.
