@@ -17,7 +17,7 @@ from fedjax_het.algorithms.fccl.correlation import (
   collaborative_loss,
   cross_correlation,
 )
-from fedjax_het.algorithms.fccl.public import public_loss
+from fedjax_het.algorithms.fccl.public import public_loss, public_training
 from fedjax_het.algorithms.fccl.server import Others
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine import rounds
@@ -159,6 +159,16 @@ class Outputs:
   @staticmethod
   def apply(variables, x, *, train=False, mask=None, key=None):
     return variables.params, {}
+
+
+def test_public_passes_have_whole_minibatches_only():
+  """Whatever the steps and partial minibatches of local training."""
+  local = tiny_local(steps=7, drop_last=False)
+  for forgets in (False, True):
+    training = public_training(local, 3, 5, forgets)
+    assert (training.epochs, training.batch_size) == (3, 5)
+    assert training.steps is None and training.drop_last
+    assert (training.optimizer is local.optimizer) is not forgets
 
 
 POSITION = np.array([2, 0, 5, 1, 4])

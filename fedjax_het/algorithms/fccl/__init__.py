@@ -1,55 +1,55 @@
 """FCCL: cross-correlation of logits on a public set, and two distillations.
 
-All clients hold the same unlabelled public examples X; no parameters travel.
-Client k has a model w_k and a frozen one, f_k, both trained on its own data
-alone before round 1 (`warm_up`). Z_i are client i's raw logits on public
-examples in training mode. A round:
+All clients hold the unlabelled public examples X; no parameters travel. Client
+k has a model w_k and a frozen model f_k, both of which are its model after
+training on its own data before round 1 (`warm_up`). Z_k are the raw logits of
+w_k in training mode. A visit in a round of K clients:
 
-  others:   S_k = sum_{i != k} Z_i(X), of the K - 1 others' last uploads
-  collaborate: prev_k <- w_k; then for every minibatch b of X, with sg for a
-      constant,
-        T = (S_k(b) + own) / K,   own = sg(Z_k(b)) or prev_k's logits
-        M = A^T B / N, for the standardised columns A of Z_k(b), B of T
-        w_k <- Adam on  sum_u (M_uu - 1)^2 + lambda sum_{u != v} (M_uv + 1)^2
-  learn:    in every local step, with p = softmax(w_k(x)),
-        w_k <- w_k - lr grad [CE + KL(p_prev || p) + KL(p_f || p)]
-  publish:  Z_k(X)
+  down:     S_k = sum_{i != k} Z_i(X), of the last uploads; K - 1;
+  client:   prev_k <- w_k;
+            for minibatches b of X, N examples each,
+              T = (S_k(b) + own) / K,  own = Z_k(b) or logits of prev_k,
+              M = A^T B / N,  columns of A, B: those of Z_k(b), T standardised,
+              w_k <- Adam on sum_u (M_uu - 1)^2
+                             + lambda sum_{u != v} (M_uv + 1)^2;
+            for minibatches of own examples, with p = softmax(w_k(x)),
+              w_k <- w_k - lr grad [CE + KL(p_prev || p) + KL(p_f || p)];
+  up:       Z_k(X).
 
-N is the number of rows of b. Standard deviations divide by N - 1, so that M_uu
-is at most (N - 1) / N. The entries off the diagonal aim at -1, not at 0 as in
-Barlow Twins. prev_k and f_k are in inference mode. As the model of a client
-changes in its visits only, prev_k is the one with which it begins a visit.
+T, prev_k and f_k are constants, the models in inference mode. Entries of M off
+the diagonal aim at -1, not at 0 as in Barlow Twins. A client's model changes
+in its visits only, so the model before the visit is that after its last one,
+the paper's model of the previous round.
 
-**The exchange differs from the paper's**, where clients exchange logits for
-every minibatch, so that S_k follows the others' steps. Here a visit has one
-exchange: S_k is of the models at the end of their last visits and stays fixed
-while client k collaborates. With all clients in every round and a public set of
-one minibatch that is seen once, the two are the same. The server keeps the last
-upload of every client. With a sampled cohort or under an asynchronous clock
-some of them are older; late ones are used.
+**The exchange differs from the paper.** There, clients exchange logits for each
+minibatch b, so S_k(b) follows the others' steps. Here a visit has one exchange:
+a client publishes at the end of a visit, and S_k does not change while client k
+takes its public steps. Only its own part of T does. If all clients take part in
+every round and the public phase is a single step on all of X, both are the
+same. The server keeps the last upload of every client: with a sampled cohort or
+in an asynchronous run some are older. Without an upload of another client,
+K is 1.
 
-Choices that the sources leave open, or in which they differ:
+Choices in which the sources differ, or which they leave open:
 
-- The target. The paper's is the mean of all logits with client k's current
-  ones, as in the authors' second code, and the default here. Their first code
-  has prev_k's instead, in inference mode: `target='previous'`.
-- The paper's M is a cosine, whose diagonal can be 1. Here as in both codes.
-- Each step of the first phase has a new Adam in both codes, so that it is about
-  the sign of the gradient; the paper does not say.
-- The first code's last partial minibatch of public examples is left out; so
-  here, whatever `local.drop_last`.
-- Public examples are never augmented, and are part of the training set; those
-  of the authors are of another data set, and cropped and flipped at random.
-- Pre-training has the first code's epochs, and the constant learning rate of
-  round 1. The second one lowers it by a cosine.
+- The paper's target is the mean of all current logits, as in the authors'
+  second code and by default here. Their first code has the logits of prev_k in
+  place of client k's: `target='previous'`.
+- Standard deviations divide by N - 1, as in both codes, so M_uu is at most
+  (N - 1) / N. The paper's M is a cosine, at most 1.
+- Both codes make a new Adam for each public step; the paper does not say.
+- The first code leaves out the last partial minibatch of X. So does this
+  module, whatever `local.drop_last`.
+- Pre-training has the epochs and the constant learning rate of the first code;
+  in the second the rate falls by a cosine.
+- Public examples are part of the training set and are never augmented. In both
+  codes they are of another data set, and augmented.
 
 References:
-  Huang, Ye, Du, `Learn from Others and Be Yourself in Heterogeneous Federated
-  Learning <https://openaccess.thecvf.com/content/CVPR2022/html/
-  Huang_Learn_From_Others_and_Be_Yourself_in_Heterogeneous_Federated_Learning_
-  CVPR_2022_paper.html>`_, CVPR 2022. Code: `WenkeHuang/FCCL
-  <https://github.com/WenkeHuang/FCCL>`_, folders `fccl` (the first) and `fccl+`
-  (the second).
+  Huang, Ye, Du, "Learn from Others and Be Yourself in Heterogeneous Federated
+  Learning", CVPR 2022. Code: `WenkeHuang/FCCL
+  <https://github.com/WenkeHuang/FCCL>`_, folder `fccl`, and for the benchmark
+  of `FCCL+ <https://arxiv.org/abs/2309.16286>`_ a second version in `fccl+`.
 """
 
 from collections.abc import Callable, Mapping
