@@ -5,7 +5,7 @@ k has a model w_k and a frozen model f_k, both of which are its model after
 training on its own data before round 1 (`warm_up`). Z_k are the raw logits of
 w_k in training mode. A visit in a round of K clients:
 
-  down:     S_k = sum_{i != k} Z_i(X), of the last uploads; K - 1;
+  down:     S_k = sum_{i != k} Z_i(X), of the last uploads;
   client:   prev_k <- w_k;
             for minibatches b of X, N examples each,
               T = (S_k(b) + own) / K,  own = Z_k(b) or logits of prev_k,
@@ -28,7 +28,7 @@ takes its public steps. Only its own part of T does. If all clients take part in
 every round and the public phase is a single step on all of X, both are the
 same. The server keeps the last upload of every client: with a sampled cohort or
 in an asynchronous run some are older. Without an upload of another client,
-K is 1.
+K is 1. K itself is never needed: M does not depend on the scale of T.
 
 Choices in which the sources differ, or which they leave open:
 
@@ -141,8 +141,8 @@ def fccl(
 ) -> FederatedAlgorithm:
   """FCCL.
 
-  A client uploads P C logits, and downloads as many numbers and a count.
-  Sending the public set once is not counted.
+  A client uploads P C logits and downloads P C sums. Sending the public set
+  once is not counted.
 
   Args:
     federation: Groups and local training, whose optimiser and learning rate all

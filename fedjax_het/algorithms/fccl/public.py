@@ -8,7 +8,6 @@ import jax
 import optax
 
 from fedjax_het.algorithms.fccl.correlation import collaborative_loss
-from fedjax_het.algorithms.fccl.server import Others
 from fedjax_het.engine.local import map_examples
 from fedjax_het.engine.types import LocalTraining
 from fedjax_het.models.blocks import BlockModel, Variables
@@ -16,7 +15,7 @@ from fedjax_het.models.blocks import BlockModel, Variables
 
 def public_loss(
     model: BlockModel,
-    others: Others,
+    others: jax.Array,
     own: jax.Array | None,
     off_diagonal_weight: float,
 ) -> Callable[..., Any]:
@@ -24,7 +23,7 @@ def public_loss(
 
   Args:
     model: The architecture.
-    others: S_k and K - 1.
+    others: [P, C], S_k.
     own: [P, C], the client's part of the target; None for its current logits.
     off_diagonal_weight: lambda.
 
@@ -36,9 +35,9 @@ def public_loss(
     z, stats = model.apply(
         variables, batch.x, train=True, mask=batch.mask, key=key
     )
-    # T = (S_k(b) + own) / K.
+    # K T = S_k(b) + own. M is the same for T and K T, so nobody sends K.
     mine = z if own is None else own[batch.position]
-    target = (others.total[batch.position] + mine) / (others.number + 1)
+    target = others[batch.position] + mine
     loss = collaborative_loss(z, target, off_diagonal_weight, batch.mask)
     return loss, (stats, {})
 

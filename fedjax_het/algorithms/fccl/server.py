@@ -22,18 +22,6 @@ class Logits(NamedTuple):
   known: jax.Array
 
 
-class Others(NamedTuple):
-  """What a client is sent.
-
-  Attributes:
-    total: [P, C] float32, S_k.
-    number: [] int32, K - 1, over how many clients the sum is.
-  """
-
-  total: jax.Array
-  number: jax.Array
-
-
 def no_logits(num_clients: int, num_public: int, num_classes: int) -> Logits:
   """No upload yet."""
   return Logits(
@@ -50,13 +38,13 @@ def sum_of_others(server: Logits, client_id) -> Maybe:
     client_id: [] int32, k.
 
   Returns:
-    `Maybe` of `Others`; not present if no other client has sent anything.
+    `Maybe` of [P, C] float32; not present if no other client has sent anything,
+    when it is 0.
   """
   others = server.known & (jnp.arange(len(server.known)) != client_id)
-  # S_k = sum_{i != k} Z_i(X). A mean minus Z_k would lose precision.
+  # S_k = sum_{i != k} Z_i(X). The sum of all minus Z_k would lose precision.
   total = jnp.sum(jnp.where(others[:, None, None], server.values, 0.0), axis=0)
-  number = jnp.sum(others)
-  return Maybe(Others(total, number), number > 0)
+  return Maybe(total, jnp.any(others))
 
 
 def collect(server: Logits, received: Mapping[str, Received]) -> Logits:
