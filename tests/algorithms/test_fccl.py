@@ -213,12 +213,17 @@ def losses(z, previous, frozen, inter, intra, mask=None):
 
 
 def test_both_distillations_by_hand():
-  """p = 1/2, 1/2, for the label 0; teachers 3/4, 1/4 and 1/5, 4/5."""
-  z = np.zeros((1, 2), np.float32)
-  teachers = np.log(np.float32([[[0.75, 0.25]], [[0.2, 0.8]]]))
+  """p = 1/2, 1/2, for the label 0; teachers 3/4, 1/4 and 1/5, 4/5.
+
+  The second row is padding.
+  """
+  z, mask = np.zeros((2, 2), np.float32), np.array([True, False])
+  teachers = np.log(np.float32([
+      [[0.75, 0.25], [0.1, 0.9]], [[0.2, 0.8], [0.6, 0.4]]
+  ]))  # fmt: skip
   inter = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
   intra = 0.2 * np.log(0.4) + 0.8 * np.log(1.6)
-  loss, metrics, grad = losses(z, *teachers, 2.0, 0.5)
+  loss, metrics, grad = losses(z, *teachers, 2.0, 0.5, mask)
   want = dict(cross_entropy=np.log(2), inter_loss=inter, intra_loss=intra)
   assert set(metrics) == set(want)
   for name, value in want.items():
@@ -228,7 +233,7 @@ def test_both_distillations_by_hand():
   )
   # p - y + 2 (p - p_prev) + 0.5 (p - p_f).
   first = -0.5 + 2 * (0.5 - 0.75) + 0.5 * (0.5 - 0.2)
-  np.testing.assert_allclose(grad, [[first, -first]], atol=1e-6)
+  np.testing.assert_allclose(grad, [[first, -first], [0, 0]], atol=1e-6)
 
 
 def test_equal_models_leave_the_cross_entropy():
