@@ -32,7 +32,9 @@ def get_config(arg=''):
   The public digits are a single minibatch. Ten passes make ten public steps a
   visit; the authors' first code takes nine, in one pass over 5,000 examples.
 
-  TODO measured
+  Measured without variants, seed 0, one thread: mean client accuracy
+  69.0 % after 20 rounds (`private.py`, without a public set: 63.4 %; with the
+  same own examples and epochs: 60.5 %). With one public pass: 63.7 %.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
