@@ -9,6 +9,7 @@ To add a method, add a module to this folder and a line here. The decorator
 from collections.abc import Callable
 
 from fedjax_het.algorithms.depthfl import depthfl
+from fedjax_het.algorithms.fccl import fccl
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
@@ -64,6 +65,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'rhfl': rhfl,
     'fedh2l': fedh2l,
+    'fccl': fccl,
     'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
