@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.aggregation.exchange import WeightExchange, end_of
-from fedjax_het.engine.local import map_examples
+from fedjax_het.engine.phases import inference_logits
 from fedjax_het.engine.types import Group, Received
 
 
@@ -36,12 +36,7 @@ def group_logits(
     slot = order[i]
     delta = jax.tree.map(lambda leaf: leaf[slot], received.kept)
     variables = exchange.sharing.join(group, (), end_of(before, delta))
-    rows = map_examples(
-        lambda batch: group.model.apply(
-            variables, batch.x, mask=batch.mask
-        )[0],
-        public,
-    )
+    rows = inference_logits(group.model, variables, public)
     return logits.at[slot].set(rows)
 
   none = jnp.zeros((len(real), public.length, group.model.num_classes))

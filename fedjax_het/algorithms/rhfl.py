@@ -53,12 +53,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_het.aggregation.uploads import gather_uploads, keep_latest
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import fit, map_examples, train_model
 from fedjax_het.engine.needs import requires
+from fedjax_het.engine.phases import inference_logits, passes
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import (
     FederatedAlgorithm,
@@ -203,25 +203,14 @@ def publish(
 ) -> Upload:
   """p_k on the public set and l_k on the client's data, in inference mode."""
 
-  def logits(batch):
-    return model.apply(variables, batch.x, mask=batch.mask)[0]
+  def losses_of(batch):
+    logits, _ = model.apply(variables, batch.x, mask=batch.mask)
+    return task.losses(logits, batch.y)
 
-  outputs = map_examples(lambda batch: jax.nn.softmax(logits(batch)), public)
-  losses = map_examples(lambda batch: task.losses(logits(batch), batch.y), data)
+  outputs = jax.nn.softmax(inference_logits(model, variables, public))
+  losses = map_examples(losses_of, data)
   real = jnp.arange(data.length) < data.size
   return Upload(outputs, masked_mean(losses, real))
-
-
-def restarted(
-    tx: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-  """An optimiser whose every step is the first one."""
-
-  def update(grads, state, params=None):
-    updates, _ = tx.update(grads, tx.init(params), params)
-    return updates, state
-
-  return optax.GradientTransformation(lambda params: (), update)
 
 
 @requires(public='unlabelled', task='classification')
@@ -272,17 +261,12 @@ def rhfl(
   num_classes = federation.num_classes
   task = symmetric(federation.task, ce_weight, rce_weight)
   local = dataclasses.replace(federation.local, task=task)
-  pretrain = dataclasses.replace(local, epochs=pretrain_epochs, steps=None)
-  collaborate = dataclasses.replace(
+  pretrain = passes(local, pretrain_epochs)
+  collaborate = passes(
       local,
-      epochs=1,
-      steps=None,
-      batch_size=min(public_batch_size, num_public),
-      optimizer=(
-          (lambda rate: restarted(local.optimizer(rate)))
-          if fresh_optimizer
-          else local.optimizer
-      ),
+      1,
+      min(public_batch_size, num_public),
+      fresh_optimizer=fresh_optimizer,
   )
 
   def init(key):

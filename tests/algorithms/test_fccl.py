@@ -17,7 +17,7 @@ from fedjax_het.algorithms.fccl.correlation import (
   collaborative_loss,
   cross_correlation,
 )
-from fedjax_het.algorithms.fccl.public import public_loss, public_training
+from fedjax_het.algorithms.fccl.public import public_loss
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import shuffled_positions
@@ -158,16 +158,6 @@ class Outputs:
   @staticmethod
   def apply(variables, x, *, train=False, mask=None, key=None):
     return variables.params, {}
-
-
-def test_public_passes_have_whole_minibatches_only():
-  """Whatever the steps and partial minibatches of local training."""
-  local = tiny_local(steps=7, drop_last=False)
-  for forgets in (False, True):
-    training = public_training(local, 3, 5, forgets)
-    assert (training.epochs, training.batch_size) == (3, 5)
-    assert training.steps is None and training.drop_last
-    assert (training.optimizer is local.optimizer) is not forgets
 
 
 POSITION = np.array([2, 0, 5, 1, 4])
@@ -535,7 +525,7 @@ def test_a_visit_with_all_options_in_numpy():
   algorithm = make(
       federation, target='previous', off_diagonal_weight=0.1,
       inter_weight=0.5, intra_weight=3.0, public_batch_size=4,
-      new_optimizer_each_step=False,
+      fresh_optimizer=False,
   )  # fmt: skip
   others = np.float32(
       np.random.default_rng(1).normal(size=(2, NUM_PUBLIC, NUM_CLASSES))

@@ -18,7 +18,6 @@ from fedjax_het.algorithms.rhfl import (
     Upload,
     client_weights,
     public_loss,
-    restarted,
     symmetric,
     teacher_of,
 )
@@ -340,15 +339,6 @@ def test_the_public_pass_is_not_augmented_and_may_restart_the_optimiser():
   )
   with pytest.raises(AssertionError):
     assert_trees(run(momentum), plain, rtol=1e-3, atol=1e-4)
-
-
-def test_every_step_of_a_restarted_adam_has_the_size_of_the_learning_rate():
-  tx = restarted(optax.adam(0.01))
-  params = jnp.zeros(3)
-  state = tx.init(params)
-  for grads in ([1.0, -2.0, 0.1], [5.0, 3.0, -0.01]):
-    updates, state = tx.update(jnp.array(grads), state, params)
-    np.testing.assert_allclose(updates, -0.01 * np.sign(grads), rtol=1e-4)
 
 
 def test_what_travels():

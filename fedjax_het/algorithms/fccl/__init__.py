@@ -58,12 +58,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_het.algorithms.fccl.public import (
-    inference_logits,
-    public_loss,
-    public_training,
-    publish,
-)
+from fedjax_het.algorithms.fccl.public import public_loss, publish
 from fedjax_het.algorithms.fccl.server import (
     collect,
     no_logits,
@@ -72,6 +67,7 @@ from fedjax_het.algorithms.fccl.server import (
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.local import fit, train_model
 from fedjax_het.engine.needs import requires
+from fedjax_het.engine.phases import inference_logits, passes
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import BlockModel, Variables
@@ -136,7 +132,7 @@ def fccl(
     intra_weight: float = 1.0,
     public_epochs: int = 1,
     public_batch_size: int = 512,
-    new_optimizer_each_step: bool = True,
+    fresh_optimizer: bool = True,
     pretrain_epochs: int = 40,
 ) -> FederatedAlgorithm:
   """FCCL.
@@ -159,7 +155,7 @@ def fccl(
       weights 0, clients train alone.
     public_batch_size: Public examples in a minibatch, at least 3; all, if there
       are fewer.
-    new_optimizer_each_step: Whether each step on public examples begins with a
+    fresh_optimizer: Whether each step on public examples begins with a
       new optimiser state, instead of each visit.
     pretrain_epochs: Passes over a client's own data before round 1.
 
@@ -188,10 +184,13 @@ def fccl(
   local, num_public = federation.local, federation.num_public
   shape = federation.num_clients, num_public, federation.num_classes
   batch_size = min(public_batch_size, num_public)
-  collaborate = public_training(
-      local, public_epochs, batch_size, new_optimizer_each_step
+  collaborate = dataclasses.replace(
+      passes(
+          local, public_epochs, batch_size, fresh_optimizer=fresh_optimizer
+      ),
+      drop_last=True,
   )
-  pretrain = dataclasses.replace(local, epochs=pretrain_epochs, steps=None)
+  pretrain = passes(local, pretrain_epochs)
 
   def init_client(group, client_id, key):
     del client_id

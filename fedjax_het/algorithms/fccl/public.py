@@ -1,15 +1,12 @@
 """What an FCCL client does on the public set: learn from it, and publish."""
 
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import jax
-import optax
 
 from fedjax_het.algorithms.fccl.correlation import collaborative_loss
 from fedjax_het.engine.local import map_examples
-from fedjax_het.engine.types import LocalTraining
 from fedjax_het.models.blocks import BlockModel, Variables
 
 
@@ -42,54 +39,6 @@ def public_loss(
     return loss, (stats, {})
 
   return loss_fn
-
-
-def forgetting(optimizer: Callable[..., Any]) -> Callable[..., Any]:
-  """An optimiser, as in `LocalTraining`, whose state is new in every step."""
-
-  def make(rate):
-    tx = optimizer(rate)
-
-    def update(grads, state, params=None):
-      updates, _ = tx.update(grads, tx.init(params), params)
-      return updates, state
-
-    return optax.GradientTransformation(optax.init_empty_state, update)
-
-  return make
-
-
-def public_training(
-    local: LocalTraining, epochs: int, batch_size: int, forgets: bool
-) -> LocalTraining:
-  """Passes over the public set in whole minibatches.
-
-  Args:
-    local: The clients' local training.
-    epochs: Passes over the public set.
-    batch_size: Examples a step, at most the size of the public set.
-    forgets: Whether each step has a new optimiser.
-
-  Returns:
-    The settings, for `fit`.
-  """
-  return dataclasses.replace(
-      local,
-      optimizer=forgetting(local.optimizer) if forgets else local.optimizer,
-      epochs=epochs,
-      batch_size=batch_size,
-      drop_last=True,
-      steps=None,
-  )
-
-
-def inference_logits(
-    model: BlockModel, variables: Variables, public
-) -> jax.Array:
-  """[P, C], logits of the public examples in inference mode."""
-  return map_examples(
-      lambda batch: model.apply(variables, batch.x, mask=batch.mask)[0], public
-  )
 
 
 def publish(

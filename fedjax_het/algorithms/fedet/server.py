@@ -11,6 +11,7 @@ from fedjax_het.aggregation.exchange import WeightExchange
 from fedjax_het.aggregation.sharing import Sharing
 from fedjax_het.algorithms.fedet.ensemble import Consensus
 from fedjax_het.engine.distill import distillation
+from fedjax_het.engine.phases import passes
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import Federation, LocalTraining
 from fedjax_het.models.blocks import BlockModel, Variables
@@ -80,9 +81,7 @@ def server_training(
   """Whole passes over the public set with the clients' optimiser."""
   if lr is not None:
     local = dataclasses.replace(local, learning_rate=lambda round_num: lr)
-  return dataclasses.replace(
-      local, epochs=epochs, batch_size=batch_size, steps=None
-  )
+  return passes(local, epochs, batch_size)
 
 
 def server_loss(

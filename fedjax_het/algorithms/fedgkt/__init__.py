@@ -40,7 +40,6 @@ References:
 """
 
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import jax
@@ -62,6 +61,7 @@ from fedjax_het.engine.local import (
   map_examples,
 )
 from fedjax_het.engine.needs import requires
+from fedjax_het.engine.phases import passes
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
@@ -203,12 +203,7 @@ def fedgkt(
   if server_batch_size is None:
     server_batch_size = local.batch_size
   at_least(1, server_batch_size=server_batch_size)
-  server_local = dataclasses.replace(
-      local,
-      epochs=1,
-      batch_size=min(server_batch_size, length),
-      steps=None,
-  )
+  server_local = passes(local, 1, min(server_batch_size, length))
 
   def init(key):
     variables = net.init(key)

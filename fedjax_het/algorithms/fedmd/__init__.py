@@ -42,7 +42,6 @@ References:
   <https://arxiv.org/abs/1910.03581>`_, 2019, Algorithm 1.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -52,18 +51,13 @@ import jax.numpy as jnp
 from fedjax_het.algorithms.fedmd.server import Server, collect, no_logits
 from fedjax_het.algorithms.fedmd.subsets import public_subset, subset_size
 from fedjax_het.algorithms.fedmd.warm_up import Phase, pretrain_and_transfer
-from fedjax_het.engine.local import (
-  fit,
-  init_optimizer,
-  map_examples,
-  model_loss,
-)
+from fedjax_het.engine.local import fit, init_optimizer, model_loss
 from fedjax_het.engine.needs import requires
+from fedjax_het.engine.phases import inference_logits, passes
 from fedjax_het.engine.task import masked_mean
 from fedjax_het.engine.types import (
   FederatedAlgorithm,
   Federation,
-  LocalTraining,
   Maybe,
   Uplink,
 )
@@ -114,22 +108,6 @@ def digest_loss(model: BlockModel, consensus):
     return masked_mean(gap, batch.mask), (stats, {})
 
   return loss_fn
-
-
-def publish(model: BlockModel, variables: Variables, subset) -> jax.Array:
-  """[N_a, C]: z_k, the logits of a subset in inference mode."""
-  return map_examples(
-      lambda batch: model.apply(variables, batch.x, mask=batch.mask)[0], subset
-  )
-
-
-def passes(
-    local: LocalTraining, epochs: int, batch_size: int
-) -> LocalTraining:
-  """Whole passes with the optimiser and the learning rate of `local`."""
-  return dataclasses.replace(
-      local, epochs=epochs, batch_size=batch_size, steps=None
-  )
 
 
 @requires(public='labelled', keep_optimizer=True, task='classification')
@@ -231,7 +209,9 @@ def fedmd(
 
   def uplink(group, variables, sent, number, data):
     subset = public_subset(sent.seed, number, data, num_alignment)
-    return Uplink(publish(group.model, variables, subset), number)
+    # z_k(X_t).
+    logits = inference_logits(group.model, variables, subset)
+    return Uplink(logits, number)
 
   def warm_up(group, client, sent, data, visit):
     variables, state, metrics = pretrain_and_transfer(
