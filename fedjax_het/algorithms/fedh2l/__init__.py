@@ -210,7 +210,7 @@ def fedh2l(
   def published(sizes):
     """|S_i| of clients of so many examples, as `hold_out` counts."""
     number = sizes - np.round((1 - seed_fraction) * sizes)
-    return np.clip(number, 0, np.maximum(sizes - 1, 0))
+    return np.minimum(number, np.maximum(sizes - 1, 0))
 
   def sent_shares(group, sizes):
     """Those of a later visit, which receives no seeds."""
