@@ -24,6 +24,7 @@ from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
 from fedjax_het.models.slices import Slices
 from tests.algorithms import fjord_numpy
+from tests.algorithms.nested import KEYS, SGD, check_messages, run, small
 from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
@@ -39,30 +40,7 @@ from tests.trees import assert_equal, assert_trees
 
 # What the shared suite runs, see `tests/algorithms/suite.py`.
 SUITE = [Case(), Case(dict(distill_weight=0.0, widths=('1', '1/2', '1/4')))]
-KEYS = (jax.random.key(1), jax.random.key(2))
-SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 HALF, WHOLE = Fraction(1, 2), Fraction(1)
-
-
-def small(*rates, norm='none', local=SGD, hidden=4, per_group=2):
-  """Groups g0, g1, ... of an MLP of two hidden layers."""
-  model = create('mlp', SHAPE, NUM_CLASSES, hidden=hidden, norm=norm)
-  groups = tuple(
-      Group(f'g{i}', model, np.arange(per_group) * len(rates) + i)
-      for i in range(len(rates))
-  )
-  return with_group_options(Federation(groups, local), rate=rates)
-
-
-def run(algorithm, federation, num_rounds=2):
-  """The server's state after some rounds of all four clients."""
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=4, backend='map'
-  )
-  for _ in range(num_rounds):
-    state, _ = run_round(state, tiny_data((5, 8, 3, 7)), *KEYS)
-  return jax.device_get(state.server)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +54,9 @@ def run(algorithm, federation, num_rounds=2):
 def test_one_width_is_fedavg(norm, options, error):
   """Bit for bit without distillation, from oneself up to rounding with it."""
   federation = small('1', '1', norm=norm, local=tiny_local())
-  got = run(fjord(federation, **options), federation)
+  _, got = run(fjord(federation, **options), federation)
   weights = options.get('weights', 'data')
-  want = run(fedavg(federation, weights=weights), federation)
+  _, want = run(fedavg(federation, weights=weights), federation)
   for mine, its in (
       (got.params, want.params),
       (got.stats['rate_1'], want.stats),
@@ -401,27 +379,7 @@ def test_bytes_and_sizes_are_those_of_the_slices():
   for rate, number in ((1, 457_578), (3, 4_049_352), (5, 11_173_962)):
     small_model = narrow(model, lambda k, rate=rate: -(-rate * k // 5))
     assert small_model.num_params == number
-  federation = small('1/2', '1', norm='batch', per_group=1)
-  algorithm = fjord(federation, widths=('1', '1/2', '1/4'))
-  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
-  for group, k, widths in zip(federation.groups, (2, 4), ((1, 2), (1, 2, 4))):
-    def visit_of(group=group):
-      server = algorithm.init(jax.random.key(0))
-      sent = algorithm.downlink(server, group, visit)
-      data = tiny_data().client(0)
-      return sent, algorithm.client_update(group, (), sent, data, visit)[1]
-
-    down, up = jax.eval_shape(visit_of)
-    numbers = k * (4 + k + NUM_CLASSES) + NUM_CLASSES + 2 * 3 * k
-    # Mean and variance of two norms, for each width.
-    numbers += sum(2 * 2 * w for w in widths)
-    assert count(down) == numbers
-    assert count(up.summed) == numbers + 1
-    assert up.kept is None
-
-
-def count(tree):
-  return sum(leaf.size for leaf in jax.tree.leaves(tree))
+  check_messages(fjord, 1)
 
 
 def test_widths_are_exact():

@@ -21,6 +21,7 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models import Variables, create
 from tests.algorithms import slimfl_numpy
+from tests.algorithms.nested import KEYS, SGD, check_messages, run, small
 from tests.algorithms.suite import Case
 from tests.quadratics import quadratics
 from tests.tiny import (
@@ -31,7 +32,6 @@ from tests.tiny import (
   server_step,
   tiny_data,
   tiny_local,
-  with_group_options,
 )
 from tests.trees import assert_equal, assert_trees
 
@@ -40,31 +40,7 @@ SUITE = [
     Case(dict(p_thin=0.7, p_rest=0.6)),
     Case(dict(distill_weight=0.0, widths=('1', '1/2'))),
 ]
-KEYS = (jax.random.key(1), jax.random.key(2))
-SGD = tiny_local(optax.sgd, 0.1, 2, 8)
 QUARTER, HALF, WHOLE = Fraction(1, 4), Fraction(1, 2), Fraction(1)
-
-
-def small(*rates, norm='none', local=SGD, hidden=4, per_group=2):
-  """Groups g0, g1, ... of an MLP of two hidden layers."""
-  model = create('mlp', SHAPE, NUM_CLASSES, hidden=hidden, norm=norm)
-  groups = tuple(
-      Group(f'g{i}', model, np.arange(per_group) * len(rates) + i)
-      for i in range(len(rates))
-  )
-  return with_group_options(Federation(groups, local), rate=rates)
-
-
-def run(algorithm, federation, num_rounds=2):
-  """The server's state before and after rounds of all four clients."""
-  state = rounds.init_state(algorithm, federation, jax.random.key(0))
-  before = jax.device_get(state.server)
-  run_round = rounds.make_round(
-      algorithm, federation, cohort_size=4, backend='map'
-  )
-  for _ in range(num_rounds):
-    state, _ = run_round(state, tiny_data((5, 8, 3, 7)), *KEYS)
-  return before, jax.device_get(state.server)
 
 
 def test_one_width_is_fedavg():
@@ -371,29 +347,9 @@ def test_clients_differ_in_what_arrives():
   )
 
 
-def count(tree):
-  return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
 def test_bytes_are_those_of_the_slices():
   """A lost part has been sent, so it counts."""
-  federation = small('1/2', '1', norm='batch', per_group=1)
-  algorithm = slimfl(federation, widths=('1', '1/2', '1/4'), p_thin=0.5)
-  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(0))
-  for group, k, widths in zip(federation.groups, (2, 4), ((1, 2), (1, 2, 4))):
-    def visit_of(group=group):
-      server = algorithm.init(jax.random.key(0))
-      sent = algorithm.downlink(server, group, visit)
-      data = tiny_data().client(0)
-      return sent, algorithm.client_update(group, (), sent, data, visit)[1]
-
-    down, up = jax.eval_shape(visit_of)
-    numbers = k * (4 + k + NUM_CLASSES) + NUM_CLASSES + 2 * 3 * k
-    # Mean and variance of two norms, for each width.
-    numbers += sum(2 * 2 * w for w in widths)
-    assert count(down) == numbers
-    assert count(up.summed) == numbers + 2
-    assert up.kept is None
+  check_messages(slimfl, 2, p_thin=0.5)
 
 
 def test_every_width_is_evaluated():
