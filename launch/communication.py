@@ -227,9 +227,9 @@ OVERHEADS_NOTE = """\
 Means over clients; M are millions of numbers of 4 bytes, MB are 2^20 bytes. The
 sum is what a visit holds beside gradients, optimiser and activations: the model
 in training, what it has received and what it keeps between visits. Messages
-count with all their optional parts, and models in full, also where a client
-trains a part of the width. A paper's memory is of one client of each model
-together."""
+count with all their optional parts, and the model is the part that a client
+trains, the largest where it draws it. A paper's memory is of one client of each
+model together."""
 
 
 def define_flags() -> None:

@@ -12,7 +12,7 @@ class Overheads(NamedTuple):
   """Bytes per client, as means over all clients, and bytes of the server.
 
   Attributes:
-    model: The client's model, with running statistics of norms.
+    model: What the client trains, with running statistics of norms.
     received: What a visit downloads, with all optional parts.
     kept: What the client keeps between its visits.
     sent: What a visit uploads, with all optional parts.
