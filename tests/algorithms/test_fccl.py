@@ -576,5 +576,5 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_a_public_set_of_two_is_refused():
-  with pytest.raises(ValueError, match='num_public must be at least 3'):
+  with pytest.raises(ValueError, match='3 public examples or more, got 2'):
     make(dataclasses.replace(federate(), num_public=2))

@@ -176,11 +176,12 @@ def fccl(
       intra_weight=intra_weight,
   )
   at_least(0, public_epochs=public_epochs, pretrain_epochs=pretrain_epochs)
-  at_least(
-      _FEWEST_ROWS,
-      public_batch_size=public_batch_size,
-      num_public=federation.num_public,
-  )
+  at_least(_FEWEST_ROWS, public_batch_size=public_batch_size)
+  if federation.num_public < _FEWEST_ROWS:
+    raise ValueError(
+        f'fccl needs {_FEWEST_ROWS} public examples or more, got '
+        f'{federation.num_public}.'
+    )
   local, num_public = federation.local, federation.num_public
   shape = federation.num_clients, num_public, federation.num_classes
   batch_size = min(public_batch_size, num_public)
