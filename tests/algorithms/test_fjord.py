@@ -14,7 +14,7 @@ from fedjax_het.aggregation.nested_widths import make_nets, nested
 from fedjax_het.aggregation.slicing import extract, narrow
 from fedjax_het.algorithms import fedavg, fjord
 from fedjax_het.algorithms.fjord import Sent
-from fedjax_het.algorithms.fjord.nets import draw_width, step_loss
+from fedjax_het.algorithms.fjord.steps import draw_width, step_loss
 from fedjax_het.data.federated import Batch, federate
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import model_loss, train_model
@@ -24,7 +24,15 @@ from fedjax_het.models import BlockModel, Variables, create
 from fedjax_het.models.blocks import Block
 from fedjax_het.models.slices import Slices
 from tests.algorithms import fjord_numpy
-from tests.algorithms.nested import KEYS, SGD, check_messages, run, small
+from tests.algorithms.nested import (
+  KEYS,
+  SGD,
+  check_evaluation,
+  check_messages,
+  check_weights,
+  run,
+  small,
+)
 from tests.algorithms.suite import Case
 from tests.tiny import (
   NUM_CLASSES,
@@ -395,45 +403,12 @@ def test_widths_are_exact():
   assert list(sent.stats) == ['rate_0.6']
 
 
-def test_each_width_is_evaluated_with_its_own_statistics():
-  federation = small('1', '1/2', norm='batch', per_group=1)
-  algorithm = fjord(federation, widths=('1/4', '1/2', '1'))
-  server, group = algorithm.init(jax.random.key(0)), federation.groups[0]
-  shifted = {
-      name: jax.tree.map(lambda s, i=i: s + 0.1 * i, stats)
-      for i, (name, stats) in enumerate(server.stats.items(), 1)
-  }
-  server = server._replace(stats=shifted)
-  variables = algorithm.client_model(server, (), group)
-  assert algorithm.one_model and not algorithm.personal
-  assert list(algorithm.views) == ['rate_0.25', 'rate_0.5']
-  assert not fjord(federation, views=False).views
-  x, found = random_batch().x, algorithm.views | {'rate_1': algorithm.predict}
-  rates = [Fraction(1, 4), HALF, WHOLE]
-  for net in make_nets(group.model, rates):
-    held = extract(server.params, net.index.params)
-    want, _ = net.model.apply(Variables(held, shifted[net.name]), x)
-    got = found[net.name](group, variables, x)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-  assert np.all(np.ptp(got, axis=0) > 0)  # The widest: not all units are off.
+def test_every_width_is_evaluated_with_its_own_statistics():
+  check_evaluation(fjord)
 
 
 def test_weights_are_the_number_of_examples_or_one_and_0_without_a_step():
-  federation, data = small('1/2'), tiny_data((5, 8))
-  group, visit = federation.groups[0], Visit(0, 0, jax.random.key(4))
-  for weights, cases in (('uniform', {5: 1, 0: 0}), ('data', {5: 5})):
-    algorithm = fjord(federation, weights=weights)
-    server = algorithm.init(jax.random.key(0))
-    sent = algorithm.downlink(server, group, visit)
-
-    @jax.jit
-    def weight(size, algorithm=algorithm, sent=sent):
-      given = data.replace(sizes=data.sizes.at[0].set(size)).client(0)
-      up = algorithm.client_update(group, (), sent, given, visit)[1]
-      return up.summed.weight
-
-    for size, want in cases.items():
-      assert weight(size) == want
+  check_weights(fjord)
 
 
 @pytest.mark.parametrize(

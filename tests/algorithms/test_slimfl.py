@@ -21,7 +21,15 @@ from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Federation, Group, Received, Visit
 from fedjax_het.models import Variables, create
 from tests.algorithms import slimfl_numpy
-from tests.algorithms.nested import KEYS, SGD, check_messages, run, small
+from tests.algorithms.nested import (
+  KEYS,
+  SGD,
+  check_evaluation,
+  check_messages,
+  check_weights,
+  run,
+  small,
+)
 from tests.algorithms.suite import Case
 from tests.quadratics import quadratics
 from tests.tiny import (
@@ -352,42 +360,12 @@ def test_bytes_are_those_of_the_slices():
   check_messages(slimfl, 2, p_thin=0.5)
 
 
-def test_every_width_is_evaluated():
-  federation = small('1', '1/2', norm='batch', per_group=1)
-  algorithm = slimfl(federation, widths=('1/4', '1/2', '1'))
-  server, group = algorithm.init(jax.random.key(0)), federation.groups[0]
-  assert algorithm.one_model and not algorithm.personal
-  assert list(algorithm.views) == ['rate_0.25', 'rate_0.5']
-  assert not slimfl(federation, views=False).views
-  x = random_batch().x
-  found = algorithm.views | {'rate_1': algorithm.predict}
-  for net in make_nets(group.model, [QUARTER, HALF, WHOLE]):
-    own = Variables(
-        extract(server.params, net.index.params), server.stats[net.name]
-    )
-    np.testing.assert_allclose(
-        found[net.name](group, server, x),
-        net.model.apply(own, x)[0],
-        rtol=1e-6,
-    )
+def test_every_width_is_evaluated_with_its_own_statistics():
+  check_evaluation(slimfl)
 
 
 def test_weights_are_the_number_of_examples_or_one_and_0_without_a_step():
-  federation, data = small('1/2'), tiny_data((5, 8))
-  group, visit = federation.groups[0], Visit(0, 0, jax.random.key(4))
-  for weights, cases in (('uniform', {5: 1, 0: 0}), ('data', {5: 5})):
-    algorithm = slimfl(federation, weights=weights)
-    server = algorithm.init(jax.random.key(0))
-    sent = algorithm.downlink(server, group, visit)
-
-    @jax.jit
-    def weight(size, algorithm=algorithm, sent=sent):
-      given = data.replace(sizes=data.sizes.at[0].set(size)).client(0)
-      up = algorithm.client_update(group, (), sent, given, visit)[1]
-      return up.summed.weight
-
-    for size, want in cases.items():
-      assert weight(size) == (want, want)
+  check_weights(slimfl)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ from fedjax_het.aggregation.nested_widths import (
   widths_of,
 )
 from fedjax_het.aggregation.server import takes_server_options
-from fedjax_het.algorithms.fjord.nets import step_loss
+from fedjax_het.algorithms.fjord.steps import step_loss
 from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import check_task, requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
