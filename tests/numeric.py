@@ -1,5 +1,6 @@
 """Dense nets in NumPy with finite-difference gradients, to check rounds."""
 
+import jax
 import numpy as np
 
 STEP = 1e-6
@@ -69,3 +70,40 @@ def divergences(teacher, student):
   """[B], KL(softmax(teacher) || softmax(student))."""
   log_p, log_q = log_softmax(teacher), log_softmax(student)
   return np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def as_list(model, variables):
+  """A net of dense layers as a list of (kernel, bias) in float64."""
+  layers = (variables.params[name]['Dense_0'] for name in model.block_names)
+  return [
+      tuple(np.asarray(layer[k], np.float64) for k in ('kernel', 'bias'))
+      for layer in layers
+  ]
+
+
+def nets_and_examples(federation, clients, data, sizes):
+  """What an oracle of a round begins with.
+
+  Args:
+    federation: The federation.
+    clients: {group: client states on a leading axis}, with `variables`.
+    data: The federated data.
+    sizes: Examples of each client.
+
+  Returns:
+    Every client's net, see `as_list`, and every client's inputs [n, D] in
+    float64 with their labels [n].
+  """
+  group_of, row_of = federation.places()
+  images = np.asarray(data.preprocess(data.images), np.float64)
+  images, labels = images.reshape(len(images), -1), np.asarray(data.labels)
+  nets, owned = [], []
+  for k, size in enumerate(sizes):
+    group = federation.groups[group_of[k]]
+    mine = jax.tree.map(
+        lambda leaf, row=row_of[k]: leaf[row], clients[group.name].variables
+    )
+    nets.append(as_list(group.model, mine))
+    index = np.asarray(data.index[k, :size])
+    owned.append((images[index], labels[index]))
+  return nets, owned

@@ -38,6 +38,7 @@ from fedjax_het.models.simple_cnn import Hidden
 from tests.algorithms import fedproto_numpy
 from tests.algorithms.suite import Clocks
 from tests.models.test_reach import small_maps
+from tests.numeric import as_list, nets_and_examples
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -186,15 +187,6 @@ def test_an_example_of_an_unknown_class_has_no_loss_and_no_gradient():
   assert grad.tolist() == [[1, 0], [0, 0]]
 
 
-def as_list(model, variables):
-  """A tiny net as a list of (kernel, bias) in float64."""
-  layers = (variables.params[name]['Dense_0'] for name in model.block_names)
-  return [
-      tuple(np.asarray(layer[k], np.float64) for k in ('kernel', 'bias'))
-      for layer in layers
-  ]
-
-
 LAM, RATE = 3.0, 0.3
 
 
@@ -228,19 +220,9 @@ def three_rounds(weights):
     )
     reports.append(jax.device_get(report))
 
-  group_of, row_of = federation.places()
+  nets, owned = nets_and_examples(federation, before, data, SIZES)
   images = np.asarray(data.preprocess(data.images), np.float64)
   images = images.reshape(len(images), -1)
-  nets, owned = [], []
-  for k in range(4):
-    group = federation.groups[group_of[k]]
-    mine = jax.tree.map(
-        lambda leaf, row=row_of[k]: leaf[row],
-        before[group.name].variables,
-    )
-    nets.append(as_list(group.model, mine))
-    index = np.asarray(data.index[k, : SIZES[k]])
-    owned.append((images[index], np.asarray(data.labels)[index]))
   want = fedproto_numpy.run(
       nets, owned, 3, weights == 'data', lam=LAM, lr=RATE, epochs=2
   )

@@ -35,6 +35,7 @@ from fedjax_het.models.blocks import Block, BlockModel
 from fedjax_het.models.simple_cnn import Hidden
 from tests.algorithms import felo_numpy
 from tests.algorithms.suite import Case, Clocks
+from tests.numeric import as_list, nets_and_examples
 from tests.tiny import (
   NUM_CLASSES,
   SHAPE,
@@ -460,15 +461,6 @@ class Run(NamedTuple):
   want: tuple[Any, ...]
 
 
-def as_list(model, variables):
-  """A tiny net as a list of (kernel, bias) in float64."""
-  layers = (variables.params[name]['Dense_0'] for name in model.block_names)
-  return [
-      tuple(np.asarray(layer[k], np.float64) for k in ('kernel', 'bias'))
-      for layer in layers
-  ]
-
-
 ALPHA, RATE, ROUNDS = 2.0, 0.2, 6
 
 
@@ -501,19 +493,7 @@ def run(velo):
         state, data, jax.random.key(1), jax.random.key(2)
     )
     reports.append(jax.device_get(report))
-  group_of, row_of = federation.places()
-  images = np.asarray(data.preprocess(data.images), np.float64)
-  images = images.reshape(len(images), -1)
-  nets, owned = [], []
-  for k in range(4):
-    group = federation.groups[group_of[k]]
-    mine = jax.tree.map(
-        lambda leaf, row=row_of[k]: leaf[row],
-        before.clients[group.name].variables,
-    )
-    nets.append(as_list(group.model, mine))
-    index = np.asarray(data.index[k, : SIZES[k]])
-    owned.append((images[index], labels[index]))
+  nets, owned = nets_and_examples(federation, before.clients, data, SIZES)
   if velo:
     options = dict(velo=dict(
         w=weights_of(before.server.generator.variables),
