@@ -114,6 +114,8 @@ VARIANTS = dict(
     # Budgets of the quarters; the default is 1/6, 1/3, 1/2, 1 (Fair).
     lack=_scenario(x1_6='x1_8', x1_3='x1_6'),
     surplus=_scenario(x1='x2'),
+    # The second models of `surplus` are one, which the server averages.
+    shared_partner=common.set_options(mkd_partners='shared'),
     # ViT-T/16 and ViT-S/16, with `model.pretrained=FILE`; a small transformer
     # without pretrained parameters.
     vit=_fine_tuning('vit_t16'),
@@ -144,8 +146,10 @@ def get_config(arg=''):
   figures, or with `fedepth` by the paper's estimate; `--plan=measured` or
   `--plan=paper` chooses.
 
-  Clients whose budget holds two models train two by mutual distillation. The
-  authors hold out a fifth of each client's examples: `--config.validation=0.2`.
+  Clients whose budget holds two models (`surplus`) train two by mutual
+  distillation; the second one is the client's own, or with `shared_partner` one
+  for all of them. The authors hold out a fifth of each client's examples:
+  `--config.validation=0.2`.
 
   For fine-tuning part by part from an AugReg checkpoint at FILE (section 5.4),
   with `vit_s` for ViT-S/16 instead of ViT-T/16:

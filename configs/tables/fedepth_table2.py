@@ -61,6 +61,7 @@ METHODS = {
     'FeDepth Lack': (fedepth.get_config, 'lack'),
     'm-FeDepth Lack': (fedepth.get_config, 'own_heads,lack'),
     'FeDepth Surplus': (fedepth.get_config, 'surplus'),
+    'FeDepth Surplus shared': (fedepth.get_config, 'surplus,shared_partner'),
     'm-FeDepth Surplus': (fedepth.get_config, 'own_heads,surplus'),
 }
 # Rows of the columns with a few labels a client alone, where the authors'
@@ -92,7 +93,11 @@ SETTING = (
 UNMASKED = f'{SETTING.removesuffix(MASKS)}No row has a label mask.'
 BUDGETS = (
     'A quarter of the clients each hold 1/6, 1/3, 1/2 and all of the model '
-    '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus).'
+    '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus), '
+    'where such clients train a second model beside the common one. It is '
+    'their own, or one of all of them, which the server averages (row '
+    '"shared"); in the authors\' program one network goes from client to '
+    'client.'
 )
 SUBSET = (
     'Of CIFAR-100 20,000 training images are used, 200 a client, and a part '
@@ -167,8 +172,9 @@ def of_column(labels, column: str, scale: str):
 
 
 def target(label: str, column: str):
-  """The paper's result for a cell, which is the same for masked rows."""
-  return paper_targets.fedepth(label.removesuffix(' masked'), column)
+  """The paper's result for a cell; masked and shared rows have no other."""
+  label = label.removesuffix(' masked').removesuffix(' shared')
+  return paper_targets.fedepth(label, column)
 
 
 def paper(methods, columns):

@@ -17,13 +17,15 @@ m-FeDepth (`heads='own'`): a stage that does not end at the last unit trains a
 head of its own, of the width there. The server averages these heads over the
 clients that trained them; inference uses the model's head. Partial training:
 front blocks that do not fit are not trained. MKD: a client that can hold M
-models trains the shared model together with M - 1 private models, which stay on
-the client, each on
+models trains the common model together with M - 1 further models, each on
 
   CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m),
 
 with the gradient stopped at h_m'. The paper prints the mean of the CEs; the
-authors' code gives every model its own loss, as here.
+authors' code gives every model its own loss, as here. Further models stay on
+their client, as in the paper, or the server averages each over the clients that
+trained it (`mkd_partners='shared'`); in the authors' code one network goes from
+client to client.
 
 Differences from the paper or its code:
 
@@ -35,9 +37,9 @@ Differences from the paper or its code:
   stage.
 - The stem of a ViT, its embeddings, is trained in the first stage only.
 
-The only state is that of the server (and MKD's private models). After a device
-upgrade, build the algorithm and the round with a federation of the new budgets
-and continue with
+The only state is that of the server (and the models of MKD that stay). After a
+device upgrade, build the algorithm and the round with a federation of the new
+budgets and continue with
 
   rounds.init_state(new_algorithm, new_federation, key)._replace(
       round_num=state.round_num, server=state.server)
@@ -62,7 +64,13 @@ from fedjax_het.aggregation.server import (
   takes_server_options,
   with_state,
 )
-from fedjax_het.algorithms.fedepth.mutual import train_together
+from fedjax_het.algorithms.fedepth.mutual import (
+  PARTNERS,
+  init_server,
+  make_partners,
+  train_together,
+  upload_partners,
+)
 from fedjax_het.depthwise.schedules import (
   Schedule,
   make_schedules,
@@ -94,7 +102,8 @@ class Client(NamedTuple):
   Attributes:
     own: Blocks and statistics that do not travel; empty without
       `Federation.local_stats`.
-    partners: M - 1 private models of MKD, `Variables` each; () without MKD.
+    partners: What stays of the M - 1 further models of MKD, `Variables` each,
+      which are empty if these are shared; () without MKD.
   """
 
   own: Variables
@@ -201,12 +210,12 @@ def train(plan: Plan, start: Variables, partners, data, visit):
   Args:
     plan: What to train.
     start: The model and the heads that the client received.
-    partners: Its private models.
+    partners: The further models of MKD.
     data: Its examples.
     visit: The visit.
 
   Returns:
-    The model and the heads, the private models, metrics, number of steps.
+    The model and the heads, the further models, metrics, number of steps.
   """
   if plan.num_models > 1:
     # CE_m + 1 / (M - 1) sum_{m' != m} KL(h_m' || h_m), for every m.
@@ -251,6 +260,7 @@ def fedepth(
     cache_prefix: bool = False,
     scan_stages: bool = True,
     mkd_models: int | None = None,
+    mkd_partners: str = 'private',
     weights: str = 'data',
     mask: str = 'none',
     calibrate: bool = False,
@@ -288,6 +298,9 @@ def fedepth(
       of a program each, see `depthwise.training`; ignored with `cache_prefix`.
     mkd_models: M for the groups whose budget holds M whole models; None for
       no distillation.
+    mkd_partners: Where the M - 1 further models are: 'private' for models of
+      each client, 'shared' for models that the server averages over the clients
+      that trained them.
     weights: The averaging coefficients: 'data' for the number of examples (the
       paper), or 'uniform'.
     mask: As for `fedavg`; the authors' programs have 'batch' by default, their
@@ -299,7 +312,7 @@ def fedepth(
 
   Returns:
     The algorithm. Its server state is that of FedAvg, with m-FeDepth's heads
-    as further blocks.
+    and shared partners ('partner1/BLOCK') as further blocks.
 
   Raises:
     ValueError: If an option is unknown or out of range, a budget cannot be
@@ -309,6 +322,7 @@ def fedepth(
   one_of('heads', heads, HEADS)
   one_of('partial', partial, PARTIAL)
   one_of('epochs_mode', epochs_mode, ('per_stage', 'split'))
+  one_of('mkd_partners', mkd_partners, PARTNERS)
   federation = with_batch_mask('fedepth', federation, mask)
   if mkd_models is not None:  # The KL is between class probabilities.
     check_task('fedepth with mkd_models', 'classification', federation)
@@ -334,31 +348,46 @@ def fedepth(
     groups = tuple(map(with_own_heads, federation.groups))
     holders = dataclasses.replace(federation, groups=groups)
   exchange = make_exchange(holders, 'layerwise', weights, tx=tx)
+  rich = {name for name, mine in plans.items() if mine.num_models > 1}
+  partners = make_partners(exchange, rich, mkd_models or 1, mkd_partners)
+
+  def partners_of(group):
+    return partners if group.name in rich else ()
 
   def init_client(group, client_id, key):
     mine = jax.random.fold_in(key, client_id)
-    partners = tuple(
-        group.model.init(jax.random.fold_in(mine, m))
-        for m in range(1, plans[group.name].num_models)
-    )
     own = exchange.init_client(plans[group.name].group, key)
-    return Client(own, partners)
+    kept = tuple(
+        partner.init_client(group, jax.random.fold_in(mine, m))
+        for m, partner in enumerate(partners_of(group), 1)
+    )
+    return Client(own, kept)
 
   def downlink(server, group, visit):
     del visit
-    return exchange.download(server, plans[group.name].group)
+    return exchange.download(server, plans[group.name].group), tuple(
+        partner.download(server, group) for partner in partners_of(group)
+    )
 
   def client_update(group, client, sent, data, visit):
-    mine = plans[group.name]
-    start = exchange.assemble(mine.group, client.own, sent)
-    end, partners, metrics, num_steps = train(
-        mine, start, client.partners, data, visit
+    mine, theirs = plans[group.name], partners_of(group)
+    model, others = sent
+    start = exchange.assemble(mine.group, client.own, model)
+    before = tuple(
+        partner.assemble(group, kept, other)
+        for partner, kept, other in zip(
+            theirs, client.partners, others, strict=True
+        )
     )
+    end, after, metrics, num_steps = train(mine, start, before, data, visit)
     own, delta = exchange.upload(mine.group, start, end, data.size, num_steps)
     if not dilute:
       change, stats = take(Variables(*delta[:2]), mine.names)
       delta = Delta(change, stats, delta.weight)
-    return Client(own, partners), Uplink(delta), metrics
+    kept, delta = upload_partners(
+        theirs, group, before, after, data.size, num_steps, delta
+    )
+    return Client(own, kept), Uplink(delta), metrics
 
   def server_update(server, received, turn):
     del turn
@@ -375,7 +404,7 @@ def fedepth(
     return with_state(ready, opt_state)
 
   return FederatedAlgorithm(
-      init=exchange.init,
+      init=lambda key: init_server(exchange, partners, key),
       init_client=init_client,
       downlink=downlink,
       client_update=client_update,

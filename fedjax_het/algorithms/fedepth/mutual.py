@@ -5,14 +5,25 @@ References:
   CVPR 2018; MKD of FeDepth (arXiv 2303.04887).
 """
 
+from collections.abc import Container, Sequence
+
 import jax
 
+from fedjax_het.aggregation.exchange import Delta, WeightExchange
+from fedjax_het.aggregation.server import (
+  init_server_step,
+  server_variables,
+  with_state,
+)
+from fedjax_het.aggregation.sharing import Sharing
 from fedjax_het.data.federated import Examples
 from fedjax_het.engine.distill import distillation
 from fedjax_het.engine.task import Task, masked_mean
 from fedjax_het.engine.together import fit_together
-from fedjax_het.engine.types import LocalTraining, Visit
+from fedjax_het.engine.types import Group, LocalTraining, Visit
 from fedjax_het.models.blocks import BlockModel, Variables
+
+PARTNERS = ('private', 'shared')
 
 
 def mutual_loss(
@@ -54,13 +65,13 @@ def train_together(
   Args:
     model: Architecture of all M models.
     local: Local training.
-    start: The shared model.
-    partners: The M - 1 private models.
+    start: The common model.
+    partners: The M - 1 further models.
     data: The client's examples.
     visit: The visit; its key seeds batches and dropout.
 
   Returns:
-    The shared model, the private models, {'train_loss': task loss of the shared
+    The common model, the further ones, {'train_loss': task loss of the common
     model}, number of steps.
   """
   models = (start, *partners)
@@ -73,3 +84,90 @@ def train_together(
       (model,) * len(models), local, models, loss_of, data, visit
   )
   return end, tuple(partners), dict(train_loss=metrics['first']), num_steps
+
+
+def make_partners(
+    exchange: WeightExchange,
+    holders: Container[str],
+    num_models: int,
+    kept: str,
+) -> tuple[WeightExchange, ...]:
+  """How each of the M - 1 models beside the common one is kept.
+
+  Args:
+    exchange: That of the common model.
+    holders: Names of the groups whose clients train M models.
+    num_models: M.
+    kept: 'private': they stay on their client, and nothing is exchanged.
+      'shared': the server averages each over the clients that train it, under
+      names of its own, 'partner1/BLOCK'.
+
+  Returns:
+    The exchange of every partner.
+  """
+
+  def named(m: int) -> WeightExchange:
+    def key(group: Group, block: str) -> str | None:
+      travels = kept == 'shared' and group.name in holders
+      return f'partner{m}/{block}' if travels else None
+
+    sharing = Sharing(key, exchange.sharing.local_stats)
+    return exchange._replace(sharing=sharing)
+
+  return tuple(named(m) for m in range(1, num_models))
+
+
+def init_server(
+    exchange: WeightExchange, partners: Sequence[WeightExchange], key
+):
+  """The server's tree: the common model and the partners that are shared.
+
+  Args:
+    exchange: That of the common model.
+    partners: Those of the partners.
+    key: A random key; partner m's is `fold_in(key, m)`.
+
+  Returns:
+    As `exchange.init`, with further blocks.
+  """
+  params, stats = server_variables(exchange.init(key))
+  for m, partner in enumerate(partners, 1):
+    more = server_variables(partner.init(jax.random.fold_in(key, m)))
+    params, stats = {**params, **more.params}, {**stats, **more.stats}
+  opt_state = init_server_step(exchange.tx, params)
+  return with_state(Variables(params, stats), opt_state)
+
+
+def upload_partners(
+    partners: Sequence[WeightExchange],
+    group: Group,
+    before: Sequence[Variables],
+    after: Sequence[Variables],
+    size: jax.Array,
+    num_steps: jax.Array,
+    delta: Delta,
+) -> tuple[tuple[Variables, ...], Delta]:
+  """Splits the partners into what stays and what travels.
+
+  Args:
+    partners: Their exchanges.
+    group: The client's group.
+    before: The partners at the start of the visit.
+    after: The partners at its end.
+    size: As for `WeightExchange.upload`.
+    num_steps: The same.
+    delta: The uplink of the common model.
+
+  Returns:
+    What stays, for each partner; the uplink with further blocks.
+  """
+  kept = []
+  for partner, old, new in zip(partners, before, after, strict=True):
+    own, more = partner.upload(group, old, new, size, num_steps)
+    kept.append(own)
+    delta = Delta(
+        {**delta.change, **more.change},
+        {**delta.stats, **more.stats},
+        delta.weight,
+    )
+  return tuple(kept), delta
