@@ -41,13 +41,17 @@ SUITE = [
     Case(dict(plan='paper', heads='own'), HALF),
     Case(dict(plan='paper', heads='own', cache_prefix=True), HALF),
     Case(dict(plan='paper', mkd_models=2), dict(tiny2=dict(budget='2'))),
+    Case(
+        dict(plan='paper', mkd_models=2, mkd_partners='shared'),
+        dict(tiny2=dict(budget='2')),
+    ),
 ]
 CLOCKS = Clocks(dict(plan='paper'))
 # What `tests/fuzz/test_options_act.py` cannot see: these act for certain
 # budgets or nets only.
 UNSEEN = {
     'plan', 'slack', 'partial', 'dilute', 'scan_stages', 'mkd_models',
-    'calibrate',
+    'mkd_partners', 'calibrate',
 }  # fmt: skip
 RATE = 0.05
 
@@ -601,6 +605,94 @@ def test_two_models_teach_each_other_and_stay_in_their_places():
   )
 
 
+def partner_of(variables, m):
+  """The blocks of partner m in a server's tree."""
+  name = f'partner{m}/'
+  return Variables(*(
+      {
+          block.removeprefix(name): value
+          for block, value in tree.items()
+          if block.startswith(name)
+      }
+      for tree in variables
+  ))  # fmt: skip
+
+
+@pytest.mark.parametrize('norm', [False, True])
+def test_a_shared_partner_is_the_mean_of_what_the_rich_made_of_it(norm):
+  """As if each had it as its own, weighted by numbers of examples."""
+  federation = federate(tiny_model(2, norm=norm), poor='1', rich='3')
+  rich, data = federation.groups[1], tiny_data((5, 3, 6, 4))
+  options = dict(mkd_models=3, server_lr=0.5)
+  shared = fedepth(federation, mkd_partners='shared', **options)
+  private = fedepth(federation, **options)
+  before, common = (one.init(jax.random.key(0)) for one in (shared, private))
+  held = [partner_of(before, m) for m in (1, 2)]
+  made, uplinks = [], []
+  for client_id in (2, 3):
+    visit = Visit(jnp.int32(client_id), jnp.int32(0), jax.random.key(4))
+    client = private.init_client(rich, client_id, jax.random.key(0))
+    client, alone, _ = private.client_update(
+        rich,
+        client._replace(partners=tuple(held)),
+        private.downlink(common, rich, visit),
+        data.client(client_id),
+        visit,
+    )
+    made.append(client.partners)
+    _, client, uplink, _ = one_visit(shared, federation, data, client_id)
+    # Nothing stays on the client; the common model does not notice.
+    assert not jax.tree.leaves(client)
+    for name, tree in alone.summed.change.items():
+      assert_close(uplink.summed.change[name], tree)
+    uplinks.append(uplink.summed)
+  poor = one_visit(shared, federation, data, 0)[2].summed
+  sums = dict(rich=jax.tree.map(jnp.add, *uplinks), poor=poor)
+  received = {n: Received(s, None, jnp.array([0])) for n, s in sums.items()}
+  new = server_step(shared, before, received)
+  for m, old in enumerate(held, 1):
+    got, (first, second) = partner_of(new, m), (own[m - 1] for own in made)
+    mean = jax.tree.map(lambda a, b: 0.6 * a + 0.4 * b, first, second)
+    # Half a step towards the mean of the parameters; that of the statistics.
+    half = jax.tree.map(lambda x, y: 0.5 * (x + y), old.params, mean.params)
+    assert_close(got, Variables(half, mean.stats))
+    change = jax.tree.map(jnp.subtract, got.params, old.params)
+    assert optax.global_norm(change) > 0.01
+  # Two partners and the common model begin differently.
+  kernels = [one.params['stem']['Dense_0']['kernel'] for one in (before, *held)]
+  assert len({tuple(np.ravel(kernel)) for kernel in kernels}) == 3
+
+
+def test_a_shared_partner_travels_to_those_who_train_it():
+  """But for its statistics, if these stay; the poor have another net here."""
+  federation = federate(tiny_model(1), poor='1', rich='2')
+  poor, rich = federation.groups
+  poor = dataclasses.replace(poor, model=tiny_model(2))
+  federation = dataclasses.replace(
+      federation, groups=(poor, rich), local_stats=True
+  )
+  algorithm = fedepth(federation, mkd_models=2, mkd_partners='shared')
+  visit = Visit(jnp.int32(0), jnp.int32(0), jax.random.key(4))
+  server = algorithm.init(jax.random.key(0))
+  blocks = set(rich.model.block_names)
+  partner = {f'partner1/{name}' for name in blocks}
+  assert set(partner_of(server, 1).params) == blocks
+  assert not server.stats
+  for group, partners in ((poor, 0), (rich, 1)):
+    model, others = algorithm.downlink(server, group, visit)
+    assert set(model.params) == set(group.model.block_names)
+    assert [set(other.params) for other in others] == partners * [partner]
+  data = tiny_data((4, 4, 4, 4))
+  uplink = one_visit(algorithm, federation, data, 0)[2]
+  assert set(uplink.summed.change) == set(poor.model.block_names)
+  _, client, uplink, _ = one_visit(algorithm, federation, data, 2)
+  assert set(uplink.summed.change) == blocks | partner
+  (kept,) = client.partners
+  assert not kept.params and set(kept.stats) == {'stem', 'mid0'}
+  tested = algorithm.client_model(server, client, rich)
+  assert set(tested.params) == blocks
+
+
 @pytest.mark.slow
 def test_the_rich_train_two_models_and_send_one():
   federation, data = federate(poor='1', rich='2'), small_data()
@@ -649,6 +741,7 @@ def test_the_rich_train_two_models_and_send_one():
         (dict(heads='mine'), "^Unknown heads 'mine'"),
         (dict(partial='skip'), "^Unknown partial 'skip'"),
         (dict(epochs_mode='all'), "^Unknown epochs_mode 'all'"),
+        (dict(mkd_partners='mine'), "^Unknown mkd_partners 'mine'"),
         (dict(slack=-0.1), 'slack must be at least 0, got -0.1'),
         (
             dict(calibrate=True),
