@@ -324,8 +324,8 @@ def test_notes_and_means_are_of_rows_and_metrics(name):
 def test_fedepths_tables_are_the_papers():
   table = found('fedepth_table2', 'full')
   keys = cells('fedepth_table2', 'full')
-  # 17 rows of eight columns; masks of FedAvg and FeDepth in four of them.
-  assert len(keys) == 17 * 8 + 4 * 4 == sum(
+  # 18 rows of eight columns; masks of FedAvg and FeDepth in four of them.
+  assert len(keys) == 18 * 8 + 4 * 4 == sum(
       table.target(*key) is not None for key in keys
   )
   config = table.config('m-FeDepth Surplus', 'cifar100 beta 30')
@@ -351,6 +351,13 @@ def test_fedepths_tables_are_the_papers():
     assert table.target(label, 'cifar10 beta 2') == table.target(
         f'{label} masked', 'cifar10 beta 2'
     )
+  # A second model for all clients with a surplus, and the same paper targets.
+  own, shared = ('FeDepth Surplus', 'FeDepth Surplus shared')
+  column = 'cifar10 alpha 0.3'
+  assert table.target(own, column) == table.target(shared, column)
+  private, one = (table.config(n, column).to_dict() for n in (own, shared))
+  assert private['algorithm'].pop('mkd_partners') == 'private'
+  assert one['algorithm'].pop('mkd_partners') == 'shared' and private == one
   unequal = found('fedepth_table3', 'full')
   config = unequal.config('SplitMix', 'cifar10 alpha_u 0.3')
   assert config.partition.to_dict() == dict(
