@@ -44,4 +44,5 @@ def get_table() -> Table:
       seeds=(0,),
       mean='clients',
       columns=tuple(COLUMNS),
+      notes=fedepth_table2.NOTES,
   )

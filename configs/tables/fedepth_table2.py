@@ -93,12 +93,19 @@ SETTING = (
 UNMASKED = f'{SETTING.removesuffix(MASKS)}No row has a label mask.'
 BUDGETS = (
     'A quarter of the clients each hold 1/6, 1/3, 1/2 and all of the model '
-    '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus), '
-    'where such clients train a second model beside the common one. It is '
-    'their own, or one of all of them, which the server averages (row '
-    '"shared"); in the authors\' program one network goes from client to '
-    'client.'
+    '(Fair); 1/8, 1/6, 1/2 and all (Lack); 1/6, 1/3, 1/2 and twice (Surplus).'
 )
+# Of `METHODS`.
+NOTES = {
+    'FeDepth Surplus': (
+        'a client whose memory holds two models trains one of its own beside '
+        'the common one.'
+    ),
+    'FeDepth Surplus shared': (
+        'all such clients train one second model, which the server averages; '
+        "in the authors' program one network goes from client to client."
+    ),
+}
 SUBSET = (
     'Of CIFAR-100 20,000 training images are used, 200 a client, and a part '
     'of the test set is enough, so its figures are not comparable with the '
@@ -213,4 +220,5 @@ def get_table(scale: str = SCALES[0]) -> Table:
       seeds=(0,),
       mean='clients',
       columns=tuple(COLUMNS),
+      notes=NOTES,
   )
