@@ -25,6 +25,7 @@ from fedjax_het.algorithms.fedh2l import fedh2l
 from fedjax_het.algorithms.fedhe import fedhe
 from fedjax_het.algorithms.fedin import fedin
 from fedjax_het.algorithms.fedmd import fedmd
+from fedjax_het.algorithms.fedmk import fedmk
 from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedproto import fedproto
 from fedjax_het.algorithms.fedprox import fedprox
@@ -65,6 +66,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'rhfl': rhfl,
     'fedh2l': fedh2l,
+    'fedmk': fedmk,
     'fccl': fccl,
     'fml': fml,
     'fedgkt': fedgkt,
