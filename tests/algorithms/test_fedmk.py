@@ -17,7 +17,7 @@ from fedjax_het.algorithms.fedmk.condense import (
   outer_loss,
 )
 from fedjax_het.algorithms.fedmk.sets import (
-  Examples,
+  Learned,
   draw_from_others,
   labels_of,
   union_of,
@@ -249,7 +249,7 @@ def table(present):
   k, c = present.shape
   x = jnp.arange(k * c * P, dtype=jnp.float32).reshape(k, c, P, 1)
   y = jnp.broadcast_to(labels_of(c, P)[None], (k, c, P))
-  return Maybe(Examples(x, y), present)
+  return Maybe(Learned(x, y), present)
 
 
 def test_others_examples_of_known_labels_are_drawn_without_replacement():

@@ -75,7 +75,7 @@ class Server(NamedTuple):
 
   Attributes:
     model: w.
-    sets: `Maybe` of the latest `Examples` [K, C, P, ...] of every client; its
+    sets: `Maybe` of the latest `Learned` [K, C, P, ...] of every client; its
       mask [K, C] is Y_k, False before a client's first upload.
   """
 
@@ -88,7 +88,7 @@ class Sent(NamedTuple):
 
   Attributes:
     model: w.
-    start: `Maybe` of `Examples` [C, P, ...] of other clients; its mask is [C].
+    start: `Maybe` of `Learned` [C, P, ...] of other clients; its mask is [C].
   """
 
   model: Variables
@@ -99,8 +99,8 @@ class Sent(NamedTuple):
 def fedmk(
     federation: Federation,
     *,
-    per_class: int = 10,
-    inner_lr: float = 0.01,
+    per_class: int = 4,
+    inner_lr: float = 0.1,
     condense_lr: float = 0.1,
     tau: float = 5.0,
     server_epochs: int = 10,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.fedmk.sets import Examples
+from fedjax_het.algorithms.fedmk.sets import Learned
 from fedjax_het.data.federated import Batch, ClientData
 from fedjax_het.engine.local import train_epochs
 from fedjax_het.engine.task import Task, masked_mean
@@ -120,7 +120,7 @@ def condense(
     owned,
     data: ClientData,
     visit: Visit,
-) -> tuple[Examples, dict[str, jax.Array]]:
+) -> tuple[Learned, dict[str, jax.Array]]:
   """Learns X_k in the local steps of a visit.
 
   Args:
@@ -171,4 +171,4 @@ def condense(
       drop_last=local.drop_last,
       steps=local.steps,
   )
-  return Examples(x, y), metrics
+  return Learned(x, y), metrics

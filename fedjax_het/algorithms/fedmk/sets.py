@@ -10,7 +10,7 @@ from fedjax_het.engine.types import Maybe
 from fedjax_het.models.blocks import BlockModel
 
 
-class Examples(NamedTuple):
+class Learned(NamedTuple):
   """Learned examples, P of each of C classes.
 
   Attributes:
@@ -37,12 +37,12 @@ def empty_sets(model: BlockModel, num_clients: int, per_class: int) -> Maybe:
     per_class: P.
 
   Returns:
-    `Maybe` of `Examples` [K, C, P, ...]; its mask is [K, C].
+    `Maybe` of `Learned` [K, C, P, ...]; its mask is [K, C].
   """
   shape = num_clients, model.num_classes
   rows = *shape, per_class
   return Maybe(
-      Examples(
+      Learned(
           jnp.zeros((*rows, *model.input_shape)), jnp.zeros(rows, jnp.int32)
       ),
       jnp.zeros(shape, bool),
@@ -53,12 +53,12 @@ def draw_from_others(sets: Maybe, client_id, key) -> Maybe:
   """What a client begins with: examples of others, of the labels it owns.
 
   Args:
-    sets: `Maybe` of `Examples` [K, C, P, ...], the uploads of all clients.
+    sets: `Maybe` of `Learned` [K, C, P, ...], the uploads of all clients.
     client_id: [] int32; its own examples are not drawn.
     key: A random key.
 
   Returns:
-    `Maybe` of `Examples` [C, P, ...], drawn without replacement from those of
+    `Maybe` of `Learned` [C, P, ...], drawn without replacement from those of
     all other clients. The mask [C] is True for labels that another client has
     uploaded, and that this one has uploaded, too. A client that has uploaded
     nothing is sent all labels, since the server does not know its own.
@@ -74,7 +74,7 @@ def draw_from_others(sets: Maybe, client_id, key) -> Maybe:
   mine = present[client_id]
   wanted = mine | ~jnp.any(mine)
   return Maybe(
-      Examples(x[k, c, p], y[k, c, p]), jnp.any(others, axis=0) & wanted
+      Learned(x[k, c, p], y[k, c, p]), jnp.any(others, axis=0) & wanted
   )
 
 
