@@ -31,9 +31,9 @@ def _prepare(config, names):
 
 VARIANTS = dict(
     paper=_paper,
-    # Ablations: equal weights of the examples; a step too small to learn
-    # anything but the direction of the gradient.
+    # Ablation: examples of any loss count equally.
     equal_weights=common.set_options(tau=0.0),
+    # The inner step of the outline.
     small_step=common.set_options(inner_lr=0.01),
 )
 
@@ -44,7 +44,12 @@ def get_config(arg=''):
   Run: `python -m launch.train --config=configs/fedmk.py[:variant,...]`.
 
   The local steps are those of the condensation: one pass over a client's
-  examples in every round (`local.epochs`). The net has group norms.
+  examples in every round (`local.epochs`). Norms take the statistics of a batch
+  in tests, too.
+
+  Measured without variants, seed 0, one thread: accuracy 49.3 % after 20 rounds
+  (`private.py`: 63.4 %, `fedavg.py`: 92.1 %), 1.6 MB up and 137.4 MB down. The
+  setting is small, see `docs/methods/fedmk.md`.
 
   Args:
     arg: Variants of `common` and of this file, separated by commas.
