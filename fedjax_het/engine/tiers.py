@@ -13,7 +13,7 @@ References:
   Chai et al., `FedAT <https://arxiv.org/abs/2010.05958>`_, SC 2021.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import heapq
 import itertools
 
@@ -56,15 +56,20 @@ def tier_stream(
       a client in a row are lost.
   """
   at_least(1, cohort_size=cohort_size)
-  smallest = min(map(len, tiers))
-  if smallest < cohort_size:
-    raise ValueError(
-        f"clock.mode='tiers' draws the cohort from one group: cohort_size must "
-        f'be at most {smallest}, the clients of the smallest group, got '
-        f'{cohort_size}.'
-    )
+  check_tiers(map(len, tiers), cohort_size)
   check_return(fleet, np.concatenate(tiers))
   return _events(fleet, tiers, cohort_size, max_staleness)
+
+
+def check_tiers(sizes: Iterable[int], cohort_size: int) -> None:
+  """Raises ValueError if a tier has fewer clients than a cohort."""
+  smallest = min(sizes)
+  if smallest < cohort_size:
+    raise ValueError(
+        "clock.mode='tiers' draws a cohort from one group: cohort_size must be "
+        f'at most {smallest}, the clients of the smallest group, got '
+        f'{cohort_size}.'
+    )
 
 
 def _cohorts(seed: int, number: int, clients, cohort_size: int):
