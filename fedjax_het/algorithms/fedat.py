@@ -28,7 +28,8 @@ References:
   <https://arxiv.org/abs/2010.05958>`_, SC 2021, Eq. 3 and Algorithm 2.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,23 +39,26 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
-from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.aggregation.server import weighted_mean
+from fedjax_het.aggregation.exchange import Delta, end_of, make_exchange
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
 
 
-class Sent(NamedTuple):
-  """The uplink of a client, or a sum of them.
+class Tier(NamedTuple):
+  """What the server holds of a tier, with the keys of its group.
 
   Attributes:
-    w: n_k w_k, by shared key.
-    weight: [] float32, n_k; 0 after a visit without a step.
+    model: x_m.
+    start: x at the beginning of its round.
+    pending: Sum of the uploads of its unfinished round.
+    count: [] int32, T_m.
   """
 
-  w: Variables
-  weight: jax.Array
+  model: Variables
+  start: Variables
+  pending: Delta
+  count: jax.Array
 
 
 class Server(NamedTuple):
@@ -62,15 +66,11 @@ class Server(NamedTuple):
 
   Attributes:
     x: The common model, by shared key.
-    tiers: {group: x_m}, each with the keys of its group.
-    pending: {group: sum of the uploads of its unfinished round}.
-    counts: [M] int32, T_m, in the order of the groups.
+    tiers: {group: its `Tier`}.
   """
 
   x: Variables
-  tiers: dict[str, Variables]
-  pending: dict[str, Sent]
-  counts: jax.Array
+  tiers: dict[str, Tier]
 
 
 def tier_weights(counts: jax.Array) -> jax.Array:
@@ -88,26 +88,44 @@ def tier_weights(counts: jax.Array) -> jax.Array:
   return mirrored / jnp.maximum(jnp.sum(counts), 1)
 
 
-def mean_where_sent(old: Variables, terms: list[Sent]) -> Variables:
-  """The weighted mean of each key; keys of weight 0 keep their values."""
+def combine(
+    old: Mapping[str, Any], models: Iterable[Mapping[str, Any]], weights
+) -> dict[str, Any]:
+  """The weighted mean of each key over the models that have it.
 
-  def one(old, trees):
-    mean, sent = weighted_mean(
-        (tree, term.weight) for tree, term in zip(trees, terms, strict=True)
+  Args:
+    old: {key: tree}, taken where the weights are all 0.
+    models: {key: tree} for some of the keys.
+    weights: [] float32 for each model.
+
+  Returns:
+    {key: tree}; models that agree in a key are taken bit for bit.
+  """
+  models, result = [*models], {}
+  for key, previous in old.items():
+    first, *others = (
+        (w, model[key])
+        for w, model in zip(weights, models, strict=True)
+        if key in model
     )
-    return {
-        key: jax.tree.map(
-            lambda new, x, some=sent[key]: jnp.where(some, new, x),
-            mean[key],
-            old[key],
-        )
-        for key in mean
-    }
+    total = first[0] + sum(w for w, _ in others)
+    safe = jnp.where(total > 0, total, 1.0)
+    # x_1 + sum_m w_m (x_m - x_1) / sum_m w_m.
+    mean = first[1]
+    for w, tree in others:
+      mean = jax.tree.map(
+          lambda x, x_m, x_1, share=w / safe: x + share * (x_m - x_1),
+          mean, tree, first[1],
+      )  # fmt: skip
+    result[key] = jax.tree.map(
+        lambda new, x, some=total > 0: jnp.where(some, new, x), mean, previous
+    )
+  return result
 
-  return Variables(
-      one(old.params, [term.w.params for term in terms]),
-      one(old.stats, [term.w.stats for term in terms]),
-  )
+
+def where(condition: jax.Array, new, old):
+  """`new` or `old`, two trees of one structure."""
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 @requires(keep_optimizer=False)
@@ -129,7 +147,7 @@ def fedat(
     aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
-    The algorithm. The server holds 2 M + 1 models for M tiers.
+    The algorithm. The server holds 3 M + 1 models for M tiers.
 
   Raises:
     ValueError: If an option is out of range, or shared blocks differ in shape.
@@ -138,50 +156,48 @@ def fedat(
   exchange = make_exchange(federation, aggregation, weights)
 
   def send(group, start, end, size, num_steps):
-    del start
-    w, own = exchange.sharing.split(group, end)
-    n = exchange.coefficient(size, num_steps)
-    return own, Uplink(Sent(jax.tree.map(lambda leaf: n * leaf, w), n))
+    own, delta = exchange.upload(group, start, end, size, num_steps)
+    return own, Uplink(delta)
 
   train, keep = model_training(federation.local, mu)
   init_client, client_update = trained_clients(exchange, train, keep, send)
 
   def init(key):
-    x = exchange.init(key)
-    tiers = {group.name: exchange.download(x, group) for group in groups}
-    pending = {
-        name: Sent(jax.tree.map(jnp.zeros_like, tier), jnp.float32(0))
-        for name, tier in tiers.items()
-    }
-    return Server(x, tiers, pending, jnp.zeros(len(groups), jnp.int32))
+    x, tiers = exchange.init(key), {}
+    for group in groups:
+      model = exchange.download(x, group)
+      pending = Delta(*jax.tree.map(jnp.zeros_like, model), jnp.float32(0))
+      tiers[group.name] = Tier(model, model, pending, jnp.int32(0))
+    return Server(x, tiers)
 
   def server_update(server, received, turn):
     del turn
-    tiers, pending, finished = {}, {}, []
-    for group in groups:
-      name, got = group.name, received[group.name]
-      total = jax.tree.map(jnp.add, server.pending[name], got.summed)
-      done = got.round_ends & (total.weight > 0)
-      # x_m <- sum_k n_k w_k / sum_k n_k.
-      mean = mean_where_sent(server.tiers[name], [total])
-      tiers[name] = jax.tree.map(
-          lambda new, old, done=done: jnp.where(done, new, old),
-          mean,
-          server.tiers[name],
+    tiers, finished = {}, {}
+    for name, got in received.items():
+      tier = server.tiers[name]
+      total = jax.tree.map(jnp.add, tier.pending, got.summed)
+      finished[name] = done = got.round_ends & (total.weight > 0)
+      # x_m <- sum_k n_k w_k / sum_k n_k, T_m <- T_m + 1.
+      model = where(done, end_of(tier.start, total), tier.model)
+      tiers[name] = Tier(
+          model,
+          tier.start,
+          where(got.round_ends, jax.tree.map(jnp.zeros_like, total), total),
+          tier.count + done,
       )
-      pending[name] = jax.tree.map(
-          lambda leaf, ends=got.round_ends: jnp.where(ends, 0, leaf), total
-      )
-      finished.append(done)
-    # T_m <- T_m + 1.
-    counts = server.counts + jnp.stack(finished)
     # x <- sum_m (T_{M+1-m} / T) x_m.
-    terms = [
-        Sent(jax.tree.map(lambda leaf, w=w: w * leaf, tiers[group.name]), w)
-        for group, w in zip(groups, tier_weights(counts), strict=True)
-    ]
-    x = mean_where_sent(server.x, terms)
-    return Server(x, tiers, pending, counts), {}
+    order = [tiers[group.name] for group in groups]
+    shares = tier_weights(jnp.stack([tier.count for tier in order]))
+    x = Variables(
+        combine(server.x.params, (t.model.params for t in order), shares),
+        combine(server.x.stats, (t.model.stats for t in order), shares),
+    )
+    # A tier that has finished begins again, from x.
+    for group in groups:
+      tier, done = tiers[group.name], finished[group.name]
+      start = where(done, exchange.download(x, group), tier.start)
+      tiers[group.name] = tier._replace(start=start)
+    return Server(x, tiers), {}
 
   return FederatedAlgorithm(
       init=init,

@@ -6,8 +6,8 @@ then their m uploads reach the server one after another, and the tier begins its
 next round. No tier waits for another. A round of a run is thus a round of one
 tier.
 
-Among tiers whose rounds end at the same time, all upload before any downloads,
-in the order of the groups.
+Tiers whose rounds end at the same time take turns, in the order of the groups:
+each downloads right after its own uploads.
 
 References:
   Chai et al., `FedAT <https://arxiv.org/abs/2010.05958>`_, SC 2021.
@@ -90,27 +90,30 @@ def _events(fleet, tiers, cohort_size, max_staleness):
   visits = dict.fromkeys(itertools.chain.from_iterable(tiers), 0)
   # `updates` counts the uploads that the server has not dropped.
   version = updates = 0
-  under_way, heap, idle = {}, [], [*range(len(tiers))]
+  under_way, heap = {}, []
+
+  def begin(number):
+    cohort, (end, lost) = next(rounds[number])
+    turns = []
+    for client in cohort:
+      # Lost visits count as visits.
+      visit = visits[client] + lost.count(client)
+      visits[client] = visit + 1
+      turns.append((client, visit, version))
+      yield 'd', turns[-1]
+    under_way[number] = turns, lost, updates
+    heapq.heappush(heap, (end, number))
+
+  for number in range(len(tiers)):
+    yield from begin(number)
   while True:
-    for number in idle:
-      cohort, (end, lost) = next(rounds[number])
-      turns = []
-      for client in cohort:
-        # Lost visits count as visits.
-        turns.append((client, visits[client] + lost.count(client), version))
-        visits[client] = turns[-1][1] + 1
-      yield from (('d', turn) for turn in turns)
-      under_way[number] = turns, lost, updates
-      heapq.heappush(heap, (end, number))
-    time, idle = heap[0][0], []
-    while heap and heap[0][0] == time:
-      idle.append(heapq.heappop(heap)[1])
-    for number in idle:
-      turns, lost, seen = under_way[number]
-      yield from (('l', (client, version)) for client in lost)
-      staleness = updates - seen
-      for turn in turns:
-        yield 'u', (*turn, time, staleness)
-        version += 1
-      if max_staleness is None or staleness <= max_staleness:
-        updates += cohort_size
+    time, number = heapq.heappop(heap)
+    turns, lost, seen = under_way[number]
+    yield from (('l', (client, version)) for client in lost)
+    staleness = updates - seen
+    for turn in turns:
+      yield 'u', (*turn, time, staleness)
+      version += 1
+    if max_staleness is None or staleness <= max_staleness:
+      updates += cohort_size
+    yield from begin(number)

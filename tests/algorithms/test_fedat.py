@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedat, fedavg
-from fedjax_het.algorithms.fedat import Sent, tier_weights
+from fedjax_het.algorithms.fedat import tier_weights
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet
 from fedjax_het.engine.events import lay_out, plan_rounds
@@ -42,6 +43,11 @@ TIERS = [[0, 1], [2, 3], [4, 5]]
 def test_weights_by_hand(counts, want):
   got = tier_weights(jnp.array(counts, jnp.int32))
   np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def counts_of(server):
+  """T_m of each tier."""
+  return [int(tier.count) for tier in server.tiers.values()]
 
 
 def visit(x, a, num_steps, mu):
@@ -115,7 +121,7 @@ def test_rounds_of_tiers_by_hand(options, mu, weighted):
     state, _ = run_round(state, data, jax.random.key(1), events)
     got = {n: float(t['w']) for n, t in state.server.x.params.items() if t}
     assert got == pytest.approx(x, rel=1e-5)
-    assert state.server.counts.tolist() == counts
+    assert counts_of(state.server) == counts
   for group in federation.groups:  # The common model is evaluated.
     model = algorithm.client_model(
         state.server,
@@ -127,7 +133,7 @@ def test_rounds_of_tiers_by_hand(options, mu, weighted):
   assert counts == [10, 4, 2] and min(abs(v) for v in got.values()) > 0.3
 
 
-def test_one_tier_is_fedavg():
+def test_one_tier_is_fedavg_bit_for_bit():
   federation, data = quadratics([2, 6, 9], sizes=[1, 3, 2])
   cohorts = [(0, 1, 2), (1,), (0, 2)]
   found = [
@@ -139,7 +145,7 @@ def test_one_tier_is_fedavg():
           fedat(federation, mu=0.0), fedavg(federation, weights='data')
       )
   ]  # fmt: skip
-  np.testing.assert_allclose(*found, rtol=1e-6)
+  np.testing.assert_array_equal(*found)
 
 
 def test_synchronous_tiers_count_alike():
@@ -154,29 +160,32 @@ def test_synchronous_tiers_count_alike():
   x = server.x.params
   np.testing.assert_allclose(x['l1']['w'], np.mean(means), rtol=1e-6)
   np.testing.assert_allclose(x['l2']['w'], ends[2], rtol=1e-6)
-  assert server.counts.tolist() == [1, 1]
+  assert counts_of(server) == [1, 1]
 
 
 def uploads(algorithm, federation, values, ends=True):
-  """`Received` of constant models, from {group: (value, weight)}."""
+  """`Received` of equal changes, from {group: (change, weight)}."""
   server = algorithm.init(jax.random.key(0))
-  return {
-      group.name: Received(
-          Sent(
-              jax.tree.map(
-                  lambda leaf, v=value, w=weight: jnp.full_like(leaf, v * w),
-                  server.tiers[group.name],
-              ),
-              jnp.float32(weight),
-          ),
-          None,
-          None,
-          round_ends=jnp.array(ends),
-      )
-      for group, (value, weight) in (
-          (group, values.get(group.name, (0, 0))) for group in federation.groups
-      )
-  }
+  received = {}
+  for group in federation.groups:
+    value, weight = values.get(group.name, (0, 0))
+    summed = Delta(
+        *jax.tree.map(
+            lambda leaf, total=value * weight: jnp.full_like(leaf, total),
+            server.tiers[group.name].model,
+        ),
+        jnp.float32(weight),
+    )
+    received[group.name] = Received(
+        summed, None, None, round_ends=jnp.array(ends)
+    )
+  return received
+
+
+def moved(new, old):
+  """The distinct changes of all leaves."""
+  change = jax.tree.map(lambda a, b: np.round(a - b, 4), new, old)
+  return set(np.concatenate([np.ravel(x) for x in jax.tree.leaves(change)]))
 
 
 def test_a_tier_waits_for_its_last_upload():
@@ -185,33 +194,34 @@ def test_a_tier_waits_for_its_last_upload():
   first = algorithm.init(jax.random.key(0))
   one = uploads(algorithm, federation, {'tiny1': (2.0, 3.0)}, ends=False)
   waiting = server_step(algorithm, first, one)
-  for part in ('x', 'tiers', 'counts'):
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        getattr(waiting, part),
-        getattr(first, part),
-    )
+  jax.tree.map(np.testing.assert_array_equal, waiting.x, first.x)
+  old, tier = (server.tiers['tiny1'] for server in (first, waiting))
+  jax.tree.map(np.testing.assert_array_equal, tier[:2], old[:2])
+  assert counts_of(waiting) == [0, 0]
   last = uploads(algorithm, federation, {'tiny1': (6.0, 1.0)})
   done = server_step(algorithm, waiting, last)
-  # (3 * 2 + 1 * 6) / 4, of parameters and of running statistics.
-  for leaf in jax.tree.leaves(done.tiers['tiny1']):
-    np.testing.assert_allclose(leaf, 3.0, rtol=1e-6)
-  assert done.tiers['tiny1'].stats and done.counts.tolist() == [1, 0]
-  assert not any(map(np.any, jax.tree.leaves(done.pending)))
+  # (3 * 2 + 1 * 6) / 4 for parameters; statistics are means, not changes.
+  tier = done.tiers['tiny1']
+  assert moved(tier.model.params, old.model.params) == {3.0}
+  assert {*np.concatenate(jax.tree.leaves(tier.model.stats)).tolist()} == {3.0}
+  assert counts_of(done) == [1, 0]
+  assert not any(map(np.any, jax.tree.leaves(tier.pending)))
   # As printed, the tier without a round has all the weight: its first model.
-  jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-      done.x.params['stem'], first.x.params['stem'],
-  )  # fmt: skip
-  # Both have a round: 3 and 5 weigh alike; what one of them has is its own.
+  assert moved(done.x, first.x) == {0.0}
+  # Both have a round: changes of 3 and 5 weigh alike; what one tier alone has
+  # is its own.
   both = server_step(
       algorithm, done, uploads(algorithm, federation, {'tiny2': (5.0, 1.0)})
   )
-  for tree in (both.x.params, both.x.stats):
-    for block, value in (('stem', 4.0), ('mid1', 5.0)):
-      for leaf in jax.tree.leaves(tree[block]):
-        np.testing.assert_allclose(leaf, value, rtol=1e-6)
-  assert both.counts.tolist() == [1, 1]
+  for block, value in (('stem', 4.0), ('mid1', 5.0)):
+    assert moved(both.x.params[block], first.x.params[block]) == {value}
+    stats = np.concatenate(jax.tree.leaves(both.x.stats[block]))
+    np.testing.assert_allclose(stats, value, rtol=1e-6)
+  assert counts_of(both) == [1, 1]
+  # The first tier has gone on from the first x, the second from this one.
+  for name, start in (('tiny1', done.x), ('tiny2', both.x)):
+    begun = both.tiers[name].start.params['stem']
+    jax.tree.map(np.testing.assert_array_equal, begun, start.params['stem'])
 
 
 def test_a_round_without_a_step_does_not_count():

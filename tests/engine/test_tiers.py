@@ -43,20 +43,22 @@ def test_two_tiers_by_hand():
 
 
 def test_periods_of_one_and_three():
-  """Over six units: six rounds and two; at one time uploads come first."""
+  """Over six units: six rounds and two; at one time tiers take turns."""
   got = take(tier_stream(fleet(device(1), device(3)), [[0], [1]], 1), 8)
   clients = [client for client, *_ in got['u']]
   assert clients == [0, 0, 0, 1, 0, 0, 0, 1]
   assert collections.Counter(clients) == {0: 6, 1: 2}
-  # At 3 s both upload before either downloads.
-  assert [turn[2] for turn in got['d']] == [0, 0, 1, 2, 4, 4, 5, 6]
+  # At 3 s the second tier downloads after its own upload.
+  assert [turn[2] for turn in got['d']] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_uploads_that_are_dropped_make_nobody_staler():
   many = fleet(device(2), device(5))
   for limit, want in (
-      (None, [0, 0, 2, 1, 0, 0, 3]), (1, [0, 0, 2, 0, 0, 0, 3])
-  ):  # fmt: skip
+      (None, [0, 0, 2, 1, 0, 0, 3]),
+      (2, [0, 0, 2, 1, 0, 0, 3]),
+      (1, [0, 0, 2, 0, 0, 0, 3]),
+  ):
     got = take(tier_stream(many, [[0], [1]], 1, limit), 7)
     assert [event[4] for event in got['u']] == want
 
@@ -124,6 +126,9 @@ def test_clients_of_a_tier_are_drawn_alike():
       [event[0] for event in pairs if event[0] // 4 == tier] for tier in (0, 1)
   )
   assert first != [client - 4 for client in second]
+  # The seed matters.
+  other = fleet(*[device(1)] * 8, seed=1)
+  assert pairs != take(tier_stream(other, [range(4), range(4, 8)], 1), 200)['u']
 
 
 def test_what_can_never_run_is_refused():
