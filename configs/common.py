@@ -275,15 +275,11 @@ FLEET = dict(
 )  # fmt: skip
 
 
-def _by_tiers(config, number: int):
-  """Rounds of one group each, and about as many uploads as before."""
-  # The first groups get the fastest devices.
+def _by_tiers(config):
+  """A round is one of a group; the first groups get the fastest devices."""
   config.clock.device_seed = None
   smallest = min(group_spec(config, name).clients for name in config.groups)
-  before = config.cohort_size or number
-  config.cohort_size = min(before, smallest)
-  for name in ('num_rounds', 'eval_every', 'checkpoint_every'):
-    config[name] = config[name] * before // config.cohort_size
+  config.cohort_size = min(config.cohort_size or smallest, smallest)
 
 
 def _clock(mode: str) -> Variant:
@@ -302,7 +298,7 @@ def _clock(mode: str) -> Variant:
         if clients
     })
     if mode == 'tiers':
-      _by_tiers(config, number)
+      _by_tiers(config)
 
   return apply
 

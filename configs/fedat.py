@@ -3,17 +3,11 @@
 from fedjax_het.configs import common
 
 
-def _paper(config):
-  """Ten clients of a tier a round, three epochs of Adam at batches of ten."""
-  config.cohort_size = 10
-  config.local.epochs = 3
-  config.local.batch_size = 10
-  config.local.optimizer = 'adam'
-  config.local.learning_rate = 1e-3
-  config.local.momentum = 0.0
-
-
-VARIANTS = dict()
+def _small(config):
+  """As many uploads as 20 rounds of all ten clients, three a round."""
+  config.num_rounds = 66
+  config.eval_every = 3
+  config.checkpoint_every = 15
 
 
 def get_config(arg=''):
@@ -26,7 +20,7 @@ def get_config(arg=''):
   Run: `python -m launch.train --config=configs/fedat.py[:variant,...]`.
 
   Args:
-    arg: Variants of `common` and of this file, separated by commas.
+    arg: Variants of `common`, separated by commas.
 
   Returns:
     The config.
@@ -34,4 +28,4 @@ def get_config(arg=''):
   names = [name for name in arg.split(',') if name]
   if not any(name in names for name in common.CLOCKS):
     names.append('tiers')
-  return common.get_config('fedat', ','.join(names), VARIANTS)
+  return common.get_config('fedat', ','.join(names), default=_small)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_het.aggregation.exchange import Delta
 from fedjax_het.algorithms import fedat, fedavg
-from fedjax_het.algorithms.fedat import tier_weights
+from fedjax_het.algorithms.fedat import combine, tier_weights
 from fedjax_het.engine import asynchronous, rounds
 from fedjax_het.engine.clock import Device, Fleet
 from fedjax_het.engine.events import lay_out, plan_rounds
@@ -43,6 +43,16 @@ TIERS = [[0, 1], [2, 3], [4, 5]]
 def test_weights_by_hand(counts, want):
   got = tier_weights(jnp.array(counts, jnp.int32))
   np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_three_models_are_combined_by_hand():
+  models = [{'a': 1.0, 'b': 4.0}, {'a': 3.0}, {'a': 11.0, 'b': 8.0}]
+  got = combine({'a': 9.0, 'b': 9.0}, models, jnp.array([0.5, 0.3, 0.2]))
+  np.testing.assert_allclose(got['a'], 0.5 + 0.9 + 2.2, rtol=1e-6)
+  np.testing.assert_allclose(got['b'], (2 + 1.6) / 0.7, rtol=1e-6)
+  # Where all weights are 0, the old one stays.
+  got = combine({'a': 9.0, 'b': 9.0}, models, jnp.array([0.0, 1.0, 0.0]))
+  assert got == {'a': 3.0, 'b': 9.0}
 
 
 def counts_of(server):
