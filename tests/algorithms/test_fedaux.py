@@ -160,22 +160,28 @@ def test_the_regression_is_that_of_gradient_descent(
   assert np.any(got.intercept != 0) == intercept
 
 
-def test_the_regression_of_rows_that_a_plane_separates(regressions):
-  """With a weak penalty, where whole steps of Newton's method overshoot."""
-  x = np.zeros((2, 20, 3), np.float32)
-  own = np.arange(20) < 14
-  x[:, :, 0] = np.where(own, 1.0, 0.9)
-  x[:, :, 1] = np.where(own, 0.0, 0.05)
-  l2, rows = 1e-4, np.stack([own, own])
+def test_a_regression_for_which_whole_steps_are_too_long(regressions):
+  """Newton's method without shorter steps ends in NaN here."""
+  rows = np.array([
+      [0.57, 0.70, 0.44], [0.60, 0.47, 0.44], [0.08, 0.07, 0.04],
+      [0.07, 0.02, 0.04], [0.04, 0.10, 0.04], [0.04, 0.02, 0.04],
+      [0.08, 0.03, 0.04], [0.05, 0.07, 0.04], [0.10, 0.71, 0.44],
+      [0.04, 0.00, 0.04],
+  ])  # fmt: skip
+  l2, x = 1e-5, np.zeros((2, 20, 3), np.float32)
+  x[:, :10] = rows
+  own, real = np.arange(20) < 3, np.arange(20) < 10
   w, b = (
       np.float64(leaf)[0]
-      for leaf in regressions[True](x, rows, np.ones_like(rows), l2)
+      for leaf in regressions[True](
+          x, np.stack([own, own]), np.stack([real, real]), l2
+      )
   )
   # The derivative of the objective is 0, in float64.
-  slope = 1 / (1 + np.exp(-(x[0] @ w + b))) - own
-  np.testing.assert_allclose(slope @ x[0] / 20 + l2 * w, 0, atol=1e-6)
+  slope = 1 / (1 + np.exp(-(rows @ w + b))) - own[:10]
+  np.testing.assert_allclose(slope @ rows / 10 + l2 * w, 0, atol=1e-6)
   np.testing.assert_allclose(slope.mean(), 0, atol=1e-6)
-  assert w[0] > 5
+  assert np.linalg.norm(w) > 50
 
 
 def test_the_probability_that_an_example_is_the_clients():
@@ -348,7 +354,15 @@ def test_one_round_in_numpy():
 
 @functools.cache
 def uploads():
+  """The federation, its data, the uploads of all clients.
+
+  The groups are not in the order of their names, as `received` is in a jitted
+  function.
+  """
   federation, data = federate(), data_of()
+  federation = dataclasses.replace(
+      federation, groups=federation.groups[::-1]
+  )
   algorithm = make(federation, **OPTIONS)
   server = jax.device_get(algorithm.init(jax.random.key(0)))
   return federation, data, uploads_of(algorithm, federation, server, data, KEY)
@@ -411,9 +425,6 @@ def test_scores_follow_the_clients_and_not_their_slots():
   server, received, step = cohort()
   want = step(server, received)
   got = step(server, reordered(received, np.array([1, 0])))
-  assert_trees(got, want, rtol=1e-5, atol=1e-5)
-  # Nor does the order of the groups in `received` matter.
-  got = step(server, dict(reversed(received.items())))
   assert_trees(got, want, rtol=1e-5, atol=1e-5)
 
 
