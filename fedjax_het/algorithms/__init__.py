@@ -13,6 +13,7 @@ from fedjax_het.algorithms.fccl import fccl
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedat import fedat
+from fedjax_het.algorithms.fedaux import fedaux
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddf import feddf
 from fedjax_het.algorithms.feddpa import feddpa
@@ -71,6 +72,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedgkt': fedgkt,
     'fedgen': fedgen,
     'feddf': feddf,
+    'fedaux': fedaux,
     'fedet': fedet,
     'fedasync': fedasync,
     'fedat': fedat,
