@@ -275,6 +275,13 @@ FLEET = dict(
 )  # fmt: skip
 
 
+def _by_tiers(config):
+  """A round is one of a group; the first groups get the fastest devices."""
+  config.clock.device_seed = None
+  smallest = min(group_spec(config, name).clients for name in config.groups)
+  config.cohort_size = min(config.cohort_size or smallest, smallest)
+
+
 def _clock(mode: str) -> Variant:
   def apply(config):
     config.clock.mode = mode
@@ -290,6 +297,8 @@ def _clock(mode: str) -> Variant:
         )
         if clients
     })
+    if mode == 'tiers':
+      _by_tiers(config)
 
   return apply
 
@@ -328,7 +337,8 @@ MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
 # All clocks have the same devices, so that virtual times are comparable.
 CLOCKS = {
-    mode: _clock(mode) for mode in ('synchronous', 'async', 'sequential')
+    mode: _clock(mode)
+    for mode in ('synchronous', 'async', 'sequential', 'tiers')
 }
 
 

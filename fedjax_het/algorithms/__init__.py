@@ -12,6 +12,8 @@ from fedjax_het.algorithms.depthfl import depthfl
 from fedjax_het.algorithms.fccl import fccl
 from fedjax_het.algorithms.fd import fd
 from fedjax_het.algorithms.fedasync import fedasync
+from fedjax_het.algorithms.fedat import fedat
+from fedjax_het.algorithms.fedaux import fedaux
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddf import feddf
 from fedjax_het.algorithms.feddpa import feddpa
@@ -72,8 +74,10 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedgkt': fedgkt,
     'fedgen': fedgen,
     'feddf': feddf,
+    'fedaux': fedaux,
     'fedet': fedet,
     'fedasync': fedasync,
+    'fedat': fedat,
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,

@@ -49,10 +49,6 @@ References:
   <https://github.com/epfml/federated-learning-public-code>`_.
 """
 
-from collections.abc import Callable
-import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -62,30 +58,17 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
+from fedjax_het.aggregation.ensemble_distillation import (
+  average_uploads,
+  distil_averages,
+  server_training,
+)
 from fedjax_het.aggregation.exchange import make_exchange
-from fedjax_het.aggregation.server import (
-  server_variables,
-  state_of,
-  takes_server_options,
-  with_state,
-)
+from fedjax_het.aggregation.server import takes_server_options
 from fedjax_het.aggregation.teachers import teacher_logits
-from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
-from fedjax_het.engine.distill import distillation
-from fedjax_het.engine.local import fit
 from fedjax_het.engine.needs import requires
-from fedjax_het.engine.task import masked_mean
-from fedjax_het.engine.types import (
-  FederatedAlgorithm,
-  Federation,
-  LocalTraining,
-  Uplink,
-)
-from fedjax_het.models.blocks import BlockModel, Variables
+from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.options import at_least, not_negative
-
-# The largest global norm of a student's gradient, from the authors' code.
-CLIP_NORM = 5.0
 
 
 def mean_logits(logits, took_part) -> jax.Array:
@@ -101,49 +84,6 @@ def mean_logits(logits, took_part) -> jax.Array:
   # t(d) = 1/|S| sum_{k in S} f(x_k; d).
   total = jnp.sum(jnp.where(took_part[:, None, None], logits, 0.0), axis=0)
   return total / jnp.maximum(jnp.sum(took_part), 1)
-
-
-def student_loss(model: BlockModel, ensemble) -> Callable[..., Any]:
-  """The loss of a student on public examples, as `fit` takes it.
-
-  Args:
-    model: The student's architecture.
-    ensemble: [P, C], t.
-
-  Returns:
-    The loss function; labels are not read.
-  """
-
-  def loss_fn(variables, batch, key):
-    logits, stats = model.apply(
-        variables, batch.x, train=True, mask=batch.mask, key=key
-    )
-    # mean_d KL(softmax(t(d)) || softmax(f(x_p; d))).
-    gap = distillation(logits, ensemble[batch.position])
-    return masked_mean(gap, batch.mask), (stats, {})
-
-  return loss_fn
-
-
-def server_training(
-    local: LocalTraining, steps: int, batch_size: int, lr: float
-) -> LocalTraining:
-  """N steps of a new Adam, whose rate falls to 0; gradients are clipped."""
-
-  def optimizer(rate):
-    return optax.chain(
-        optax.clip_by_global_norm(CLIP_NORM),
-        # lr (1 + cos(pi j / N)) / 2 in step j = 0, ..., N - 1.
-        optax.adam(optax.cosine_decay_schedule(rate, steps)),
-    )
-
-  return dataclasses.replace(
-      local,
-      optimizer=optimizer,
-      learning_rate=lambda round_num: lr,
-      batch_size=batch_size,
-      steps=steps,
-  )
 
 
 @requires(
@@ -208,48 +148,22 @@ def feddf(
   train, keep = model_training(federation.local)
   init_client, client_update = trained_clients(exchange, train, keep, send)
 
-  def distil(group, start, ensemble, public, turn):
-    """x_p after its N steps, and their mean loss."""
-    model = group.model
-    end, _, metrics, _ = fit(
-        student_loss(model, ensemble),
+  def server_update(server, received, turn):
+    # x_p <- sum_{k in S_p} w_k x_k / sum_{k in S_p} w_k.
+    averages, received = average_uploads(exchange, server, received)
+    if not server_steps:
+      return averages, {}
+    public = turn.public.unaugmented()
+    logits, took_part = teacher_logits(exchange, server, received, public)
+    distilled, loss = distil_averages(
+        exchange,
         training,
-        model.trim(start) if training.drop_unused_weights else start,
+        averages,
+        mean_logits(logits, took_part),
+        jnp.any(took_part),
         public,
         turn,
     )
-    return model.fill(end, start), metrics['train_loss']
-
-  def server_update(server, received, turn):
-    received = {
-        name: clear_padding(r, federation.num_clients)
-        for name, r in received.items()
-    }
-    # x_p <- sum_{k in S_p} w_k x_k / sum_{k in S_p} w_k.
-    fused = exchange.average(
-        server, {name: sum_uploads(r.kept) for name, r in received.items()}
-    )
-    if not server_steps:
-      return fused, {}
-    public = turn.public.unaugmented()
-    logits, took_part = teacher_logits(exchange, server, received, public)
-    some = jnp.any(took_part)
-    # Without a teacher there is no step.
-    public = public.replace(size=jnp.where(some, public.size, 0))
-    averaged, ensemble = server_variables(fused), mean_logits(logits, took_part)
-    params, stats, losses = {}, {}, []
-    for group in federation.groups:
-      start = exchange.sharing.join(
-          group, (), exchange.download(averaged, group)
-      )
-      end, loss = distil(group, start, ensemble, public, turn)
-      shared, _ = exchange.sharing.split(group, end)
-      params.update(shared.params)
-      stats.update(shared.stats)
-      losses.append(loss)
-    opt_state = state_of(tx, fused, averaged.params)
-    loss = jnp.where(some, jnp.mean(jnp.stack(losses)), jnp.nan)
-    distilled = with_state(Variables(params, stats), opt_state)
     return distilled, dict(server_loss=loss)
 
   return FederatedAlgorithm(

@@ -38,7 +38,7 @@ def driver_kind(
   """The kind of driver that a config's entries select.
 
   Args:
-    clock_mode: 'synchronous', or one of `clock.MODES`.
+    clock_mode: 'synchronous', or one of `tiers.UPLOAD_MODES`.
     client_store: 'device', or 'host' for clients' states in host memory, which
       works with synchronous rounds only.
 

@@ -169,7 +169,7 @@ def clock_driver(job: Job, mode: str) -> Driver:
 
   Args:
     job: The run, with devices.
-    mode: One of `clock.MODES`.
+    mode: One of `tiers.UPLOAD_MODES`.
 
   Returns:
     The driver; its states are those of `init_async_state`. On a mesh the state

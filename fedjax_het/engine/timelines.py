@@ -17,6 +17,7 @@ from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.events import lay_out, plan_rounds
 from fedjax_het.engine.job import Job
 from fedjax_het.engine.local import visit_examples
+from fedjax_het.engine.tiers import tier_stream
 from fedjax_het.engine.visits import expected_bytes
 
 # For the end times of synchronous rounds: cohorts drawn at once, and rounds
@@ -109,19 +110,25 @@ def plan_events(job: Job, mode: str):
 
   Args:
     job: The run, with devices.
-    mode: One of `clock.MODES`.
+    mode: One of `tiers.UPLOAD_MODES`.
 
   Returns:
     `(rounds done) -> Events` of the next round, and the timeline (see
     `drivers.Program.timeline`).
 
   Raises:
-    ValueError: If the devices can never finish a round.
+    ValueError: If the devices can never finish a round, or a tier is smaller
+      than a cohort.
   """
   fleet, limit = make_fleet(job), job.algorithm.max_staleness
-  rounds = _window(
-      job, lambda: plan_rounds(stream(fleet, mode, limit), job.cohort_size)
-  )
+  tiers = [group.client_ids.tolist() for group in job.federation.groups]
+
+  def events():
+    if mode == 'tiers':
+      return tier_stream(fleet, tiers, job.cohort_size, limit)
+    return stream(fleet, mode, limit)
+
+  rounds = _window(job, lambda: plan_rounds(events(), job.cohort_size))
 
   def timeline(done):
     if not done:

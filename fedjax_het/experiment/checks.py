@@ -13,6 +13,7 @@ from fedjax_het.data.partition import PARTITIONS
 from fedjax_het.engine.asynchronous import check_backend
 from fedjax_het.engine.mapping import TRACEABLE
 from fedjax_het.engine.needs import check_one_model, needs_of
+from fedjax_het.engine.tiers import check_tiers
 from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.config import (
   GroupSpec,
@@ -155,7 +156,11 @@ def _check_clock(config, num_clients: int) -> None:
     )
   if config.clock.mode != 'synchronous':
     check_backend(config.backend)
-    uploads = config.num_rounds * (config.cohort_size or num_clients)
+    cohort_size = config.cohort_size or num_clients
+    if config.clock.mode == 'tiers':
+      sizes = [group_spec(config, name).clients for name in config.groups]
+      check_tiers(sizes, cohort_size)
+    uploads = config.num_rounds * cohort_size
     if uploads > INT32_MAX:
       raise ValueError(
           f'num_rounds={config.num_rounds} makes {uploads} uploads, more than '

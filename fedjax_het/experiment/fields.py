@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_het.engine import clock as clock_lib
 from fedjax_het.engine.mapping import BACKENDS
+from fedjax_het.engine.tiers import UPLOAD_MODES
 from fedjax_het.experiment.optimizers import SCHEDULES
 from fedjax_het.kernels.libraries import AUTO, CONV_BACKENDS
 from fedjax_het.kernels.matmul_dtype import MATMUL_DTYPES
@@ -86,13 +86,13 @@ LOCAL = dict(
 # `devices`. In asynchronous rounds a client's learning rate depends on the
 # number of its own visits.
 CLOCK = dict(
-    # 'synchronous' rounds; 'async', every client at its own pace; or
-    # 'sequential', one client after another. A round of the latter two is
-    # `cohort_size` uploads.
-    mode=Field(
-        'synchronous', str, choices=('synchronous', *clock_lib.MODES)
-    ),
-    # Seed of jitter, pauses, losses, and the order of 'sequential'.
+    # 'synchronous' rounds; 'async', every client at its own pace;
+    # 'sequential', one client after another; or 'tiers', every group at its own
+    # pace. A round of the latter three is `cohort_size` uploads, with 'tiers'
+    # those of one group.
+    mode=Field('synchronous', str, choices=('synchronous', *UPLOAD_MODES)),
+    # Seed of jitter, pauses, losses, the order of 'sequential', and the cohorts
+    # of 'tiers'.
     seed=SEED,
     # None assigns devices to clients in the order of the devices' names; a seed
     # assigns them at random.

@@ -10,15 +10,15 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.aggregation.ensemble_distillation import (
+  server_training,
+  student_loss,
+)
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.aggregation.teachers import teacher_logits
 from fedjax_het.algorithms import fedavg
 from fedjax_het.algorithms import feddf as make
-from fedjax_het.algorithms.feddf import (
-  mean_logits,
-  server_training,
-  student_loss,
-)
+from fedjax_het.algorithms.feddf import mean_logits
 from fedjax_het.data.federated import Batch
 from fedjax_het.engine import rounds
 from fedjax_het.engine.local import shuffled_positions

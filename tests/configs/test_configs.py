@@ -80,7 +80,8 @@ def test_every_variant_is_a_valid_config_of_its_own(name):
   for variant in variants_of(name):
     config = module.get_config(variant)
     experiment.check(config)
-    if (name, variant) != ('fedasync', 'async'):  # Its default.
+    # The clocks that they have by default.
+    if (name, variant) not in (('fedasync', 'async'), ('fedat', 'tiers')):
       assert config.to_dict() != plain, variant
     assert config.algorithm.name == name
     if variant in common.SIZES:
@@ -173,7 +174,13 @@ def test_the_clocks_share_one_fleet(size):
       [kind.clients for kind in config.devices.values()] for config in configs
   ]
   want = {'': [5, 3, 2], 'quick': [3, 1, 2], 'v2': [50, 30, 20]}[size]
-  assert counts == [want] * 3
+  assert counts == [want] * len(common.CLOCKS)
+  # A cohort of tiers is of one group.
+  smallest = {'': 3, 'quick': 2, 'v2': 20}[size]
+  tiers = get_config(f'tiers,{size}')
+  assert tiers.cohort_size == min(smallest, 10)
+  assert tiers.clock.device_seed is None
+  assert all(c.clock.device_seed == 0 for c in configs[:-1])
 
 
 def test_fedepths_setting_and_budgets():
