@@ -276,10 +276,11 @@ FLEET = dict(
 
 
 def _by_tiers(config):
-  """A round is one of a group; the first groups get the fastest devices."""
+  """A round is one of a group; by name, the first get the fastest devices."""
   config.clock.device_seed = None
   smallest = min(group_spec(config, name).clients for name in config.groups)
-  config.cohort_size = min(config.cohort_size or smallest, smallest)
+  if config.cohort_size is not None and config.cohort_size > smallest:
+    config.cohort_size = None
 
 
 def _clock(mode: str) -> Variant:

@@ -6,18 +6,21 @@ from fedjax_het.configs import common
 def _small(config):
   """As many uploads as 20 rounds of all ten clients, three a round."""
   config.num_rounds = 66
-  config.eval_every = 3
-  config.checkpoint_every = 15
 
 
 def get_config(arg=''):
   """FedAT on the embedded digits, else as `fedin.py`, with stragglers.
 
-  Each of the three groups is a tier: the smallest nets are on fast devices, the
-  largest on slow ones. A round is one of a tier, and three of its clients take
-  part. The variants `synchronous`, `async` and `sequential` run other clocks.
+  Each of the three groups is a tier. The devices are dealt out in the order of
+  the groups' names: `mini_resnet10` has fast ones, `mini_resnet6` fast and
+  medium ones, `mini_resnet8` medium and slow ones. A round is one of a tier, and
+  three of its clients take part. The variants `synchronous`, `async` and `sequential` run other clocks.
 
   Run: `python -m launch.train --config=configs/fedat.py[:variant,...]`.
+
+  Measured without variants, seed 0, one thread: mean client accuracy 71.9 %
+  after 198 uploads, 29.4 s of virtual time; with `--config.num_rounds=450`
+  95.0 % after 200 s.
 
   Args:
     arg: Variants of `common`, separated by commas.

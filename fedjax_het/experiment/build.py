@@ -29,6 +29,7 @@ from fedjax_het.experiment.checks import check
 from fedjax_het.experiment.config import (
   GroupSpec,
   ModelSpec,
+  cohort_size,
   device_spec,
   group_spec,
   model_spec,
@@ -166,7 +167,7 @@ def build(
       algorithm,
       data,
       preprocess,
-      config.cohort_size or num_clients,
+      cohort_size(config),
       _devices(config, num_clients),
       mesh,
       own_tests,

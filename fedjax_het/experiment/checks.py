@@ -18,6 +18,7 @@ from fedjax_het.experiment import optimizers
 from fedjax_het.experiment.config import (
   GroupSpec,
   ModelSpec,
+  cohort_size,
   device_spec,
   group_spec,
   model_spec,
@@ -156,11 +157,10 @@ def _check_clock(config, num_clients: int) -> None:
     )
   if config.clock.mode != 'synchronous':
     check_backend(config.backend)
-    cohort_size = config.cohort_size or num_clients
     if config.clock.mode == 'tiers':
       sizes = [group_spec(config, name).clients for name in config.groups]
-      check_tiers(sizes, cohort_size)
-    uploads = config.num_rounds * cohort_size
+      check_tiers(sizes, cohort_size(config))
+    uploads = config.num_rounds * cohort_size(config)
     if uploads > INT32_MAX:
       raise ValueError(
           f'num_rounds={config.num_rounds} makes {uploads} uploads, more than '

@@ -206,6 +206,22 @@ def group_spec(config, name: str) -> GroupSpec:
   )
 
 
+def cohort_size(config) -> int:
+  """Clients per round; the entry may leave it open.
+
+  Args:
+    config: The config.
+
+  Returns:
+    `config.cohort_size`, else all clients, or, if a round is of one group, as
+    many as the smallest group has.
+  """
+  if config.cohort_size is not None:
+    return config.cohort_size
+  sizes = [group_spec(config, name).clients for name in config.groups]
+  return min(sizes) if config.clock.mode == 'tiers' else sum(sizes)
+
+
 def needs_in(config) -> Needs:
   """The `Needs` of a config's algorithm; `NOTHING` for an unknown one."""
   name = config.algorithm.get('name')

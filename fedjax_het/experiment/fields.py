@@ -160,7 +160,8 @@ FIELDS = dict(
     server_model=Field(None, str | ml_collections.ConfigDict | None),
     # Whether running norm statistics stay on the client (FedBN).
     local_stats=Field(False, bool),
-    # Clients per round; None for all.
+    # Clients per round; None for all, with `clock.mode='tiers'` for as many as
+    # the smallest group has.
     cohort_size=Field(None, int | None, low=1),
     num_rounds=Field(20, int, low=1),
     eval_every=Field(1, int, low=1),

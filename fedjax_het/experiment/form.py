@@ -18,6 +18,7 @@ import ml_collections
 from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.types import Federation
 from fedjax_het.experiment import tuned
+from fedjax_het.experiment.config import cohort_size
 from fedjax_het.experiment.predict import PLAIN, Form, fastest, predict
 from fedjax_het.files import read_json, write_atomically
 from fedjax_het.kernels import libraries
@@ -251,7 +252,7 @@ def _seconds(
   """`predict` for a config."""
   return predict(
       federation,
-      config.cohort_size,
+      cohort_size(config),
       config.num_rounds,
       table,
       cached=config.compilation_cache,

@@ -14,7 +14,7 @@ from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.rounds import init_state, make_round
 from fedjax_het.experiment.build import build
-from fedjax_het.experiment.config import group_spec, model_spec
+from fedjax_het.experiment.config import cohort_size, group_spec, model_spec
 from fedjax_het.models import create
 from tests.models.augreg import PATCH, save
 
@@ -178,7 +178,7 @@ def test_the_clocks_share_one_fleet(size):
   # A cohort of tiers is of one group.
   smallest = {'': 3, 'quick': 2, 'v2': 20}[size]
   tiers = get_config(f'tiers,{size}')
-  assert tiers.cohort_size == min(smallest, 10)
+  assert cohort_size(tiers) == min(smallest, 10)
   assert tiers.clock.device_seed is None
   assert all(c.clock.device_seed == 0 for c in configs[:-1])
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.algorithms import ALGORITHMS, private
+from fedjax_het.experiment.config import cohort_size
 from tests.experiment.test_config import message
 from tests.experiment.tiny_runs import (
     tiny_config,
@@ -71,6 +72,33 @@ def test_stopped_after_every_round_it_ends_alike(finished, tmp_path):
   assert without_seconds(folder / 'metrics.jsonl') == want
 
 
+@pytest.mark.slow
+def test_tiers_stop_after_every_round_and_end_alike(tmp_path):
+  """A round is one of a group; without a number it has the smallest's size."""
+  config = clock_config('fedat', 'tiers', cohort_size=None, num_rounds=6)
+  sizes = [group.clients for group in config.groups.values()]
+  assert cohort_size(config) == min(sizes) < sum(sizes)
+  with without_pictures():
+    whole = experiment.run(config, tmp_path / 'whole')
+    while not experiment.run(
+        config, tmp_path / 'w', stop=lambda: True
+    ).finished:
+      pass
+  want = without_seconds(tmp_path / 'whole' / 'metrics.jsonl')
+  assert without_seconds(tmp_path / 'w' / 'metrics.jsonl') == want
+  train = [row for row in whole.rows if row['split'] == 'train']
+  assert all(row['clients'] == min(sizes) for row in train)
+  assert np.all(np.diff([row['virtual_time'] for row in train]) >= 0)
+  # Each round is of one group, and both have some.
+  trained = [
+      {name for name in config.groups if row[f'clients/{name}']}
+      for row in train
+  ]
+  assert all(len(names) == 1 for names in trained)
+  assert set.union(*trained) == set(config.groups)
+  assert 'tiers clock' in (whole.workdir / 'report.md').read_text()
+
+
 def test_reports_show_virtual_time(finished, tmp_path):
   text = (finished.workdir / 'report.md').read_text()
   assert '(times.png)' in text and 's of virtual time' in text
@@ -117,7 +145,12 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
         (
             clock_config(mode='asynch'),
             "Unknown clock.mode 'asynch'; did you mean 'async'? Known are "
-            'synchronous, async, sequential.',
+            'synchronous, async, sequential, tiers.',
+        ),
+        (
+            clock_config(mode='tiers'),
+            "clock.mode='tiers' draws a cohort from one group: cohort_size "
+            'must be at most 2, the clients of the smallest group, got 4.',
         ),
         (
             clock_config(clock__seed=-1),

@@ -86,7 +86,7 @@ def test_one_name_has_one_meaning():
       name: {m for m, fn in ALGORITHMS.items() if name in keyword_options(fn)}
       for name in ('mu', 'rho', 'gamma')
   }
-  assert having['mu'] == {'fedasync', 'fedin', 'fednova', 'fedprox'}
+  assert having['mu'] == {'fedasync', 'fedat', 'fedin', 'fednova', 'fedprox'}
   assert not having['rho'] and not having['gamma']
 
 
