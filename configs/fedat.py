@@ -13,8 +13,9 @@ def get_config(arg=''):
 
   Each of the three groups is a tier. The devices are dealt out in the order of
   the groups' names: `mini_resnet10` has fast ones, `mini_resnet6` fast and
-  medium ones, `mini_resnet8` medium and slow ones. A round is one of a tier, and
-  three of its clients take part. The variants `synchronous`, `async` and `sequential` run other clocks.
+  medium ones, `mini_resnet8` medium and slow ones. A round is one of a tier,
+  and three of its clients take part. The variants `synchronous`, `async` and
+  `sequential` run other clocks.
 
   Run: `python -m launch.train --config=configs/fedat.py[:variant,...]`.
 
