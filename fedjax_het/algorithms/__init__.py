@@ -2,8 +2,9 @@
 
 A constructor is called as `ALGORITHMS[name](federation, **options)` and
 returns a `FederatedAlgorithm`; its keyword-only parameters are its options.
-To add a method, add a module to this folder and a line here. The decorator
-`engine.needs.requires` declares what a method needs from a federation.
+To add a method, add a module to this folder and a line at the end, since its
+place gives its colour in pictures. The decorator `engine.needs.requires`
+declares what a method needs from a federation.
 """
 
 from collections.abc import Callable
@@ -68,16 +69,13 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'fedmd': fedmd,
     'rhfl': rhfl,
     'fedh2l': fedh2l,
-    'fedmk': fedmk,
     'fccl': fccl,
     'fml': fml,
     'fedgkt': fedgkt,
     'fedgen': fedgen,
     'feddf': feddf,
-    'fedaux': fedaux,
     'fedet': fedet,
     'fedasync': fedasync,
-    'fedat': fedat,
     'fedepth': fedepth,
     'heterofl': heterofl,
     'fedrolex': fedrolex,
@@ -87,6 +85,9 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     'depthfl': depthfl,
     'scalefl': scalefl,
     'splitmix': splitmix,
+    'fedat': fedat,
+    'fedaux': fedaux,
+    'fedmk': fedmk,
 }
 
 __all__ = ['ALGORITHMS', *ALGORITHMS]
