@@ -20,7 +20,10 @@ weights that sum to 1; where these are all 0, x stays. Running norm statistics
 are averaged in the same way.
 
 In synchronous rounds all tiers finish together, so that x is the plain mean of
-the tiers' models. Compression of the uploads is left out.
+the tiers' models. With other asynchronous clocks a round of all tiers ends
+after the uploads of the run's round, and the changes of clients that started
+elsewhere count as if they had started from the x of their tier's round.
+Compression of the uploads is left out.
 
 References:
   Chai et al., `FedAT: A High-Performance and Communication-Efficient Federated

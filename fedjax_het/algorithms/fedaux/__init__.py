@@ -164,7 +164,7 @@ def fedaux(
       noise.
     delta: Probability of that guarantee, in (0, 1).
     server_steps: N, minibatches of each architecture in a round; with 0 the
-      method is FedAvg with `aggregation='architecture'`, bit for bit.
+      method is FedAvg with `aggregation='architecture'`, up to rounding.
     server_batch_size: Public examples in a minibatch.
     distill_lr: Adam's learning rate in the first of these steps.
     weights: w_k above: 'uniform' (the authors' code), or 'data' for the number
