@@ -20,9 +20,10 @@ def build(number, seed, **options):
 
 
 def test_some_configs():
+  """How many of either kind there are changes with every new option."""
   totals, wrong = build(40, seed=1, models=SHALLOW)
   assert not wrong
-  assert totals['done'] > 5 and totals['refused'] > 5
+  assert totals['done'] and totals['refused']
 
 
 def test_a_new_option_is_tried_without_a_word():
@@ -45,4 +46,4 @@ def test_some_runs():
   cases = st.tuples(configs.cases(work=True), st.just(2))
   totals, wrong = trials.run(cases, 30, TRY, seconds=600, first_seed=3)
   assert not wrong
-  assert totals['done'] > 5
+  assert totals['done'] and totals['refused']
