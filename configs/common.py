@@ -304,6 +304,24 @@ def _clock(mode: str) -> Variant:
   return apply
 
 
+# An example of the largest of the digits' nets, a ResNet10, takes 2e7
+# operations, so that net trains at FLEET's examples per second.
+_FLOPS_PER_EXAMPLE = 2e7
+
+
+def _flops(config):
+  """Speeds in operations; by name, the first groups get the fastest devices."""
+  if not config.devices:
+    raise ValueError(
+        'The variant flops is about the speed of devices; it needs a clock: '
+        f'{", ".join(CLOCKS)}.'
+    )
+  config.clock.device_seed = None
+  for device in config.devices.values():
+    device.flops_per_second = device.examples_per_second * _FLOPS_PER_EXAMPLE
+    del device['examples_per_second']
+
+
 DATA = {
     name: _dataset(name)
     for name in (
@@ -336,6 +354,7 @@ SPLITS = {
 }
 MODELS = {'homogeneous': _homogeneous}
 SIZES = {'cpu': _cpu, 'quick': _quick}
+SPEEDS = {'flops': _flops}
 # All clocks have the same devices, so that virtual times are comparable.
 CLOCKS = {
     mode: _clock(mode)
@@ -369,7 +388,7 @@ def get_config(
       for name in names
       if name.startswith('file=')
   }
-  kinds = (DATA, SETTINGS, splits, MODELS, variants, SIZES, CLOCKS)
+  kinds = (DATA, SETTINGS, splits, MODELS, variants, SIZES, CLOCKS, SPEEDS)
   known = [name for kind in kinds for name in kind]
   for name in names:
     check_name('variant', name, known)

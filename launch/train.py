@@ -277,6 +277,7 @@ def names() -> str:
       'Variants, partition': (*common.SPLITS, 'file=PATH'),
       'Variants, size': common.SIZES,
       'Variants, clock': common.CLOCKS,
+      'Variants, speed of its devices': common.SPEEDS,
       'Variants, one model for all clients': common.MODELS,
   }  # fmt: skip
   for name in config_flag.experiments():

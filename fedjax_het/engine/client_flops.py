@@ -26,30 +26,44 @@ def client_flops(
 ) -> dict[str, float] | None:
   """Operations of a visit, the mean over the clients of each group.
 
-  If a client draws what it trains at random, such as its width, the most
-  expensive draw counts.
-
   Args:
     algorithm: The algorithm.
     federation: The federation.
     data: The federated data.
 
   Returns:
-    {group: operations}; nothing is compiled. None if the length of a loop
-    depends on anything but the number of examples.
+    {group: operations}; nothing is compiled. None if `visit_flops` raises an
+    error.
   """
   try:
     return {
-        group.name: _mean_flops(algorithm, group, data)
+        group.name: float(np.mean(visit_flops(algorithm, group, data)))
         for group in federation.groups
     }
   except ValueError:
     return None
 
 
-def _mean_flops(
+def visit_flops(
     algorithm: FederatedAlgorithm, group: Group, data: FederatedData
-) -> float:
+) -> list[int]:
+  """Operations of a visit of each client of a group.
+
+  If a client draws what it trains at random, such as its width, the most
+  expensive draw counts.
+
+  Args:
+    algorithm: The algorithm.
+    group: The group.
+    data: The federated data.
+
+  Returns:
+    [clients of the group]; nothing is compiled.
+
+  Raises:
+    ValueError: If the length of a loop depends on anything but the number of
+      examples.
+  """
   key, client_id = jax.random.key(0), jnp.int32(group.client_ids[0])
   number = jnp.int32(0)
   server = jax.eval_shape(algorithm.init, key)
@@ -77,4 +91,4 @@ def _mean_flops(
       size: program_flops(program, {len(program.in_avals) - 1: size})
       for size in set(sizes)
   }
-  return sum(counts[size] for size in sizes) / len(sizes)
+  return [counts[size] for size in sizes]

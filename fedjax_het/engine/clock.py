@@ -1,12 +1,12 @@
 """A virtual clock: when which client downloads, trains and uploads.
 
 The duration of a visit depends on the device, the bytes sent and the number of
-examples, and never on what is learned. So events are planned on the host, ahead
-of training and only as far as rounds need them.
+examples or of operations, and never on what is learned. So events are planned
+on the host, ahead of training and only as far as rounds need them.
 
 A visit of client k takes
 
-  2 latency + down_bytes / down + jitter * examples / speed + up_bytes / up
+  2 latency + down_bytes / down + jitter * work / speed + up_bytes / up
 
 seconds; then the device pauses, and downloads again. Among simultaneous events,
 uploads precede downloads, and events of one kind are ordered by client id.
@@ -51,8 +51,8 @@ class Device:
 
   Attributes:
     examples_per_second: Training speed; an example counts once per pass of
-      `local.epochs` or `local.steps`. Further passes of a method are not
-      counted, such as those of FedDPA and FedSelect for personal parameters.
+      `local.epochs` or `local.steps`, whatever the model and the method
+      compute for it.
     up: Bytes a second to the server.
     down: Bytes a second from the server.
     latency: Seconds added to every message.
@@ -62,6 +62,10 @@ class Device:
       at most 10.
     drop_out: Probability that a visit's upload never arrives. The visit then
       does not change the client either.
+    flops_per_second: Training speed in operations of matrix products and
+      convolutions, two per multiply-add, that replaces `examples_per_second`:
+      the visit's operations are those of `engine.client_flops`, of all that the
+      method computes with the client's model. None for examples.
 
   Raises:
     ValueError: If a value is out of its range.
@@ -74,10 +78,13 @@ class Device:
   pause: float = 0.0
   jitter: float = 0.0
   drop_out: float = 0.0
+  flops_per_second: float | None = None
 
   def __post_init__(self):
-    for name in ('examples_per_second', 'up', 'down'):
-      positive(**{f'{name} of a device': getattr(self, name)})
+    for name in ('examples_per_second', 'flops_per_second', 'up', 'down'):
+      value = getattr(self, name)
+      if name != 'flops_per_second' or value is not None:
+        positive(**{f'{name} of a device': value})
     for name in ('latency', 'pause'):
       not_negative(**{f'{name} of a device': getattr(self, name)})
     between(0, _MOST_JITTER, **{'jitter of a device': self.jitter})
@@ -94,11 +101,13 @@ class Fleet:
     down_bytes: Bytes of its download.
     up_bytes: Bytes of its upload.
     seed: Seed of jitter, pauses and losses. Every client has its own stream.
+    flops: Operations of its visit, whole numbers; None if no device has
+      `flops_per_second`.
 
   Raises:
     ValueError: If there is no device, a value has the wrong type, the seed is
-      negative, or a field does not hold one nonnegative integer for each
-      device.
+      negative, a field does not hold one nonnegative integer for each device,
+      or operations are missing.
   """
 
   devices: Sequence[Device]
@@ -106,13 +115,17 @@ class Fleet:
   down_bytes: Sequence[int]
   up_bytes: Sequence[int]
   seed: int = 0
+  flops: Sequence[int] | None = None
 
   def __post_init__(self):
     if not len(self.devices):
       raise ValueError('devices must hold at least one Device, got none.')
     for device in self.devices:
       check_type('devices', device, Device)
-    for name in ('examples', 'down_bytes', 'up_bytes'):
+    work = ('examples', 'down_bytes', 'up_bytes')
+    if any(device.flops_per_second is not None for device in self.devices):
+      work += ('flops',)
+    for name in work:
       values = getattr(self, name)
       counts(**{name: values})
       if len(values) != len(self.devices):
@@ -126,17 +139,23 @@ class Fleet:
 
   def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
     """Yields a client's visits: (seconds, whether lost, seconds of pause)."""
-    device, examples = self.devices[client], self.examples[client]
+    device = self.devices[client]
     rng = np.random.default_rng((self.seed, 1 + client))
     messages = (
         2 * device.latency
         + self.down_bytes[client] / device.down
         + self.up_bytes[client] / device.up
     )
-    training = examples / device.examples_per_second
+    if device.flops_per_second is None:
+      work, speed = self.examples[client], device.examples_per_second
+      unit = 'examples'
+    else:
+      work, speed = self.flops[client], device.flops_per_second
+      unit = 'operations'
+    training = work / speed
     if not 0 < messages + training < _LONGEST:
       raise ValueError(
-          f'A visit of client {client}, of {examples} examples, would take '
+          f'A visit of client {client}, of {work} {unit}, would take '
           f'{messages + training} s; it must take some time, and less than '
           f'{_LONGEST:.0e} s.'
       )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.engine.client_flops import visit_flops
 from fedjax_het.engine.clock import (
     Fleet,
     Window,
@@ -26,7 +27,18 @@ _COHORTS, _FIRST_ROUNDS = 256, 8192
 
 
 def make_fleet(job: Job) -> Fleet:
-  """The fleet, which determines the clients' virtual durations."""
+  """The fleet, which determines the clients' virtual durations.
+
+  Args:
+    job: The run, with devices.
+
+  Returns:
+    The fleet.
+
+  Raises:
+    ValueError: If a device has `flops_per_second`, but the operations of a
+      visit are not known, see `client_flops.visit_flops`.
+  """
   federation = job.federation
   sent = np.zeros((federation.num_clients, 2), np.int64)
   for group in federation.groups:
@@ -38,7 +50,24 @@ def make_fleet(job: Job) -> Fleet:
       [visit_examples(federation.local, int(n)) for n in federation.sizes],
       *sent.T.tolist(),
       job.clock_seed,
+      _flops(job),
   )
+
+
+def _flops(job: Job) -> list[int] | None:
+  """Operations of each client's visit; None if no device needs them."""
+  if all(device.flops_per_second is None for device in job.devices):
+    return None
+  counted = np.zeros(job.federation.num_clients, np.int64)
+  for group in job.federation.groups:
+    try:
+      counted[group.client_ids] = visit_flops(job.algorithm, group, job.data)
+    except ValueError as e:
+      raise ValueError(
+          'devices: the operations of a visit are not known in advance, so '
+          'flops_per_second gives no time; use examples_per_second.'
+      ) from e
+  return counted.tolist()
 
 
 def _window(job: Job, begin) -> Window:

@@ -13,6 +13,7 @@ from fedjax_het.reporting import (
   table_costs,
   table_pictures,
   table_rounds,
+  table_times,
   table_views,
   tables,
 )
@@ -96,6 +97,7 @@ def render(
       shown.append(markdown)
     parts.append(markdown + '\n\n' + _notes(table, cells, column))
     parts.append(table_rounds.render(table, cells, column))
+    parts.append(table_times.render(table, cells, column))
     parts.append(table_views.render(table, cells, column))
     parts.append(table_costs.render(table, cells, column))
     parts.append(_families(table, cells, column))

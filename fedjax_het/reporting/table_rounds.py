@@ -1,5 +1,6 @@
 """A table of how runs end, and of the rounds that they need for accuracies."""
 
+from collections.abc import Sequence
 import math
 import statistics
 
@@ -33,7 +34,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
     A section of Markdown; '' if runs have few evaluations.
   """
   curves = {
-      label: [_curve(cell) for cell in cells_of(table, cells, label, column)]
+      label: [curve_of(cell) for cell in cells_of(table, cells, label, column)]
       for label in table.labels
   }
   ends = {
@@ -43,11 +44,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
   known = [curve for mine in curves.values() for curve in mine]
   if max(map(len, known), default=0) < _FEWEST:
     return ''
-  highest = max(value for curve in known for _, value in curve)
-  # Rounding lets 0.85, stored as float32, reach 85 %.
-  last = math.floor(round(100 * highest, 3) / _STEP) * _STEP
-  first = max(_STEP, last - (_LEVELS - 1) * _STEP)
-  levels = range(first, last + _STEP, _STEP)
+  levels = levels_of(known)
   if not levels:
     return ''
   mean = f'mean of the last {_LAST}'
@@ -57,7 +54,7 @@ def render(table: Table, cells: Cells, column: str) -> str:
       rows.append([
           label,
           tables.spread(ends[label]),
-          *(', '.join(_first(curve, n) for curve in mine) for n in levels),
+          *(', '.join(_round(curve, n) for curve in mine) for n in levels),
       ])
   heading = '###' if column else '##'
   shown = tables.as_markdown(rows)
@@ -66,10 +63,26 @@ def render(table: Table, cells: Cells, column: str) -> str:
   return f'{title}\n\n{shown}\n\n{note}\n\n'
 
 
-def _curve(cell) -> list[tuple[int, float]]:
-  """The finite accuracies of a cell with their rounds."""
-  pairs = zip(cell['rounds'], cell['accuracy'], strict=True)
+def curve_of(cell, entry: str = 'rounds') -> list[tuple[float, float]]:
+  """The finite accuracies of a cell, each with its entry of `cell[entry]`."""
+  pairs = zip(cell[entry], cell['accuracy'], strict=True)
   return [(n, value) for n, value in pairs if value is not None]
+
+
+def levels_of(curves: Sequence[list[tuple[float, float]]]) -> range:
+  """The accuracies to ask for, the highest multiples of 5 % that are reached.
+
+  Args:
+    curves: As from `curve_of`, at least one of them not empty.
+
+  Returns:
+    Percentages, at most four, ascending.
+  """
+  highest = max(value for curve in curves for _, value in curve)
+  # Rounding lets 0.85, stored as float32, reach 85 %.
+  last = math.floor(round(100 * highest, 3) / _STEP) * _STEP
+  first = max(_STEP, last - (_LEVELS - 1) * _STEP)
+  return range(first, last + _STEP, _STEP)
 
 
 def _end(cell) -> float | None:
@@ -82,7 +95,12 @@ def _end(cell) -> float | None:
   return statistics.fmean(last) if last and None not in last else None
 
 
-def _first(curve: list[tuple[int, float]], level: int) -> str:
-  """The first round of a curve at `level` percent."""
+def first_at(curve: list[tuple[float, float]], level: int) -> float | None:
+  """The first round or time of a curve at `level` percent; None if none is."""
   reached = (n for n, value in curve if ACCURACY.reaches(value, level / 100))
-  return str(next(reached, '-'))
+  return next(reached, None)
+
+
+def _round(curve: list[tuple[float, float]], level: int) -> str:
+  found = first_at(curve, level)
+  return '-' if found is None else str(found)

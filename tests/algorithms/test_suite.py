@@ -12,6 +12,7 @@ import pytest
 from fedjax_het.algorithms import ALGORITHMS
 from fedjax_het.data.federated import NO_LABEL
 from fedjax_het.engine import rounds
+from fedjax_het.engine.client_flops import visit_flops
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.needs import needs_of
 from fedjax_het.engine.types import Visit
@@ -117,6 +118,13 @@ def test_a_round_keeps_structure_shapes_and_dtypes(name):
   assert _describe(before) == _describe(after)
   assert set(reports) == {group.name for group in federation.groups}
   assert all('train_loss' in r.metrics for r in reports.values())
+
+
+def test_the_operations_of_a_visit_are_known(name):
+  """Devices may have a speed in operations."""
+  algorithm, federation = made(name)
+  for group in federation.groups:
+    assert min(visit_flops(algorithm, group, public_data())) > 0
 
 
 def _first_model(algorithm, state, group):

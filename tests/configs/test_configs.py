@@ -183,6 +183,25 @@ def test_the_clocks_share_one_fleet(size):
   assert all(c.clock.device_seed == 0 for c in configs[:-1])
 
 
+@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('mode', ['synchronous', 'async'])
+def test_speeds_in_operations_are_in_the_ratio_of_those_in_examples(name, mode):
+  get_config = load(name).get_config
+  config, other = get_config(f'flops,{mode}'), get_config(mode)
+  experiment.check(config)
+  assert config.clock.device_seed is None
+  for kind, device in config.devices.items():
+    # The fastest trains a ResNet10 on 1,000 digits a second.
+    given = other.devices[kind].to_dict()
+    rate = given.pop('examples_per_second')
+    assert device.to_dict() == dict(given, flops_per_second=2e7 * rate)
+
+
+def test_speeds_need_a_clock():
+  with pytest.raises(ValueError, match='it needs a clock: synchronous, async'):
+    load('fedavg').get_config('flops')
+
+
 def test_fedepths_setting_and_budgets():
   """Four groups of 25 clients, with the budgets of each variant."""
   config = load('fedepth').get_config('fedepth')

@@ -73,6 +73,22 @@ def test_a_visit_takes_what_its_parts_take():
   assert got.time.tolist() == [7.5, 15.0]
 
 
+def test_a_device_with_a_speed_in_operations_does_not_count_examples():
+  by_flops = Device(
+      examples_per_second=10.0, flops_per_second=8.0, up=1.0, latency=0.0
+  )
+  by_examples = dataclasses.replace(by_flops, flops_per_second=None)
+  both = Fleet([by_flops, by_examples], [20, 30], [0] * 2, [0, 0], 0, [4, 99])
+  for client, seconds in enumerate((0.5, 3.0)):
+    assert next(both.visits(client))[0] == seconds
+  with pytest.raises(ValueError, match='flops must be a row of integers'):
+    dataclasses.replace(both, flops=None)
+  with pytest.raises(ValueError, match='flops must be 2 integers, one for'):
+    dataclasses.replace(both, flops=[4])
+  with pytest.raises(ValueError, match='of 0 operations, would take 0'):
+    next(dataclasses.replace(both, flops=[0, 1]).visits(0))
+
+
 def test_at_one_time_uploads_come_first_each_by_client_id():
   got = plan(fleet(*[device(1)] * 3), 6)
   assert got.client.tolist() == [0, 1, 2, 0, 1, 2]
@@ -193,6 +209,10 @@ def test_synchronous_rounds_wait_for_the_slowest():
         (
             dict(examples_per_second=0),
             'examples_per_second of a device must be above 0, got 0.',
+        ),
+        (
+            dict(flops_per_second=0.0),
+            'flops_per_second of a device must be above 0, got 0.0.',
         ),
         (
             dict(drop_out=1.5),

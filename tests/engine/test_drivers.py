@@ -1,9 +1,13 @@
 """The fleet of a run, its virtual times, and several rounds in a dispatch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from fedjax_het.algorithms import fedavg
 from fedjax_het.engine import timelines
 from fedjax_het.engine.clock import Device, plan, synchronous_times
 from fedjax_het.engine.cohort import sample_cohort
@@ -12,7 +16,7 @@ from fedjax_het.engine.job import Job
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import Maybe, Uplink
 from tests.engine.test_asynchronous import KEY, SPEEDS, probe
-from tests.tiny import tiny_data, tiny_federation
+from tests.tiny import tiny_data, tiny_federation, tiny_local
 
 SAMPLING = jax.random.key(2)
 
@@ -56,6 +60,50 @@ def test_a_fleet_has_the_work_and_the_messages_of_each_client():
   # Models of three and of four blocks.
   assert fleet.down_bytes == [12, 16, 12, 16]
   assert fleet.up_bytes == [120 + 200, 160 + 320, 120 + 120, 160 + 280]
+
+
+def test_a_fleet_counts_the_operations_of_each_client():
+  """A step of stem, `depth` layers and classifier has whole batches of four.
+
+  Each layer has three products, of which the first needs no gradient of the
+  images.
+  """
+  seconds, sizes = SPEEDS, (5, 3, 12, 8)
+  job = make_job(probe(1), seconds, sizes)
+  assert timelines.make_fleet(job).flops is None
+  local = dataclasses.replace(tiny_local(), batch_size=4, epochs=2)
+  federation = tiny_federation(
+      (1, 3), norm=False, local=local, sizes=np.array(sizes)
+  )
+  job = job._replace(federation=federation, algorithm=fedavg(federation))
+  devices = list(job.devices)
+  devices[1] = dataclasses.replace(devices[1], flops_per_second=1e3)
+  fleet = timelines.make_fleet(job._replace(devices=tuple(devices)))
+  steps, depths = (4, 2, 6, 4), (1, 3, 1, 3)
+  assert fleet.flops == [
+      number * 4 * 2 * (2 * 16 + 3 * (depth * 16 + 12))
+      for number, depth in zip(steps, depths, strict=True)
+  ]
+  assert next(fleet.visits(1))[0] == pytest.approx(fleet.flops[1] / 1e3)
+  assert next(fleet.visits(0))[0] == pytest.approx(10 / 8 * SPEEDS[0])
+
+
+def test_operations_that_are_not_known_in_advance_are_refused():
+
+  def client_update(group, client, sent, data, visit):
+    end = visit.round_num
+    sent = jax.lax.fori_loop(0, end, lambda _, x: x @ jnp.eye(4), sent)
+    return client, Uplink(sent), {}
+
+  algorithm = probe(1)._replace(
+      downlink=lambda server, group, visit: jnp.ones(4),
+      client_update=client_update,
+  )
+  job = make_job(algorithm)
+  timelines.make_fleet(job)
+  device = dataclasses.replace(job.devices[0], flops_per_second=1.0)
+  with pytest.raises(ValueError, match='flops_per_second gives no time; use'):
+    timelines.make_fleet(job._replace(devices=(device,) * 4))
 
 
 def test_times_of_rounds_are_those_of_their_cohorts(monkeypatch):

@@ -299,6 +299,34 @@ def test_long_runs_have_the_rounds_to_several_accuracies(table, tmp_path):
   assert 'rounds to' not in (tmp_path / 'table.md').read_text()
 
 
+def test_runs_with_a_clock_have_the_seconds_to_several_accuracies(
+    table, tmp_path
+):
+  def run(row, seed, times, accuracies):
+    made = cell(row, seed, accuracies[-1])
+    clock = dict(virtual_times=times) if times else {}
+    return {**made, 'rounds': [0, 1, 2], 'accuracy': accuracies, **clock}
+
+  heading = '## Virtual seconds to an accuracy\n'
+  # Round 0 may be at an accuracy, after pre-training.
+  cells = [
+      run('Private', 0, [0.0, 1499.6, 3000.0], [0.71, 0.8, 0.79]),
+      run('Private', 3, [0.0, 10.0, 20.4], [0.1, None, 0.75]),
+      run('FedAvg (x1)', 0, None, [0.1, 0.6, 0.9]),
+  ]
+  sweep_report.render(table, cells, tmp_path)
+  _, section = (tmp_path / 'table.md').read_text().split(heading)
+  head = '| method | last round | whole run | 65 % | 70 % | 75 % | 80 % |'
+  assert head in section
+  assert lines_of(section, 'Private')[0] == [
+      'Private', '77.0 ± 2.8', '3,000, 20', '0, 20', '0, 20', '1,500, 20',
+      '1,500, -',
+  ]  # fmt: skip
+  assert not lines_of(section.split('\n## ')[0], 'FedAvg (x1)')
+  sweep_report.render(table, cells[2:], tmp_path)
+  assert heading not in (tmp_path / 'table.md').read_text()
+
+
 def test_what_is_not_finite_says_so(table, cells, tmp_path):
   cells[2]['last'] = None
   (row,) = lines_of(sweep_report.render(table, cells, tmp_path), 'FedAvg (x1)')
