@@ -27,7 +27,7 @@ That saves up to a quarter of the time of thin layers; it is prevented above
 8 MB per layer.
 
 A model uses it as `nn.Conv(..., conv_general_dilated=conv)`. Forward-mode
-differentiation is not supported; reverse over reverse is.
+differentiation is not supported; reverse over reverse is, but for 'onednn'.
 """
 
 import functools

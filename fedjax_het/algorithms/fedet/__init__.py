@@ -52,6 +52,7 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
+from fedjax_het.aggregation.ensemble_distillation import average_uploads
 from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.aggregation.server import (
   server_variables,
@@ -60,7 +61,6 @@ from fedjax_het.aggregation.server import (
   with_state,
 )
 from fedjax_het.aggregation.teachers import teacher_logits
-from fedjax_het.aggregation.uploads import clear_padding, sum_uploads
 from fedjax_het.algorithms.fedet.ensemble import find_consensus
 from fedjax_het.algorithms.fedet.server import (
   Server,
@@ -179,14 +179,7 @@ def fedet(
     }  # fmt: skip
 
   def server_update(server, received, turn):
-    received = {
-        name: clear_padding(r, federation.num_clients)
-        for name, r in received.items()
-    }
-    small = exchange.average(
-        server.small,
-        {name: sum_uploads(r.kept) for name, r in received.items()},
-    )
+    small, received = average_uploads(exchange, server.small, received)
     averaged = server_variables(small)
     model, metrics = copy_classifier(server.model, averaged, large), {}
     if server_epochs:
