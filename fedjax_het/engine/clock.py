@@ -137,10 +137,19 @@ class Fleet:
     if self.seed < 0:
       raise ValueError(f'seed must be at least 0, got {self.seed}.')
 
-  def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
-    """Yields a client's visits: (seconds, whether lost, seconds of pause)."""
+  def seconds(self, client: int) -> tuple[float, float]:
+    """Seconds of messages and of training in a client's visit, without jitter.
+
+    Args:
+      client: Its position.
+
+    Returns:
+      The two parts.
+
+    Raises:
+      ValueError: If the visit takes no time or too long.
+    """
     device = self.devices[client]
-    rng = np.random.default_rng((self.seed, 1 + client))
     messages = (
         2 * device.latency
         + self.down_bytes[client] / device.down
@@ -159,6 +168,13 @@ class Fleet:
           f'{messages + training} s; it must take some time, and less than '
           f'{_LONGEST:.0e} s.'
       )
+    return messages, training
+
+  def visits(self, client: int) -> Iterator[tuple[float, bool, float]]:
+    """Yields a client's visits: (seconds, whether lost, seconds of pause)."""
+    device = self.devices[client]
+    rng = np.random.default_rng((self.seed, 1 + client))
+    messages, training = self.seconds(client)
     while True:
       # Always draw all three, so that no option shifts the others' draws.
       normal, chance, wait = rng.normal(), rng.random(), rng.exponential()

@@ -75,6 +75,24 @@ def _window(job: Job, begin) -> Window:
   return Window(begin, 2 * (job.capacity or 1) + 2)
 
 
+def timeline_of(job: Job, mode: str):
+  """Virtual times of rounds under any clock, without a program.
+
+  Args:
+    job: The run.
+    mode: 'synchronous', or one of `tiers.UPLOAD_MODES`.
+
+  Returns:
+    See `drivers.Program.timeline`.
+
+  Raises:
+    ValueError: As `synchronous_timeline` and `plan_events`.
+  """
+  if mode == 'synchronous':
+    return synchronous_timeline(job)
+  return plan_events(job, mode)[1]
+
+
 def synchronous_timeline(job: Job):
   """Virtual times of synchronous rounds.
 

@@ -6,14 +6,19 @@ import pathlib
 
 import numpy as np
 
+from fedjax_het.engine import timelines
 from fedjax_het.engine.mapping import resolve_backend
 from fedjax_het.engine.visits import expected_bytes
 from fedjax_het.experiment import callbacks, duration, facts, footprint, form
 from fedjax_het.experiment.build import Experiment, build
+from fedjax_het.experiment.programs import make_job
 from fedjax_het.experiment.workdir import check_workdir
 from fedjax_het.files import check_local
 from fedjax_het.reporting import tables
 from fedjax_het.reporting.setting import named
+
+# Rounds whose virtual times are planned.
+_PLANNED = 1000
 
 
 def lines(config, workdir: str | os.PathLike | None = None) -> list[str]:
@@ -56,7 +61,7 @@ def _lines(
   return [
       *_data(experiment), '', tables.as_text(_groups(experiment, visits)), '',
       *_traffic(experiment, visits), *_memory(experiment), *_form(choose),
-      *_time(experiment, backend), 'Nothing was trained.',
+      *_time(experiment, backend), *_clock(experiment), 'Nothing was trained.',
   ]  # fmt: skip
 
 
@@ -184,4 +189,26 @@ def _time(experiment: Experiment, backend: str) -> list[str]:
       f'step of {found.group} ({1e3 * found.step_seconds:,.2g} ms) and the '
       'FLOPs of the others. Compilation, evaluation and what the method adds '
       'are not included.'
+  ]
+
+
+def _clock(experiment: Experiment) -> list[str]:
+  """Virtual seconds of a visit, and of the run; [] without devices."""
+  if experiment.devices is None:
+    return []
+  job, config = make_job(experiment), experiment.config
+  fleet = timelines.make_fleet(job)
+  visits = []
+  for group in experiment.federation.groups:
+    seconds = [sum(fleet.seconds(client)) for client in group.client_ids]
+    low, high = map(tables.duration, (min(seconds), max(seconds)))
+    visits.append(
+        f'{low if low == high else f"{low} to {high}"} ({group.name})'
+    )
+  rounds = min(config.num_rounds, _PLANNED)
+  end = timelines.timeline_of(job, config.clock.mode)(rounds)['virtual_time']
+  first = 'the first ' if rounds < config.num_rounds else ''
+  return [
+      f'Clock: a visit takes {", ".join(visits)}, without jitter and pauses; '
+      f'{first}{rounds:,} rounds take {tables.virtual(end)}.'
   ]

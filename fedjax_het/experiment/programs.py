@@ -81,8 +81,22 @@ def make_driver(experiment: Experiment) -> Driver:
     ValueError: If it does not support the method or several processes.
   """
   config = experiment.config
+  kind = driver_kind(config.clock.mode, config.client_store)
+  if kind.states_on_device:
+    _warn_of_copies(experiment)
+  elif several():
+    raise ValueError(
+        "client_store='host' is for one process; several of them share the "
+        "clients' states among their devices (client_store='device')."
+    )
+  return kind.make(make_job(experiment))
+
+
+def make_job(experiment: Experiment) -> Job:
+  """What the driver of a run runs."""
+  config = experiment.config
   _, key, sampling_key = run_keys(config)
-  job = Job(
+  return Job(
       experiment.algorithm,
       experiment.federation,
       experiment.data,
@@ -95,15 +109,6 @@ def make_driver(experiment: Experiment) -> Driver:
       experiment.devices,
       config.clock.seed,
   )
-  kind = driver_kind(config.clock.mode, config.client_store)
-  if kind.states_on_device:
-    _warn_of_copies(experiment)
-  elif several():
-    raise ValueError(
-        "client_store='host' is for one process; several of them share the "
-        "clients' states among their devices (client_store='device')."
-    )
-  return kind.make(job)
 
 
 def _backend(experiment: Experiment) -> Backend:
