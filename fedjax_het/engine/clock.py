@@ -81,10 +81,11 @@ class Device:
   flops_per_second: float | None = None
 
   def __post_init__(self):
-    for name in ('examples_per_second', 'flops_per_second', 'up', 'down'):
-      value = getattr(self, name)
-      if name != 'flops_per_second' or value is not None:
-        positive(**{f'{name} of a device': value})
+    speeds = ['examples_per_second', 'up', 'down']
+    if self.flops_per_second is not None:
+      speeds.append('flops_per_second')
+    for name in speeds:
+      positive(**{f'{name} of a device': getattr(self, name)})
     for name in ('latency', 'pause'):
       not_negative(**{f'{name} of a device': getattr(self, name)})
     between(0, _MOST_JITTER, **{'jitter of a device': self.jitter})
@@ -122,10 +123,10 @@ class Fleet:
       raise ValueError('devices must hold at least one Device, got none.')
     for device in self.devices:
       check_type('devices', device, Device)
-    work = ('examples', 'down_bytes', 'up_bytes')
+    fields = ['examples', 'down_bytes', 'up_bytes']
     if any(device.flops_per_second is not None for device in self.devices):
-      work += ('flops',)
-    for name in work:
+      fields.append('flops')
+    for name in fields:
       values = getattr(self, name)
       counts(**{name: values})
       if len(values) != len(self.devices):
