@@ -310,13 +310,14 @@ _FLOPS_PER_EXAMPLE = 2e7
 
 
 def _flops(config):
-  """Speeds in operations; by name, the first groups get the fastest devices."""
+  """Speeds in operations; groups with most of them get the fastest devices."""
   if not config.devices:
     raise ValueError(
         'The variant flops is about the speed of devices; it needs a clock: '
         f'{", ".join(CLOCKS)}.'
     )
   config.clock.device_seed = None
+  config.clock.device_by_work = True
   for device in config.devices.values():
     device.flops_per_second = device.examples_per_second * _FLOPS_PER_EXAMPLE
     del device['examples_per_second']

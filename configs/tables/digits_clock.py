@@ -25,14 +25,12 @@ def get_table() -> Table:
           'clients on the digits, Dirichlet 0.5, on five fast, three medium '
           'and two slow devices (20, 8 and 2 GFLOP/s, up 20, 10 and 1 Mbit/s, '
           'down four times that; the slow ones pause and lose a twentieth of '
-          'their visits), which is assumed. The first groups by name have the '
-          'fastest devices: the widest of the width methods and the largest '
-          'memory of FeDepth, but of the three ResNets the deepest, then the '
-          'shallowest. A visit takes the time of all operations of its method '
-          'and of its messages. Synchronous: 20 rounds of ten that wait for '
-          'the slowest; async: 200 uploads, every device at its own pace. '
-          'What the server computes, and what clients compute before round 1, '
-          'takes no time.'
+          'their visits), which is assumed. The groups with the most '
+          'operations of a visit have the fastest devices. A visit takes the '
+          'time of all operations of its method and of its messages. '
+          'Synchronous: 20 rounds of ten that wait for the slowest; async: 200 '
+          'uploads, every device at its own pace. What the server computes, '
+          'and what clients compute before round 1, takes no time.'
       ),
       rows={
           name: {mode: _cell(name, mode) for mode in CLOCKS}

@@ -14,6 +14,7 @@ from fedjax_het.data.federated import FederatedData, federate
 from fedjax_het.data.sources import ENTRIES, Dataset, load_entries
 from fedjax_het.data.splits import assign_devices, assign_groups
 from fedjax_het.engine import placement
+from fedjax_het.engine.client_flops import client_flops
 from fedjax_het.engine.clock import Device
 from fedjax_het.engine.driver_kinds import driver_kind
 from fedjax_het.engine.mapping import client_mesh, resolve_backend
@@ -168,7 +169,7 @@ def build(
       data,
       preprocess,
       cohort_size(config),
-      _devices(config, num_clients),
+      _devices(config, federation, algorithm, data),
       mesh,
       own_tests,
   )
@@ -244,7 +245,12 @@ def _algorithm(
     return federation, algorithm
 
 
-def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
+def _devices(
+    config,
+    federation: Federation,
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+) -> tuple[Device, ...] | None:
   """The clients' devices, by default equal; None if no clock needs them."""
   if config.devices:
     kinds = {name: device_spec(config, name) for name in config.devices}
@@ -252,10 +258,28 @@ def _devices(config, num_clients: int) -> tuple[Device, ...] | None:
         {name: number for name, (_, number) in kinds.items()},
         config.clock.device_seed,
     )
-    return tuple(kinds[name][0] for name in kind_of)
+    clients = range(federation.num_clients)
+    if config.clock.device_by_work:
+      clients = _by_work(federation, algorithm, data)
+    device_of = dict(zip(clients, kind_of, strict=True))
+    return tuple(kinds[device_of[k]][0] for k in range(len(device_of)))
   if driver_kind(config.clock.mode).needs_devices:
-    return (Device(),) * num_clients
+    return (Device(),) * federation.num_clients
   return None
+
+
+def _by_work(
+    federation: Federation, algorithm: FederatedAlgorithm, data: FederatedData
+) -> list[int]:
+  """The clients of the group with the most operations of a visit first."""
+  work = client_flops(algorithm, federation, data)
+  if work is None:
+    raise ValueError(
+        'clock.device_by_work: the operations of a visit are not known in '
+        'advance.'
+    )
+  groups = sorted(federation.groups, key=lambda group: -work[group.name])
+  return [int(k) for group in groups for k in group.client_ids]
 
 
 def _make_model(

@@ -145,6 +145,11 @@ def _check_clock(config, num_clients: int) -> None:
   _check_keys(config.clock, CLOCK, 'clock.')
   for name, field in CLOCK.items():
     check_field(f'clock.{name}', config.clock[name], field)
+  if config.clock.device_by_work and config.clock.device_seed is not None:
+    raise ValueError(
+        'clock.device_by_work orders the clients by their work, and '
+        'clock.device_seed at random; set one of them.'
+    )
   fleet = {name: device_spec(config, name) for name in config.devices}
   number = sum(clients for _, clients in fleet.values())
   if fleet and number != num_clients:

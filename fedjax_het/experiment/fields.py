@@ -97,6 +97,9 @@ CLOCK = dict(
     # None assigns devices to clients in the order of the devices' names; a seed
     # assigns them at random.
     device_seed=MAYBE_SEED,
+    # Whether the groups with the most operations of a visit get the first
+    # devices; for `device_seed=None`.
+    device_by_work=Field(False, bool),
 )
 # Callbacks, which do not change the training; see docs/callbacks.md.
 CALLBACKS = dict(

@@ -189,7 +189,7 @@ def test_speeds_in_operations_are_in_the_ratio_of_those_in_examples(name, mode):
   get_config = load(name).get_config
   config, other = get_config(f'flops,{mode}'), get_config(mode)
   experiment.check(config)
-  assert config.clock.device_seed is None
+  assert config.clock.device_seed is None and config.clock.device_by_work
   for kind, device in config.devices.items():
     # The fastest trains a ResNet10 on 1,000 digits a second.
     given = other.devices[kind].to_dict()

@@ -117,3 +117,21 @@ def test_public_sets_have_a_seed_and_the_classes_of_the_rest(tmp_path):
   found = public(0)
   assert np.all(found % 2 == 1) and differs(found, public(1))
   np.testing.assert_array_equal(np.bincount(labels[found]), [5] * 10)
+
+
+def test_devices_by_work_go_to_the_groups_with_the_most_operations_first():
+  """The deeper models are last by the order of the groups' names."""
+  config = tiny_config('fedavg')
+  config.groups.small.depth = 4
+  config.devices = ml_collections.ConfigDict(
+      dict(a=dict(clients=2, up=1.0), b=dict(clients=3, up=2.0))
+  )
+  for by_work, order in ((False, 'large small'), (True, 'small large')):
+    config.clock.device_by_work = by_work
+    built = experiment.build(config)
+    ids = {group.name: group.client_ids for group in built.federation.groups}
+    clients = np.concatenate([ids[name] for name in order.split()])
+    assert [built.devices[k].up for k in clients] == [1.0, 1.0, 2.0, 2.0, 2.0]
+  config.clock.device_seed = 0
+  with pytest.raises(ValueError, match=r'^clock\.device_by_work orders'):
+    experiment.check(config)
