@@ -188,7 +188,9 @@ def test_the_table_and_the_fleet_of_the_page():
   text = text.partition('## A fleet of your own')[2]
   text = text.partition('example: fleet')[0]
   for field in dataclasses.fields(Device):
-    number = f'{field.default:g}'.replace('e+0', 'e')
+    number = 'none'
+    if field.default is not None:
+      number = f'{field.default:g}'.replace('e+0', 'e')
     found = re.search(rf'`{field.name}`.*?(?=`|$)', text, re.DOTALL)
     if field.name != 'up':  # Its number is behind that of `down`.
       assert re.search(rf'(?<![\d.]){re.escape(number)}\)', found[0])

@@ -178,7 +178,7 @@ def test_warm_up_comes_before_an_asynchronous_run(tmp_path, monkeypatch):
             clock_config(devices=dict(a=dict(clients=5, pauze=1.0))),
             "devices.a.pauze: a device has no option 'pauze'; did you mean "
             "'pause'? It takes examples_per_second, up, down, latency, "
-            'pause, jitter, drop_out.',
+            'pause, jitter, drop_out, flops_per_second.',
         ),
         (
             clock_config(devices=dict(a=dict(clients=5, up='fast'))),

@@ -172,7 +172,7 @@ def test_unknown_tables_and_scales(tmp_path):
   text = error(table_files.find_table, 'fedin_v2_tabel1')
   assert text.startswith(
       "No results table 'fedin_v2_tabel1'; did you mean 'fedin_v2_table1'? "
-      'There are digits, fashion_mnist, '
+      'There are digits, digits_clock, fashion_mnist, '
   )
   assert error(table_files.find_table, 'configs/tables/x.py').startswith(
       "No results table 'configs/tables/x.py'; there are digits, "
