@@ -276,7 +276,7 @@ def _by_work(
   if work is None:
     raise ValueError(
         'clock.device_by_work: the operations of a visit are not known in '
-        'advance.'
+        'advance; set it to False.'
     )
   groups = sorted(federation.groups, key=lambda group: -work[group.name])
   return [int(k) for group in groups for k in group.client_ids]

@@ -1,6 +1,7 @@
 """What each seed of a config draws, and what it leaves alone."""
 
 import json
+import sys
 from unittest import mock
 
 import jax
@@ -119,7 +120,9 @@ def test_public_sets_have_a_seed_and_the_classes_of_the_rest(tmp_path):
   np.testing.assert_array_equal(np.bincount(labels[found]), [5] * 10)
 
 
-def test_devices_by_work_go_to_the_groups_with_the_most_operations_first():
+def test_devices_by_work_go_to_the_groups_with_the_most_operations_first(
+    monkeypatch,
+):
   """The deeper models are last by the order of the groups' names."""
   config = tiny_config('fedavg')
   config.groups.small.depth = 4
@@ -132,6 +135,11 @@ def test_devices_by_work_go_to_the_groups_with_the_most_operations_first():
     ids = {group.name: group.client_ids for group in built.federation.groups}
     clients = np.concatenate([ids[name] for name in order.split()])
     assert [built.devices[k].up for k in clients] == [1.0, 1.0, 2.0, 2.0, 2.0]
+  # As for a method whose loops depend on what is learned.
+  module = sys.modules[experiment.build.__module__]
+  monkeypatch.setattr(module, 'client_flops', lambda *args: None)
+  with pytest.raises(ValueError, match='not known in advance; set it to False'):
+    experiment.build(config)
   config.clock.device_seed = 0
   with pytest.raises(ValueError, match=r'^clock\.device_by_work orders'):
     experiment.check(config)
