@@ -394,29 +394,6 @@ def _sequential(fleet):
       version += 1
 
 
-def synchronous_times(fleet: Fleet, cohorts: np.ndarray) -> np.ndarray:
-  """Times at which synchronous rounds of a fleet end.
-
-  A round begins at the end of the one before, and ends with the last upload of
-  its cohort. A client that still pauses begins later; a client whose visit is
-  lost begins another one.
-
-  Args:
-    fleet: The clients.
-    cohorts: [R, m] integers, the clients of each round.
-
-  Returns:
-    [R] float64, seconds since the beginning.
-
-  Raises:
-    ValueError: If a client of a cohort never uploads, a visit takes no time or
-      too long, or a million visits of a client in a row are lost.
-  """
-  check_return(fleet, cohorts)
-  ends = [now for now, _ in synchronous_rounds(fleet, cohorts)]
-  return np.array(ends, np.float64)
-
-
 def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
   """Raises ValueError if a client of a cohort never uploads."""
   for client in map(int, np.unique(cohorts)):
@@ -430,14 +407,23 @@ def check_return(fleet: Fleet, cohorts: np.ndarray) -> None:
 def synchronous_rounds(
     fleet: Fleet, cohorts
 ) -> Iterator[tuple[float, list[int]]]:
-  """The rounds of `synchronous_times`, for any iterable of cohorts.
+  """Plans the synchronous rounds of a fleet.
+
+  A round begins at the end of the one before, and ends with the last upload of
+  its cohort. A client that still pauses begins later; a client whose visit is
+  lost begins another one. See `check_return` for clients that never upload.
 
   Args:
     fleet: The clients.
     cohorts: The clients of each round.
 
   Yields:
-    When a round ends, and the client of each visit that was lost in it.
+    The seconds since the beginning when a round ends, and the client of each
+    visit that was lost in it.
+
+  Raises:
+    ValueError: While iterating, if a visit takes no time or too long, or a
+      million visits of a client in a row are lost.
   """
   visits, ready, now = {}, {}, 0.0
   for cohort in cohorts:

@@ -13,11 +13,12 @@ from fedjax_het.engine.clock import (
   Device,
   Fleet,
   Schedule,
+  check_return,
   plan,
   stream,
-  synchronous_times,
 )
 from fedjax_het.engine.cohort import sample_cohort
+from tests.engine.rounds import round_ends
 
 
 def device(seconds, **options):
@@ -192,12 +193,12 @@ def test_a_lost_visit_takes_its_time_in_sequence_too():
 
 def test_synchronous_rounds_wait_for_the_slowest():
   three = fleet(device(1), device(2), device(7))
-  times = synchronous_times(three, np.array([[0, 1], [0, 2], [1, 2]]))
+  times = round_ends(three, np.array([[0, 1], [0, 2], [1, 2]]))
   assert times.tolist() == [2.0, 9.0, 16.0]
   # A lost visit is repeated, so the same draws give the times of `plan`.
   shaky = fleet(device(1, **SHAKY), seed=3)
   np.testing.assert_allclose(
-      synchronous_times(shaky, np.zeros((8, 1), int)), plan(shaky, 8).time
+      round_ends(shaky, np.zeros((8, 1), int)), plan(shaky, 8).time
   )
 
 
@@ -277,7 +278,7 @@ def test_what_can_never_run_is_refused():
   with pytest.raises(ValueError, match='No upload would ever arrive: drop_out'):
     plan(fleet(gone, gone), 1)
   with pytest.raises(ValueError, match='Client 1 never returns'):
-    synchronous_times(fleet(device(1), gone), np.array([[0], [1]]))
+    check_return(fleet(device(1), gone), np.array([[0], [1]]))
   with pytest.raises(ValueError, match="Unknown mode 'asnyc'; did you mean"):
     plan(fleet(device(1)), 1, 'asnyc')
   with pytest.raises(ValueError, match='client 0, of 0 examples, would take 0'):

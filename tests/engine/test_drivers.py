@@ -9,12 +9,13 @@ import pytest
 
 from fedjax_het.algorithms import fedavg
 from fedjax_het.engine import timelines
-from fedjax_het.engine.clock import Device, plan, synchronous_times
+from fedjax_het.engine.clock import Device, plan
 from fedjax_het.engine.cohort import sample_cohort
 from fedjax_het.engine.drivers import clock_driver
 from fedjax_het.engine.job import Job
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.types import Maybe, Uplink
+from tests.engine.rounds import round_ends
 from tests.engine.test_asynchronous import KEY, SPEEDS, probe
 from tests.tiny import tiny_data, tiny_federation, tiny_local
 
@@ -112,7 +113,7 @@ def test_times_of_rounds_are_those_of_their_cohorts(monkeypatch):
   job = make_job(probe(1), cohort_size=1, num_rounds=10)
   timeline = timelines.synchronous_timeline(job)
   cohorts = np.stack([sample_cohort(SAMPLING, r, 4, 1) for r in range(10)])
-  want = synchronous_times(timelines.make_fleet(job), cohorts)
+  want = round_ends(timelines.make_fleet(job), cohorts)
   got = [timeline(done)['virtual_time'] for done in range(11)]
   assert got == [0.0, *want]
 

@@ -16,8 +16,8 @@ from fedjax_het.engine.clock import (
   plan,
   stream,
   synchronous_rounds,
-  synchronous_times,
 )
+from tests.engine.rounds import round_ends
 from tests.tiny import tiny_federation
 
 SHAKY = dict(jitter=0.5, pause=0.7, drop_out=0.3)
@@ -106,17 +106,28 @@ def test_rounds_are_those_of_the_whole_schedule(mode, options, cohort_size):
     assert one.lost == schedule.lost_client[mine].tolist()
 
 
-def test_synchronous_rounds_end_when_they_did():
+def test_a_synchronous_round_lasts_for_its_slowest_client():
+  """Every client's own visits and pauses, one after the other, in any round."""
   shaky = fleet(1, 2, 3, seed=3, **SHAKY)
-  cohorts = np.random.default_rng(0).integers(0, 3, (20, 2))
-  want = synchronous_times(shaky, cohorts)
-  got = itertools.islice(synchronous_rounds(shaky, iter(cohorts)), 20)
-  ends, lost = zip(*got)
-  assert [*ends] == want.tolist()
-  # A round lasts for all visits of its slowest client.
-  assert any(lost) and all(
-      set(gone) <= set(cohort) for gone, cohort in zip(lost, cohorts)
-  )
+  draws = np.random.default_rng(0)
+  cohorts = [draws.permutation(3)[:2].tolist() for _ in range(20)]
+  visits = [shaky.visits(client) for client in range(3)]
+  free, now, ends, losses = [0.0] * 3, 0.0, [], []
+  for cohort in cohorts:
+    arrivals, lost = [], []
+    for client in cohort:
+      time, arrived = max(now, free[client]), False
+      while not arrived:
+        seconds, gone, pause = next(visits[client])
+        lost += [client] * gone
+        arrived, arrival = not gone, time + seconds
+        time = free[client] = arrival + pause
+      arrivals.append(arrival)
+    now = max(arrivals)
+    ends.append(now)
+    losses.append(lost)
+  assert [*synchronous_rounds(shaky, cohorts)] == [*zip(ends, losses)]
+  assert any(losses)
 
 
 def test_lost_visits_of_a_synchronous_round_are_counted():
@@ -163,7 +174,7 @@ def test_a_fleet_that_loses_nearly_all_is_refused(monkeypatch):
     with pytest.raises(ValueError, match='1000 visits in a row were lost'):
       plan(losing, 1, mode)
   with pytest.raises(ValueError, match='1000 visits of client 0 in a row'):
-    synchronous_times(losing, np.array([[0]]))
+    round_ends(losing, np.array([[0]]))
   # One client loses very many visits between two uploads of another.
   mixed = fleet(1e-7, 1)
   mixed = dataclasses.replace(

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_het.engine.clock import synchronous_times
 from fedjax_het.engine.events import plan_rounds
 from fedjax_het.engine.tiers import tier_stream
+from tests.engine.rounds import round_ends
 from tests.engine.test_clock import SHAKY, device, fleet
 
 
@@ -69,7 +69,7 @@ def test_one_tier_is_a_synchronous_run():
   plans = plan_rounds(tier_stream(many, [range(4)], 2), 2)
   plans = [*itertools.islice(plans, 30)]
   cohorts = np.array([one.client for one in plans])
-  want = synchronous_times(many, cohorts)
+  want = round_ends(many, cohorts)
   np.testing.assert_array_equal([one.time for one in plans], want)
   assert all(one.staleness == [0, 0] for one in plans)
   assert sum(len(one.lost) for one in plans) > 3
