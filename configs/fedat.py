@@ -3,7 +3,7 @@
 from fedjax_het.configs import common
 
 
-def _small(config):
+def _of_tiers(config):
   """As many uploads as 20 rounds of all ten clients, three a round."""
   config.num_rounds = 66
 
@@ -32,4 +32,5 @@ def get_config(arg=''):
   names = [name for name in arg.split(',') if name]
   if not any(name in names for name in common.CLOCKS):
     names.append('tiers')
-  return common.get_config('fedat', ','.join(names), default=_small)
+  default = _of_tiers if 'tiers' in names else lambda config: None
+  return common.get_config('fedat', ','.join(names), default=default)

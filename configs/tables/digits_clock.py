@@ -28,10 +28,10 @@ def get_table() -> Table:
           'their visits), which is assumed. The groups with the most '
           'operations of a visit have the fastest devices. A visit takes the '
           'time of all operations of its method and of its messages. '
-          'Synchronous: 20 rounds of ten that wait for the slowest (FedAT: 66 '
-          'of three, which are not of one tier); async: 200 uploads, every '
-          'device at its own pace. What the server computes, and what clients '
-          'compute before round 1, takes no time.'
+          'Synchronous: 20 rounds of ten that wait for the slowest; async: '
+          '200 uploads, every device at its own pace. FedAT has these clocks '
+          'here, not that of its tiers. What the server computes, and what '
+          'clients compute before round 1, takes no time.'
       ),
       rows={
           name: {mode: _cell(name, mode) for mode in CLOCKS}

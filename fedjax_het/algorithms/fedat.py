@@ -19,11 +19,10 @@ With several architectures each key of 2. is over the tiers that have it, with
 weights that sum to 1; where these are all 0, x stays. Running norm statistics
 are averaged in the same way.
 
-In synchronous rounds all tiers finish together, so that x is the plain mean of
-the tiers' models. With other asynchronous clocks a round of all tiers ends
-after the uploads of the run's round, and the changes of clients that started
-elsewhere count as if they had started from the x of their tier's round.
-Compression of the uploads is left out.
+In synchronous rounds all tiers with clients in the cohort finish together;
+while all have finished equally many, x is the plain mean of the tiers' models.
+With other asynchronous clocks a round of all tiers ends after the uploads of
+the run's round. Compression of the uploads is left out.
 
 References:
   Chai et al., `FedAT: A High-Performance and Communication-Efficient Federated
@@ -42,10 +41,23 @@ from fedjax_het.aggregation.averaging import (
   own_blocks,
   trained_clients,
 )
-from fedjax_het.aggregation.exchange import Delta, end_of, make_exchange
+from fedjax_het.aggregation.exchange import make_exchange
 from fedjax_het.engine.needs import requires
 from fedjax_het.engine.types import FederatedAlgorithm, Federation, Uplink
 from fedjax_het.models.blocks import Variables
+
+
+class Ends(NamedTuple):
+  """The summable uplink of one client, or a sum of them.
+
+  Attributes:
+    model: n_k w_k, the shared blocks. Not their change, since clients of a
+      tier may have downloaded at different times.
+    weight: [] float32, n_k; 0 without a step.
+  """
+
+  model: Variables
+  weight: jax.Array
 
 
 class Tier(NamedTuple):
@@ -53,14 +65,12 @@ class Tier(NamedTuple):
 
   Attributes:
     model: x_m.
-    start: x at the beginning of its round.
     pending: Sum of the uploads of its unfinished round.
     count: [] int32, T_m.
   """
 
   model: Variables
-  start: Variables
-  pending: Delta
+  pending: Ends
   count: jax.Array
 
 
@@ -150,7 +160,7 @@ def fedat(
     aggregation: The blocks that are shared, as for `fedavg`.
 
   Returns:
-    The algorithm. The server holds 3 M + 1 models for M tiers.
+    The algorithm. The server holds 2 M + 1 models for M tiers.
 
   Raises:
     ValueError: If an option is out of range, or shared blocks differ in shape.
@@ -159,8 +169,10 @@ def fedat(
   exchange = make_exchange(federation, aggregation, weights)
 
   def send(group, start, end, size, num_steps):
-    own, delta = exchange.upload(group, start, end, size, num_steps)
-    return own, Uplink(delta)
+    del start
+    w, own = exchange.sharing.split(group, end)
+    n = exchange.coefficient(size, num_steps)
+    return own, Uplink(Ends(jax.tree.map(lambda leaf: n * leaf, w), n))
 
   train, keep = model_training(federation.local, mu)
   init_client, client_update = trained_clients(exchange, train, keep, send)
@@ -169,22 +181,22 @@ def fedat(
     x, tiers = exchange.init(key), {}
     for group in groups:
       model = exchange.download(x, group)
-      pending = Delta(*jax.tree.map(jnp.zeros_like, model), jnp.float32(0))
-      tiers[group.name] = Tier(model, model, pending, jnp.int32(0))
+      pending = Ends(jax.tree.map(jnp.zeros_like, model), jnp.float32(0))
+      tiers[group.name] = Tier(model, pending, jnp.int32(0))
     return Server(x, tiers)
 
   def server_update(server, received, turn):
     del turn
-    tiers, finished = {}, {}
+    tiers = {}
     for name, got in received.items():
       tier = server.tiers[name]
       total = jax.tree.map(jnp.add, tier.pending, got.summed)
-      finished[name] = done = got.round_ends & (total.weight > 0)
+      done = got.round_ends & (total.weight > 0)
       # x_m <- sum_k n_k w_k / sum_k n_k, T_m <- T_m + 1.
-      model = where(done, end_of(tier.start, total), tier.model)
+      safe = jnp.where(done, total.weight, 1.0)
+      mean = jax.tree.map(lambda leaf, n=safe: leaf / n, total.model)
       tiers[name] = Tier(
-          model,
-          tier.start,
+          where(done, mean, tier.model),
           where(got.round_ends, jax.tree.map(jnp.zeros_like, total), total),
           tier.count + done,
       )
@@ -195,11 +207,6 @@ def fedat(
         combine(server.x.params, (t.model.params for t in order), shares),
         combine(server.x.stats, (t.model.stats for t in order), shares),
     )
-    # A tier that has finished begins again, from x.
-    for group in groups:
-      tier, done = tiers[group.name], finished[group.name]
-      start = where(done, exchange.download(x, group), tier.start)
-      tiers[group.name] = tier._replace(start=start)
     return Server(x, tiers), {}
 
   return FederatedAlgorithm(

@@ -66,25 +66,31 @@ def visit_flops(
   """
   key, client_id = jax.random.key(0), jnp.int32(group.client_ids[0])
   number = jnp.int32(0)
+  before = Visit(client_id, number, key, number)
   server = jax.eval_shape(algorithm.init, key)
   client = jax.eval_shape(
       lambda key: algorithm.init_client(group, client_id, key), key
   )
 
-  def visit(server, client, key, round_num, turn, size):
+  # The server makes it, so it is no work of the client.
+  sent = jax.eval_shape(
+      lambda server: algorithm.downlink(server, group, before), server
+  )
+
+  def visit(sent, client, key, round_num, turn, size):
     # Arguments are unknown to the count, except for the size.
     here = Visit(client_id, round_num, key, turn)
     return algorithm.client_update(
         group,
         client,
-        algorithm.downlink(server, group, here),
+        sent,
         data.client(client_id).replace(size=size),
         here,
     )
 
   with conv_lowering('native'):
     program = jax.make_jaxpr(visit)(
-        server, client, key, number, number, number
+        sent, client, key, number, number, number
     )
   sizes = np.asarray(data.sizes)[group.client_ids].tolist()
   counts = {

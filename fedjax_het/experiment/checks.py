@@ -150,6 +150,12 @@ def _check_clock(config, num_clients: int) -> None:
         'clock.device_by_work orders the clients by their work, and '
         'clock.device_seed at random; set one of them.'
     )
+  for name, unset in dict(device_by_work=False, device_seed=None).items():
+    if not config.devices and config.clock[name] is not unset:
+      raise ValueError(
+          f'clock.{name}={config.clock[name]} says which client has which '
+          'device, but the config has no devices.'
+      )
   fleet = {name: device_spec(config, name) for name in config.devices}
   number = sum(clients for _, clients in fleet.values())
   if fleet and number != num_clients:

@@ -24,9 +24,11 @@ _IRRELEVANT = (
 
 
 def with_seed(config, seed: int, overrides: Mapping[str, Any]):
-  """A copy of a cell's config for one seed."""
+  """A copy of a cell's config for one seed, which a virtual clock has, too."""
   config = config.copy_and_resolve_references()
   config.update_from_flattened_dict(dict.fromkeys(SEEDS, seed))
+  if config.devices or config.clock.mode != 'synchronous':
+    config.clock.seed = seed
   config.update_from_flattened_dict(dict(overrides))
   return config
 

@@ -39,6 +39,19 @@ def test_methods_that_compute_more_cost_more():
   assert all(counts[name] > 2 * base[name] for name in base)
 
 
+def test_what_the_server_computes_for_a_client_does_not_count():
+  def with_products(federation):
+    algorithm = fedavg(federation)
+
+    def downlink(server, group, visit):
+      sent = algorithm.downlink(server, group, visit)
+      return jax.tree.map(lambda leaf: leaf * jnp.vdot(leaf, leaf), sent)
+
+    return algorithm._replace(downlink=downlink)
+
+  assert found(with_products) == found(fedavg)
+
+
 def test_of_what_is_not_known_the_most_counts():
   x = np.zeros((4, 4), np.float32)
 

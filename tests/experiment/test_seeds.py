@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_het import experiment
 from fedjax_het.experiment import examples, programs
+from fedjax_het.experiment.sweep_table import with_seed
 from tests.experiment.tiny_runs import tiny_config
 
 
@@ -143,3 +144,25 @@ def test_devices_by_work_go_to_the_groups_with_the_most_operations_first(
   config.clock.device_seed = 0
   with pytest.raises(ValueError, match=r'^clock\.device_by_work orders'):
     experiment.check(config)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'), [('device_by_work', True), ('device_seed', 0)]
+)
+def test_an_order_of_devices_needs_devices(name, value):
+  config = tiny_config('fedavg')
+  config.clock[name] = value
+  message = rf'^clock\.{name}={value} says .* no devices\.$'
+  with pytest.raises(ValueError, match=message):
+    experiment.check(config)
+
+
+def test_the_seed_of_a_cell_is_that_of_its_clock():
+  """It moves the cohorts of tiers, the order of clients, jitter and losses."""
+  config = tiny_config('fedavg')
+  assert with_seed(config, 3, {}).clock.seed == 0
+  config.clock.mode = 'async'
+  assert with_seed(config, 3, {}).clock.seed == 3
+  config.clock.mode = 'synchronous'
+  config.devices = ml_collections.ConfigDict(dict(a=dict(clients=5)))
+  assert with_seed(config, 3, {}).clock.seed == 3

@@ -5,7 +5,7 @@ import ml_collections
 from tests.experiment.tiny_runs import tiny_config
 
 # The drivers differ in how they store states and run rounds.
-DRIVERS = ('synchronous', 'host', 'dispatch', 'async', 'sequential')
+DRIVERS = ('synchronous', 'host', 'dispatch', 'async', 'sequential', 'tiers')
 
 
 def get_config(arg='synchronous'):
