@@ -133,7 +133,9 @@ def test_equal_models_that_do_not_learn_agree(name, clock):
   before, after, reports = run(name, clock)
   assert int(after.round_num) == 3
   old, new = models(name, before), models(name, after)
-  jax.tree.map(np.testing.assert_array_equal, new, old)
+  # Up to rounding, since a server may average models instead of changes.
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+  jax.tree.map(close, new, old)
   jax.tree.map(np.testing.assert_array_equal, new[1:], [new[0]] * (NUM - 1))
   metrics = {
       key: np.stack([report['tiny1'].metrics[key] for report in reports])
