@@ -49,11 +49,13 @@ class Flight(NamedTuple):
 
   Attributes:
     sent: The last downlink of each client.
+    round_num: int32, the round of that downlink.
     result: The result of its training, see `make_training`; its upload may
       still be pending.
   """
 
   sent: Any
+  round_num: jax.Array
   result: Any
 
 
@@ -95,11 +97,13 @@ def init_async_state(
   def one(group: Group, server, clients, data):
     """The `Flight` of one client."""
     client_id = jnp.int32(group.client_ids[0])
-    down, up = visit_pair(jax.random.key(0), jnp.int32(0), client_id)
+    zero = jnp.int32(0)
+    down, up = visit_pair(jax.random.key(0), zero, client_id, zero)
     sent = algorithm.downlink(server, group, down)
     client = jax.tree.map(lambda leaf: leaf[0], clients)
     train = make_training(algorithm, group)
-    return Flight(sent, train(client, sent, data.client(client_id), up))
+    result = train(client, sent, data.client(client_id), up)
+    return Flight(sent, up.round_num, result)
 
   flight = {}
   for group in federation.groups:
@@ -124,9 +128,9 @@ def make_async_round(
 ) -> Callable[..., tuple[AsyncState, RoundReport]]:
   """Builds the function that runs one asynchronous round.
 
-  In a client's `Visit`, `round_num` counts its own visits, and the key is
-  derived from that number and the client's id. `Received` has one slot for each
-  group, which is padding in all groups but the sender's.
+  In a client's `Visit`, `round_num` is the round of its download; the key is
+  derived from the number of its earlier visits and its id. `Received` has one
+  slot for each group, which is padding in all groups but the sender's.
 
   Args:
     algorithm: The algorithm.
@@ -162,7 +166,7 @@ def make_async_round(
     def one_upload(state, i):
       flight = {
           name: download(
-              state.server, state.flight[name], events.downloads[name], i, key
+              state, state.flight[name], events.downloads[name], i, key
           )
           for name, download in downloads.items()
       }
@@ -210,15 +214,18 @@ def _make_download(
   """Builds the function that runs a group's downloads before an upload."""
   ids, num_clients = jnp.asarray(group.client_ids), federation.num_clients
 
-  def download(server, flight: Flight, turns, i, key) -> Flight:
-    def one(j, sent):
-      row = turns.row[j]
-      turn = turns.visit[j] * num_clients + ids[row]
-      down, _ = visit_pair(key, turns.visit[j], ids[row], turn)
-      return put_row(sent, row, algorithm.downlink(server, group, down))
+  def download(state: AsyncState, flight: Flight, turns, i, key) -> Flight:
+    def one(j, stored):
+      row, visit = turns.row[j], turns.visit[j]
+      turn = visit * num_clients + ids[row]
+      down, _ = visit_pair(key, state.round_num, ids[row], turn, visit)
+      sent = algorithm.downlink(state.server, group, down)
+      return put_row(stored, row, (sent, down.round_num))
 
     bounds = turns.bounds[i], turns.bounds[i + 1]
-    return flight._replace(sent=jax.lax.fori_loop(*bounds, one, flight.sent))
+    stored = flight.sent, flight.round_num
+    sent, round_num = jax.lax.fori_loop(*bounds, one, stored)
+    return flight._replace(sent=sent, round_num=round_num)
 
   return download
 
@@ -237,9 +244,9 @@ def _make_wave(
   def one(shared, turn):
     clients, sent, data, key = shared
     row, visit = turn
-    client, sent = take_row((clients, sent), row)
+    client, (sent, round_num) = take_row((clients, sent), row)
     turn = visit * num_clients + ids[row]
-    _, up = visit_pair(key, visit, ids[row], turn)
+    _, up = visit_pair(key, round_num, ids[row], turn, visit)
     return (), train(client, sent, data.client(ids[row]), up)
 
   def load(shared, turns):
@@ -254,7 +261,8 @@ def _make_wave(
         for a in (turns.row, turns.visit)
     )
     num = end - begin
-    _, result = mapped((clients, flight.sent, data, key), args, num)
+    sent = flight.sent, flight.round_num
+    _, result = mapped((clients, sent, data, key), args, num)
     return flight._replace(
         result=put_rows(flight.result, args[0], num, result)
     )

@@ -240,8 +240,10 @@ class Visit(NamedTuple):
 
   Attributes:
     client_id: [] int32, global.
-    round_num: [] int32, from 0.
-    key: A random key that depends only on (seed, round, client id).
+    round_num: [] int32, from 0; in asynchronous runs, the round in which the
+      client downloads.
+    key: A random key that depends only on (seed, round, client id), in
+      asynchronous runs on (seed, number of the client's earlier visits, id).
     turn: [] int32, number of earlier visits in the run. Visits of a round are
       ordered by client id; asynchronous visits are numbered as if every client
       took part in every round.

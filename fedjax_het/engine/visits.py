@@ -29,14 +29,26 @@ def round_key(key, round_num):
   return jax.random.fold_in(key, round_num)
 
 
-def client_key(key, round_num, client_id):
+def client_key(key, number, client_id):
   """A client's key, derived from its id and not from its slot in a cohort."""
-  return jax.random.fold_in(round_key(key, round_num), client_id)
+  return jax.random.fold_in(round_key(key, number), client_id)
 
 
-def visit_pair(key, round_num, client_id, turn=0) -> tuple[Visit, Visit]:
-  """The `Visit` for a client's downlink, and the one for its training."""
-  keys = jax.random.split(client_key(key, round_num, client_id))
+def visit_pair(
+    key, round_num, client_id, turn=0, number=None
+) -> tuple[Visit, Visit]:
+  """The `Visit` for a client's downlink, and the one for its training.
+
+  Args:
+    key: The run's key for clients.
+    round_num: [] int32, the round.
+    client_id: [] int32.
+    turn: See `Visit`.
+    number: [] int32, which tells the client's visits apart and enters the key;
+      None for the round.
+  """
+  number = round_num if number is None else number
+  keys = jax.random.split(client_key(key, number, client_id))
   return (
       Visit(client_id, round_num, keys[0], turn),
       Visit(client_id, round_num, keys[1], turn),

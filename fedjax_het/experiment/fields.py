@@ -83,8 +83,8 @@ LOCAL = dict(
     keep_optimizer=Field(False, bool),
 )
 # Synchronous or asynchronous rounds. Times are virtual: they follow from
-# `devices`. In asynchronous rounds a client's learning rate depends on the
-# number of its own visits.
+# `devices`. In asynchronous rounds a client's learning rate is that of the round
+# in which it downloads.
 CLOCK = dict(
     # 'synchronous' rounds; 'async', every client at its own pace;
     # 'sequential', one client after another; or 'tiers', every group at its own

@@ -241,16 +241,18 @@ def test_resume_is_exact(federation, data, stale, reference):
 
 
 def probe(num_uploads, broken=-1):
-  """An algorithm without training, whose server logs the uploads.
+  """An algorithm without training for four clients; its server logs uploads.
 
   A client counts its visits. Client `broken` uploads NaN in its visit 1.
   """
 
   def client_update(group, client, sent, data, visit):
-    wrong = (visit.client_id == broken) & (visit.round_num == 1)
+    number = visit.turn // 4
+    wrong = (visit.client_id == broken) & (number == 1)
     kept = dict(
         version=sent,
-        visit=visit.round_num,
+        visit=number,
+        round_num=visit.round_num,
         before=client,
         value=jnp.where(wrong, jnp.nan, 1.0),
     )
@@ -267,12 +269,15 @@ def probe(num_uploads, broken=-1):
         *(r.kept for r in received.values()),
     )
     stale = jnp.stack([r.staleness[0] for r in received.values()])[i]
-    row = (ids[i], stale, now - kept['version'], kept['visit'], kept['before'])
     total = sum(r.summed for r in received.values())
-    return (log.at[now].set(jnp.stack([*row, total])), now + 1), {}
+    row = (
+        ids[i], stale, now - kept['version'], kept['visit'], kept['before'],
+        total, kept['round_num'],
+    )  # fmt: skip
+    return (log.at[now].set(jnp.stack(row)), now + 1), {}
 
   return FederatedAlgorithm(
-      init=lambda key: (jnp.zeros((num_uploads, 6), jnp.int32), jnp.int32(0)),
+      init=lambda key: (jnp.zeros((num_uploads, 7), jnp.int32), jnp.int32(0)),
       init_client=lambda group, client_id, key: jnp.int32(0),
       downlink=lambda server, group, visit: server[1],
       client_update=client_update,
@@ -296,6 +301,9 @@ def test_the_server_is_given_what_the_plan_says(federation, data):
   np.testing.assert_array_equal(log[:, 2], schedule.staleness)
   np.testing.assert_array_equal(log[:, 3], schedule.visit)
   assert np.all(log[:, 5] == 1)  # The sums of all groups hold one upload.
+  # A visit's round is that of its download, not that of its upload.
+  np.testing.assert_array_equal(log[:, 6], schedule.version // 4)
+  assert np.any(log[:, 6] < np.arange(40) // 4)
   # A client's state counts its visits that arrived, not the lost ones.
   for k in range(4):
     mine = log[schedule.client == k]

@@ -25,20 +25,23 @@ SIZES = (6, 6, 6, 6)
 
 
 def note(visit):
-  """[2] uint32: a draw from the key, and the turn."""
-  return jnp.stack([jax.random.bits(visit.key), jnp.uint32(visit.turn)])
+  """[3] uint32: a draw from the key, the turn, and the round."""
+  numbers = jax.random.bits(visit.key), visit.turn, visit.round_num
+  return jnp.stack([jnp.uint32(number) for number in numbers])
 
 
-def diary(num_visits, num_updates) -> FederatedAlgorithm:
+def diary(
+    num_visits, num_updates, number=lambda visit: visit.round_num
+) -> FederatedAlgorithm:
   """An algorithm without training, in which everyone logs keys and turns.
 
-  A client's state has a row for each visit: the notes of its downlink and of
-  its training.
+  A client's state has a row for each visit, in the place `number(visit)`: the
+  notes of its downlink and of its training.
   """
 
   def client_update(group, client, sent, data, visit):
     row = jnp.concatenate([sent, note(visit)])
-    return client.at[visit.round_num].set(row), Uplink(jnp.int32(1)), {}
+    return client.at[number(visit)].set(row), Uplink(jnp.int32(1)), {}
 
   def server_update(server, received, turn):
     now, drawn, ends = server
@@ -53,7 +56,7 @@ def diary(num_visits, num_updates) -> FederatedAlgorithm:
           jnp.zeros(num_updates, bool),
       ),
       init_client=lambda group, client_id, key: jnp.zeros(
-          (num_visits, 4), jnp.uint32
+          (num_visits, 6), jnp.uint32
       ),
       downlink=lambda server, group, visit: note(visit),
       client_update=client_update,
@@ -64,9 +67,9 @@ def diary(num_visits, num_updates) -> FederatedAlgorithm:
 
 
 @jax.jit
-def row_of(round_num, client_id, turn):
+def row_of(round_num, client_id, turn, number=None):
   """The row of a client's state that one visit should write."""
-  pair = visit_pair(KEY, round_num, client_id, turn)
+  pair = visit_pair(KEY, round_num, client_id, turn, number)
   return jnp.concatenate([*map(note, pair)])
 
 
@@ -88,7 +91,7 @@ def server_draws(num_updates, num_clients):
 def test_no_two_keys_are_equal():
   """Those of three clients and a server in three rounds."""
   visits = [row_of(r, k, 0) for r, k in itertools.product(range(3), range(3))]
-  drawn = [*np.stack(visits)[:, [0, 2]].ravel(), *server_draws(3, 3)]
+  drawn = [*np.stack(visits)[:, [0, 3]].ravel(), *server_draws(3, 3)]
   assert len(set(map(int, drawn))) == 9 * 2 + 3
 
 
@@ -104,8 +107,8 @@ def test_keys_and_turns_of_synchronous_rounds():
   state, _ = warm_up(state, data, KEY)
   want = by_client(federation, state.clients)
   # The warm-up draws from keys that no round has.
-  warm = [row[0, [0, 2]] for row in want.values()]
-  known = [row_of(r, k, 0)[jnp.array([0, 2])] for r in range(3) for k in want]
+  warm = [row[0, [0, 3]] for row in want.values()]
+  known = [row_of(r, k, 0)[jnp.array([0, 3])] for r in range(3) for k in want]
   assert len(np.unique(np.stack([*warm, *known]))) == 2 * (4 + 3 * 4)
   for r in range(3):
     state, _ = run_round(state, data, KEY, SAMPLING)
@@ -124,11 +127,14 @@ def test_keys_and_turns_of_asynchronous_rounds():
   federation = tiny_federation((1, 2), norm=False)
   schedule = plan(make_fleet(SPEEDS), 8)
   events = make_events(federation, schedule, 4)
-  state, _ = run(diary(8, 8), federation, tiny_data(SIZES), events)
+  algorithm = diary(8, 8, number=lambda visit: visit.turn // 4)
+  state, _ = run(algorithm, federation, tiny_data(SIZES), events)
   for k, got in by_client(federation, state.clients).items():
     want = np.zeros_like(got)
-    for visit in schedule.visit[schedule.client == k].tolist():
-      want[visit] = row_of(visit, k, 4 * visit + k)
+    mine = schedule.client == k
+    for visit, version in zip(schedule.visit[mine], schedule.version[mine]):
+      # The round of the download; the key depends on the client's own visits.
+      want[visit] = row_of(version // 4, k, 4 * visit + k, visit)
     np.testing.assert_array_equal(got, want)
   _, drawn, ends = state.server
   np.testing.assert_array_equal(drawn, server_draws(8, 4))
