@@ -83,7 +83,7 @@ LOCAL = dict(
     keep_optimizer=Field(False, bool),
 )
 # Synchronous or asynchronous rounds. Times are virtual: they follow from
-# `devices`. In asynchronous rounds a client's learning rate is that of the round
+# `devices`. In asynchronous rounds a client has the learning rate of the round
 # in which it downloads.
 CLOCK = dict(
     # 'synchronous' rounds; 'async', every client at its own pace;
