@@ -49,8 +49,13 @@ def main() -> None:
   if name not in COMMANDS:
     from fedjax_het.names import suggest
 
-    wrong = f'Unknown command {name!r}' if name else 'No command'
-    print(f'Error: {wrong}{suggest(name, COMMANDS)}', file=sys.stderr)
+    if name:
+      print(
+          f'Error: Unknown command {name!r}{suggest(name, COMMANDS)}',
+          file=sys.stderr,
+      )
+    else:
+      print(f'Error: No command.\n\n{usage()}', file=sys.stderr)
     sys.exit(2)
   try:
     program = importlib.import_module(

@@ -115,7 +115,8 @@ NOTES = {
         'FedGKT',
         'one epoch, batch 256, Adam 1e-3 with weight decay 1e-4, the server '
         'does not distil (its amsgrad, its plateau schedule and, on CIFAR-10, '
-        'its crops, flips and cut-outs are left out)',
+        'its crops, flips and cut-outs are left out); clients train their '
+        'whole models, A to E',
     ),
     'FedGKT-clients': "the clients' own nets of FedGKT-server.",
     'FedGKT-server (as FedIN)': (

@@ -104,12 +104,14 @@ def widths_of(
     The widths, exact, in the order of `widths`.
 
   Raises:
-    ValueError: If a width cannot be read, a group's is missing, or one is
-      larger than all of the groups'.
+    ValueError: If a width cannot be read or is there twice, a group's is
+      missing, or one is larger than all of the groups'.
   """
   if not widths:
     return list(largest.values())
   found = [share(f'widths[{i}]', width) for i, width in enumerate(widths)]
+  if len(set(found)) < len(found):
+    raise ValueError(f'widths must differ, got {tuple(widths)}.')
   for name, rate in largest.items():
     if rate not in found:
       raise ValueError(

@@ -142,7 +142,8 @@ def draw_until(draw, min_size, max_tries, num_examples, num_clients, what):
   raise ValueError(
       f'{what} over {num_clients} clients: no draw of {max_tries} gave every '
       f'client min_size={min_size} of the {num_examples} examples (best: '
-      f'{best}); raise alpha, or lower min_size or num_clients.'
+      f'{best}); raise alpha, or lower min_size or the number of '
+      'clients.'
   )
 
 

@@ -115,7 +115,8 @@ def _check_data_dir(name: str, data_dir) -> pathlib.Path:
         f'{name} needs data_dir, a folder that holds {" ".join(source.files)}'
         f' in {source.folders[0]}/ (from {source.url}) or what'
         f' `fedjax-het prepare-data --dataset={name} --data_dir=DIR` made'
-        ' of them; nothing is downloaded.'
+        ' of them; --download lets it fetch them. Then set'
+        ' --config.data_dir=DIR.'
     )
   data_dir = pathlib.Path(data_dir).expanduser()
   if not data_dir.is_dir():
@@ -148,7 +149,8 @@ def _find_raw(name: str, data_dir) -> pathlib.Path:
   raise FileNotFoundError(
       f'{name}: {" ".join(absent(folder))} not found in {folder}; looked in'
       f' {{{",".join((*source.folders, "."))}}} of {data_dir}. Get the files'
-      f' from {source.url}; nothing is downloaded.'
+      f' from {source.url}, or run `fedjax-het prepare-data --download'
+      f' --dataset={name} --data_dir=DIR`.'
   )
 
 

@@ -63,7 +63,7 @@ class Task(NamedTuple):
     larger_is_better: Whether larger values of the first metric are better.
     percent: Whether the first metric is a share, shown in percent.
     before_loss: `(outputs, labels, mask) -> outputs`, changes the outputs of a
-      minibatch in `loss`, such as a label mask; None for no change.
+      minibatch of training, such as a label mask; None for no change.
   """
 
   name: str
@@ -92,9 +92,22 @@ class Task(NamedTuple):
     Returns:
       A float32 scalar, 0 when no example counts.
     """
+    return masked_mean(self.example_losses(outputs, labels, mask), mask)
+
+  def example_losses(self, outputs, labels, mask=None) -> jax.Array:
+    """The loss of each example of a minibatch of training.
+
+    Args:
+      outputs: [B, ...].
+      labels: [B, ...].
+      mask: [B] bool, examples that count; None for all.
+
+    Returns:
+      [B] float32; those of examples that do not count have no meaning.
+    """
     if self.before_loss is not None:
       outputs = self.before_loss(outputs, labels, mask)
-    return masked_mean(self.losses(outputs, labels), mask)
+    return self.losses(outputs, labels)
 
 
 def masked_mean(values, mask=None):

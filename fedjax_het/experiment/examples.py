@@ -219,7 +219,8 @@ def assign(config, labels, num_clients: int):
   if len(private) < num_clients:
     raise ValueError(
         f'public_size={config.public_size} leaves {len(private)} of '
-        f'{len(labels)} training examples to {num_clients} clients.'
+        f'{len(labels)} training examples to {num_clients} clients; set a '
+        'smaller one.'
     )
   with naming('partition'):
     parts = assign(labels[private])

@@ -106,8 +106,9 @@ def _check_shape(name: str, shape: tuple[int, ...]) -> None:
     wanted = '(height, width, channels), three positive integers'
   positive = all(is_integer(n) and n > 0 for n in shape)
   if not positive or (of_images and len(shape) != 3):
+    hint = '; tables need dense nets, such as mlp' if len(shape) == 1 else ''
     raise ValueError(
-        f'input_shape of model {name!r} must be {wanted}, got {shape}.'
+        f'input_shape of model {name!r} must be {wanted}, got {shape}{hint}.'
     )
 
 

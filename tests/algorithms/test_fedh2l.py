@@ -169,6 +169,22 @@ def test_a_model_that_teaches_itself_has_no_kl_divergence():
   np.testing.assert_allclose(loss, want, rtol=1e-5)
 
 
+def test_the_loss_on_seeds_has_the_tasks_change_of_outputs():
+  model = tiny_model(1, norm=False)
+  task = CLASSIFICATION._replace(
+      before_loss=lambda z, y, mask: jnp.where(mask[:, None], 0.0, z)
+  )
+  y = jnp.array([[0, 1], [2, EMPTY]])
+  sent = make_sent(
+      jnp.zeros((2, 4, NUM_CLASSES)), jnp.zeros((2, 4), bool), y
+  )
+  weight = jnp.array([0.5, 0.5, 1, 0])
+  loss, _ = seed_loss(model, task, sent, 1.0)(
+      model.init(jax.random.key(0)), jnp.arange(4), weight, jax.random.key(0)
+  )
+  np.testing.assert_allclose(loss, np.log(NUM_CLASSES), rtol=1e-6)
+
+
 def test_slots_without_a_seed_do_not_enter_a_norm():
   """With norms that take the statistics of a test batch."""
   model = create('mlp', SHAPE, NUM_CLASSES, hidden=4, norm='batch_only')

@@ -174,12 +174,14 @@ SQUARES = Task(
 )
 
 
-def line_loss(x_hat, real_x, real_y, mask, tau=1.0, y_hat=1):
+def line_loss(
+    x_hat, real_x, real_y, mask, tau=1.0, y_hat=1, task=SQUARES
+):
   """The outer loss of one learned example of the line, with eta_in 0.5."""
   start = Variables(
       {'stem': {}, 'middle': {}, 'head': {'w': jnp.float32(0)}}, {}
   )
-  fn = outer_loss(LINE, SQUARES, Setting(0.5, 1.0, tau), start)
+  fn = outer_loss(LINE, task, Setting(0.5, 1.0, tau), start)
   batch = Batch(
       jnp.reshape(jnp.array(real_x, jnp.float32), (-1, 1, 1, 1)),
       jnp.array(real_y), jnp.array(mask), None,
@@ -202,6 +204,13 @@ def test_the_gradient_goes_through_the_inner_step():
       [0.125, -0.25, 0.125, 0.5],
       rtol=1e-6,
   )
+
+
+def test_both_losses_have_the_tasks_change_of_outputs():
+  """Doubled outputs: w' = 1, and the real example has the output 2."""
+  task = SQUARES._replace(before_loss=lambda out, y, mask: 2 * out)
+  loss, _ = line_loss(jnp.float32(1), [1.0], [1], [True], task=task)
+  np.testing.assert_allclose(loss, 0.5, rtol=1e-6)
 
 
 def test_weights_are_constant_and_padding_does_not_count():

@@ -376,6 +376,7 @@ def test_weights_are_the_number_of_examples_or_one_and_0_without_a_step():
         (('1',), dict(p_rest=1.1), 'p_rest must be .* at most 1'),
         (('1',), dict(weights='size'), 'weights'),
         (('1', '1/2'), dict(widths=('1',)), r'groups\.g1\.rate=1/2 must be'),
+        (('1',), dict(widths=('1', '1.0')), r'^widths must differ, got'),
         (('1',), dict(width_weights=(1.0,)), r'one number for each of widths'),
         (
             ('1',),

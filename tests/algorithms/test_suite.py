@@ -15,6 +15,7 @@ from fedjax_het.engine import rounds
 from fedjax_het.engine.client_flops import visit_flops
 from fedjax_het.engine.mapping import Backend
 from fedjax_het.engine.needs import needs_of
+from fedjax_het.engine.task import CLASSIFICATION
 from fedjax_het.engine.types import Visit
 from tests.algorithms.suite import NUM_PUBLIC, cases, make, needed_federation
 from tests.tiny import tiny_data, tiny_local
@@ -107,6 +108,25 @@ def assert_close(got, want, **kwargs):
 
 def _describe(tree):
   return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+def test_a_change_of_outputs_is_given_the_mask_of_its_batch(name):
+  shapes = set()
+
+  def before_loss(outputs, labels, mask):
+    shapes.add((outputs.shape[:1], labels.shape, mask.shape))
+    return outputs
+
+  task = CLASSIFICATION._replace(before_loss=before_loss)
+  local = tiny_local(optax.sgd, 0.1, task=task)
+  federation = needed_federation(name, local=local)
+  run_round = rounds.make_round(
+      *make(name, federation), cohort_size=COHORT, backend='map'
+  )
+  state = first_state(name)
+  jax.eval_shape(run_round, state, public_data(), *KEYS)
+  assert shapes
+  assert all(len(set(examples)) == 1 for examples in shapes)
 
 
 def test_a_round_keeps_structure_shapes_and_dtypes(name):

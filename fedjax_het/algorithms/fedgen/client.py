@@ -82,7 +82,7 @@ def client_loss(
     if a_t is not None:
       # + a_t B_g/B mean CE(H_k(G(y~)), y~).
       labels = draw_labels(keys[0], sent.known, num)
-      extra = task.loss(generated(keys[1], labels), labels)
+      extra = jnp.mean(task.losses(generated(keys[1], labels), labels))
       loss += a_t * (num / len(batch.y)) * extra
       metrics['generated_loss'] = extra
     if b_t is not None:

@@ -102,7 +102,7 @@ def seed_loss(
     gap = jnp.sum(jnp.where(known, gap, 0.0), axis=0)
     kl = mean(gap / jnp.maximum(jnp.sum(known, axis=0), 1))
     # L_glob = mean over j != i, over S_j, of CE + lambda KL.
-    ce = mean(task.losses(z, y[index]))
+    ce = mean(task.example_losses(z, y[index], weight > 0))
     metrics = dict(seed_loss=ce, distillation_loss=kl)
     return ce + distill_weight * kl, (stats, metrics)
 

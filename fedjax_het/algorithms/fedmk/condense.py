@@ -81,8 +81,8 @@ def outer_loss(
     moved = jax.tree.map(
         lambda w, g: w - setting.inner_lr * g, start.params, grads
     )
-    losses = task.losses(
-        logits_of(moved, batch.x, batch.mask, keys[1]), batch.y
+    losses = task.example_losses(
+        logits_of(moved, batch.x, batch.mask, keys[1]), batch.y, batch.mask
     )
     # mean_i phi_i CE(x_i, y_i; w').
     phi = dynamic_weights(losses, batch.mask, setting.tau)
