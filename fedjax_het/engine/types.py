@@ -377,8 +377,9 @@ class FederatedAlgorithm(NamedTuple):
       many examples send, for the clock. None for 1, 1.
     trained_models: `(group) -> (model, ...)`: the models that a client of the
       group trains, and of nets within one another the widest; its parameters
-      and its work are taken as their sums. By default `group.model`; a method whose clients train a
-      part of it, or further models, says which, for reports and estimates.
+      and its work are taken as their sums. By default `group.model`; a method
+      whose clients train a part of it, or further models, says which, for
+      reports and estimates.
     facts: `() -> {name: value}`, JSON values about the run that the report
       shows, computed before the first round; it may compile programs. None for
       none.
