@@ -1,5 +1,7 @@
 """FCCL: cross-correlation of logits on a public set without labels."""
 
+import ml_collections
+
 from fedjax_het.configs import common, fedmd
 
 
@@ -10,7 +12,17 @@ def _benchmark(config):
   are left out. On Office-Home it has 10 epochs.
   """
   config.num_rounds = 40
+  # The rate of round r >= 1 is 1 - 0.9 (r - 1) / 40 of the first.
+  config.local.schedule = 'linear_schedule'
+  config.local.schedule_args = ml_collections.ConfigDict(
+      dict(
+          end_value=0.1 * config.local.learning_rate,
+          transition_steps=config.num_rounds,
+          transition_begin=1,
+      )
+  )
   config.local.epochs = 20
+  config.local.steps = None
   config.local.batch_size = 128
   config.algorithm.public_batch_size = 256
   config.algorithm.pretrain_epochs = 50
