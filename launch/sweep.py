@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> None:
       overrides['data_dir'] = str(expanded(options.data_dir, '--data_dir'))
     folders = [_existing(name) for name in options.reuse]
     if options.dry_run:
-      print('A local step of each setting is timed ...', file=sys.stderr)
+      announce('A local step of each setting is timed ...')
       for text in sweep_preview.lines(
           part, out, workdirs, overrides=overrides, reuse=folders
       ):

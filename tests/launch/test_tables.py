@@ -123,7 +123,8 @@ def test_a_dry_run_lists_cells_and_writes_nothing(tmp_path):
   part = '--table=digits', '--rows=fedavg,fedin', '--seeds=1'
   done = fork('sweep', *part, '--dry_run', cwd=tmp_path)
   assert done.returncode == 0, done.stderr
-  head, rule, *cells, blank, total, last = done.stdout.splitlines()
+  first, head, rule, *cells, blank, total, last = done.stdout.splitlines()
+  assert first == 'A local step of each setting is timed ...'
   assert head.split()[:2] == ['cell', 'state'] and not rule.strip('- ')
   assert [line.split()[0] for line in cells] == ['fedavg,', 'fedin,']
   assert all(' not begun ' in line for line in cells) and not blank
@@ -135,7 +136,7 @@ def test_a_dry_run_lists_cells_of_a_data_set_that_is_absent(tmp_path):
   part = '--table=fedhe_width', '--rows=Private', '--cols=width_1_8,width_1_4'
   done = fork('sweep', *part, '--dry_run', cwd=tmp_path)
   assert refused(done).startswith('cifar10 needs data_dir, a folder that holds')
-  _, _, *cells, blank, total, last = done.stdout.splitlines()
+  _, _, _, *cells, blank, total, last = done.stdout.splitlines()
   assert [line.split()[2:] for line in cells] == [
       [f'1/{width},', 'seed', '0', 'not', 'begun', '500', '-']
       for width in (8, 4)
